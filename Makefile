@@ -1,0 +1,34 @@
+# Two commands matter: `make serve` starts the server, `make test` passes the tests.
+PYTHON ?= python3
+MODEL ?= tiny-chat
+BIN := .venv/bin
+
+.PHONY: serve test lint format clean
+
+serve: .venv/serve.stamp
+	$(BIN)/wavefill serve $(MODEL) $(ARGS)
+
+test: lint
+	$(BIN)/pytest
+
+lint: .venv/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/test.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist
+
+.venv/serve.stamp: pyproject.toml
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e .
+	touch $@
+
+.venv/test.stamp: .venv/serve.stamp
+	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@

@@ -1,0 +1,152 @@
+"""What crosses the boundary between an API process and the engine process.
+
+    API process  --  Request, Abort            -->  engine
+    engine       --  Progress, Ready, StepOutput -->  API process
+    launcher     --  EngineDown                -->  API process
+
+Every message is a msgspec Struct, encoded as a MessagePack array.  Times are `time.monotonic()`
+seconds, which all processes of one host share.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(Struct, frozen=True, array_like=True):
+    """How to choose the tokens of one sequence.  The server has validated every range.
+
+    `stop_ids` are the token ids that end the sequence (the model's end-of-sequence ids included,
+    unless the caller asked to ignore them); the id that ended it is the last one delivered.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # None: the engine draws one
+    min_tokens: int = 0  # stop_ids are masked before this many tokens
+    stop_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # number of alternatives to report, 0 for the chosen token alone
+    prompt_logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+class Request(Struct, frozen=True, array_like=True, tag="request"):
+    """One prompt that asks for one completion (`n` completions are `n` requests)."""
+
+    id: int  # unique among all API processes of a server
+    client: int  # index of the API process that gets the outputs
+    tokens: list[int]
+    params: SamplingParams
+    priority: int = 0  # lower runs first
+    salt: bytes = b""  # prefixes are shared only between requests of the same salt
+    arrived: float = 0.0
+
+
+class Abort(Struct, frozen=True, array_like=True, tag="abort"):
+    """The caller of request `id` has gone; answered by an Output with finish="abort"."""
+
+    id: int
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """Natural log-probability of one token, and the most likely alternatives at its place."""
+
+    logprob: float
+    rank: int  # 1 for the most likely token
+    top: list[tuple[int, float]]  # (token id, logprob), most likely first
+
+
+class Output(Struct, frozen=True, array_like=True):
+    """New tokens of one request.  The one with `finish` set is its last."""
+
+    id: int
+    tokens: list[int]
+    finish: FinishReason | None = None
+    stop_id: int | None = None  # the token id that ended it, when finish is "stop"
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # in the first Output only
+    cached: int = 0  # prompt tokens found in the prefix cache; in the first Output only
+    started: float = 0.0  # when the request was first scheduled; in the first Output only
+    error: str | None = None  # with finish="error"
+
+
+class Stats(Struct, frozen=True, array_like=True):
+    """Gauges of this moment and counters since the engine started."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_used: int = 0  # referenced by a running sequence
+    pages_total: int = 0
+    steps: int = 0
+    step_tokens: int = 0  # tokens in the last step
+    step_seconds: float = 0.0  # duration of the last step
+    prompt_tokens: int = 0  # computed or cached, counted when scheduled first
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+
+class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
+    """Everything one step made for one API process; also sent once a second as a sign of life."""
+
+    outputs: list[Output]
+    stats: Stats
+
+
+class Progress(Struct, frozen=True, array_like=True, tag="progress"):
+    """What the engine is doing before it is ready."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(Struct, frozen=True, array_like=True, tag="ready"):
+    """The engine accepts requests.  A second Ready means that it was restarted."""
+
+    epoch: int
+    model_type: str
+    device: str
+    dtype: str
+    attention: str
+    vocab_size: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.page_size * self.num_pages
+
+
+class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
+    """The engine process ended; the requests it held are lost.  Sent by the launcher."""
+
+    reason: str
+
+
+ToEngine = Request | Abort
+FromEngine = StepOutput | Progress | Ready | EngineDown
