@@ -1,0 +1,129 @@
+"""What a server does when its callers leave, when it is told to stop, and when a process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+from openai import APIError
+from server_process import Server
+
+Start = Callable[..., Server]
+ENDLESS = {"model": "tiny-chat", "prompt": "once upon", "max_tokens": 1500, "ignore_eos": True}
+
+
+def idle(server: Server) -> bool:
+    return (
+        server.metric("wavefill_requests_running")
+        == 0
+        == server.metric("wavefill_kv_cache_usage_ratio")
+    )
+
+
+def children(server: Server) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def engine_of(server: Server) -> psutil.Process:
+    return next(child for child in children(server) if "runtime.process" in child.cmdline())
+
+
+def test_a_dropped_stream_frees_its_pages(server: Server):
+    before = server.metric("wavefill_generation_tokens_total")
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json={**ENDLESS, "stream": True}
+    ) as response:
+        next(response.iter_lines())
+    server.wait_until(lambda: idle(server), 5)
+    assert server.metric("wavefill_generation_tokens_total") - before < ENDLESS["max_tokens"] / 2
+
+
+def test_a_dropped_plain_request_frees_its_pages(server: Server):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=ENDLESS, timeout=0.5)
+    server.wait_until(lambda: idle(server), 5)
+
+
+def test_more_requests_than_slots_all_end(server: Server):
+    results: list[int] = []
+
+    def one(index: int) -> None:
+        body = {**ENDLESS, "prompt": f"story {index}", "max_tokens": 20}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+        results.append(answer.json()["usage"]["completion_tokens"])
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [20] * 100
+    assert idle(server)
+
+
+def test_an_idle_server_uses_no_processor_time(server: Server):
+    server.wait_until(lambda: idle(server))
+    time.sleep(0.5)
+
+    def used() -> float:
+        processes = [psutil.Process(server.process.pid), *children(server)]
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    before = used()
+    time.sleep(3)
+    assert used() - before < 0.15
+
+
+def test_sigterm_lets_a_stream_finish_and_exits_with_0(own_server: Start):
+    server = own_server()
+    stream = server.client().completions.create(
+        model="tiny-chat",
+        prompt="once upon",
+        max_tokens=150,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    next(stream)
+    server.process.send_signal(signal.SIGTERM)
+    usage = None
+    for chunk in stream:
+        usage = chunk.usage or usage
+    assert usage is not None and usage.completion_tokens == 150
+    assert server.process.wait(20) == 0
+
+
+def test_a_killed_engine_ends_its_streams_and_is_replaced(own_server: Start):
+    server = own_server()
+    stream = server.client().completions.create(
+        model="tiny-chat",
+        prompt="once upon",
+        max_tokens=1500,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(stream)
+    engine_of(server).kill()
+    with pytest.raises(APIError):
+        for _ in stream:
+            pass
+    server.wait_until(lambda: not server.ready(), 5)
+    server.wait_until(server.ready, 30)
+    answer = server.client().completions.create(model="tiny-chat", prompt="hi", max_tokens=3)
+    assert answer.usage and answer.usage.completion_tokens > 0
+
+
+def test_no_child_outlives_a_killed_launcher(own_server: Start):
+    server = own_server()
+    family = children(server)
+    assert len(family) >= 2
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait(5)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
