@@ -146,6 +146,7 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
     """The engine process ended; the requests it held are lost.  Sent by the launcher."""
 
     reason: str
+    epoch: int | None = None  # of the engine that ended: a newer one may have said Ready already
 
 
 ToEngine = Request | Abort

@@ -1,0 +1,119 @@
+"""One-way typed channels between the processes of one server: the only file that knows ZMQ.
+
+A `Receiver` binds its address and takes from any number of `Sender`s.  Messages travel as
+MessagePack over Unix sockets.  Queues have no length limit, so that no side ever waits for the
+other; what bounds them is the protocol: requests are counted at the edge, and outputs are merged
+by the mailbox of their request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import msgspec
+import zmq
+
+T = TypeVar("T")
+
+BURST = 64  # messages handled before the event loop gets its turn
+
+
+def _open(kind: int) -> zmq.Socket[bytes]:
+    context = cast("zmq.Context[zmq.Socket[bytes]]", zmq.Context.instance())
+    socket = context.socket(kind)
+    socket.set(zmq.LINGER, 0)  # closing drops what was not sent: its reader has gone
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.RCVHWM, 0)
+    return socket
+
+
+class Sender(Generic[T]):
+    """The end that writes.  The reader may come later: messages wait for it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._encoder = msgspec.msgpack.Encoder()
+        self._socket = self._connect()
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        socket = _open(zmq.PUSH)
+        # A new reader at the same address should hear from us soon after it starts.
+        socket.set(zmq.RECONNECT_IVL, 10)
+        socket.set(zmq.RECONNECT_IVL_MAX, 200)
+        socket.connect(self.address)
+        return socket
+
+    def send(self, message: T) -> None:
+        """Queue a message; never blocks."""
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def reopen(self) -> None:
+        """Forget every message that was not sent, for a reader that was restarted."""
+        self._socket.close()
+        self._socket = self._connect()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Receiver(Generic[T]):
+    """The end that reads, for a thread that may wait."""
+
+    def __init__(self, address: str, decoder: msgspec.msgpack.Decoder[T]) -> None:
+        self._decoder = decoder
+        self._socket = _open(zmq.PULL)
+        self._socket.bind(address)
+
+    def receive(self, timeout_seconds: float = 0.0) -> list[T]:
+        """All messages that have arrived; waits up to the time-out for a first one."""
+        messages: list[T] = []
+        if timeout_seconds > 0 and not self._socket.poll(int(timeout_seconds * 1000)):
+            return messages
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _next(self) -> T | None:
+        try:
+            return self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class AsyncReceiver(Generic[T]):
+    """The end that reads, for an event loop: calls `handle` with each message, in order."""
+
+    def __init__(
+        self, address: str, decoder: msgspec.msgpack.Decoder[T], handle: Callable[[T], None]
+    ) -> None:
+        self._decoder = decoder
+        self._handle = handle
+        self._socket = _open(zmq.PULL)
+        self._socket.bind(address)
+        self._loop = asyncio.get_running_loop()
+        self._fd = self._socket.fileno()
+        self._loop.add_reader(self._fd, self._drain)
+        self._soon = self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        # The descriptor signals changes, not a state: read until nothing is left, or come back.
+        for _ in range(BURST):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(self._decoder.decode(frame))
+            if self._socket.closed:
+                return
+        self._soon = self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._soon.cancel()
+            self._socket.close()

@@ -1,0 +1,264 @@
+"""EngineClient: what an API process uses to reach the engine process, and a Mailbox per request.
+
+One message a step arrives and is spread over the mailboxes by a callback.  A mailbox holds at most
+one Output: what arrives while its reader is busy is merged into it, so a slow reader costs its
+own tokens and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from runtime.channel import AsyncReceiver, Sender
+from runtime.messages import (
+    Abort,
+    EngineDown,
+    FromEngine,
+    Output,
+    Progress,
+    Ready,
+    Request,
+    SamplingParams,
+    Stats,
+    StepOutput,
+    ToEngine,
+)
+
+CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
+
+
+def merged(first: Output, then: Output) -> Output:
+    """One Output that says what two in a row said.  Takes over the lists of `first`."""
+    first.tokens.extend(then.tokens)
+    logprobs = first.logprobs
+    if logprobs is None:
+        logprobs = then.logprobs
+    elif then.logprobs is not None:
+        logprobs.extend(then.logprobs)
+    prompt_logprobs = first.prompt_logprobs
+    return Output(
+        id=first.id,
+        tokens=first.tokens,
+        finish=then.finish,
+        stop_id=then.stop_id,
+        logprobs=logprobs,
+        prompt_logprobs=then.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+        cached=first.cached or then.cached,
+        started=first.started or then.started,
+        error=then.error,
+    )
+
+
+class Mailbox:
+    """The outputs of one request, for one reader."""
+
+    __slots__ = ("_output", "_waiter", "aborted", "delivered", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.delivered = False  # the reader has seen an Output: the request cannot start over
+        self.aborted = False
+        self._output: Output | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def id(self) -> int:
+        """Names the request to `EngineClient.abort`; changes if it starts over."""
+        return self.request.id
+
+    @property
+    def arrived(self) -> float:
+        """When the request was submitted, on the monotonic clock."""
+        return self.request.arrived
+
+    async def get(self) -> Output:
+        """Wait for the next Output.  After the one with `finish` set there is none."""
+        while self._output is None:
+            assert self._waiter is None, "a mailbox has one reader"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        output, self._output = self._output, None
+        self.delivered = True
+        return output
+
+    def put(self, output: Output) -> None:
+        self._output = output if self._output is None else merged(self._output, output)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def start_over(self, id: int) -> None:
+        """Forget what the reader has not seen: the request runs again, under a new id."""
+        self.request = msgspec.structs.replace(self.request, id=id)
+        self._output = None
+
+
+class EngineClient:
+    """Submits requests to the engine and hands its outputs out.  Lives on one event loop.
+
+    While the engine loads or restarts, requests wait here and are sent when it is ready.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        address_of_engine: str,
+        own_address: str,
+        *,
+        stall_seconds: float = 30.0,
+    ) -> None:
+        self.index = index
+        self.ready: Ready | None = None
+        self.progress: Progress | None = None
+        self.down: str | None = None
+        self.stats = Stats()
+        self._own_address = own_address
+        self._stall_seconds = stall_seconds
+        self._sender: Sender[ToEngine] = Sender(address_of_engine)
+        self._receiver: AsyncReceiver[FromEngine] | None = None
+        self._open: dict[int, Mailbox] = {}
+        self._next_id = index << CLIENT_BITS
+        self._heard = time.monotonic()
+
+    async def start(self) -> None:
+        """Listen from now on, on the running event loop."""
+        decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._heard = time.monotonic()
+        self._receiver = AsyncReceiver(self._own_address, decoder, self._handle)
+
+    def close(self) -> None:
+        """Stop listening; open requests end with an error."""
+        if self._receiver is not None:
+            self._receiver.close()
+        self._sender.close()
+        for mailbox in self._open.values():
+            mailbox.put(_failed(mailbox.id, "the server is shutting down"))
+        self._open.clear()
+
+    @property
+    def pending(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def unhealthy(self) -> str | None:
+        """Why the engine does not serve, or None.  Still loading for the first time is no fault."""
+        if self.down is not None:
+            return self.down
+        silent = time.monotonic() - self._heard
+        if self.ready is not None and self._open and silent > self._stall_seconds:
+            return (
+                f"the engine has been silent for {silent:.0f} s, requests pending: {self.pending}"
+            )
+        return None
+
+    def submit(
+        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+    ) -> Mailbox:
+        """Queue a request; never blocks."""
+        arrived = time.monotonic()
+        request = Request(self._new_id(), self.index, tokens, params, priority, salt, arrived)
+        mailbox = self._open[request.id] = Mailbox(request)
+        if self.ready is not None:
+            self._sender.send(request)
+        return mailbox
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def abort(self, id: int) -> None:
+        """Give a request up.  Its mailbox gets an Output that says "abort" unless it has ended."""
+        mailbox = self._open.get(id)
+        if mailbox is None or mailbox.aborted:
+            return
+        mailbox.aborted = True
+        if self.ready is not None:
+            self._sender.send(Abort(id))
+        else:
+            self._end(mailbox, Output(id, [], finish="abort"))
+
+    def _end(self, mailbox: Mailbox, output: Output) -> None:
+        del self._open[mailbox.id]
+        mailbox.put(output)
+
+    def _handle(self, message: FromEngine) -> None:
+        self._heard = time.monotonic()
+        match message:
+            case StepOutput():
+                self._deliver(message)
+            case Progress():
+                self.progress = message
+            case Ready():
+                self._begin(message)
+            case EngineDown():
+                known = self.ready.epoch if self.ready is not None else 0
+                if message.epoch is None or message.epoch >= known:
+                    self._engine_died(message.reason)
+
+    def _deliver(self, step: StepOutput) -> None:
+        if self.ready is None:
+            return  # a late word of an engine that died: its requests start over or have ended
+        self.stats = step.stats
+        mailboxes = self._open
+        for output in step.outputs:
+            mailbox = mailboxes.get(output.id)
+            if mailbox is None:
+                continue
+            if output.finish is not None:
+                del mailboxes[output.id]
+            mailbox.put(output)
+
+    def _begin(self, ready: Ready) -> None:
+        if self.ready is not None:
+            if self.ready.epoch == ready.epoch:
+                return
+            # The engine was restarted, and the launcher's word about it was overtaken.
+            self._engine_died("the engine was restarted")
+        self.ready = ready
+        self.down = None
+        self.progress = None
+        for mailbox in self._open.values():
+            self._sender.send(mailbox.request)
+
+    def _engine_died(self, reason: str) -> None:
+        self.ready = None
+        self.progress = None
+        self.down = reason
+        self.stats = Stats()
+        self._sender.reopen()
+        for mailbox in list(self._open.values()):
+            if mailbox.aborted:
+                self._end(mailbox, Output(mailbox.id, [], finish="abort"))
+            elif mailbox.delivered:
+                self._end(mailbox, _failed(mailbox.id, reason))
+            else:
+                # Under its old id, a late output of the engine that died could still find it.
+                del self._open[mailbox.id]
+                mailbox.start_over(self._new_id())
+                self._open[mailbox.id] = mailbox
+
+
+def _failed(id: int, reason: str) -> Output:
+    return Output(id, [], finish="error", error=reason)
+
+
+class ClientNotifier:
+    """How the launcher tells every API process that the engine process ended."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]
+
+    def engine_down(self, reason: str, epoch: int) -> None:
+        """`epoch` is that of the engine that ended."""
+        for sender in self._senders:
+            sender.send(EngineDown(reason, epoch))
+
+    def close(self) -> None:
+        for sender in self._senders:
+            sender.close()
