@@ -1,0 +1,62 @@
+"""The FastAPI application of one API process: routes, middleware and error bodies."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from server import middleware
+from server.errors import INVALID_REQUEST, SERVER_ERROR, RequestError, error_body
+from server.routes import chat, completions, models, ops, tokenize
+from server.sse import ClientGone
+from server.state import ServerState
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
+
+HTTP_ERRORS = {
+    404: ("not_found", "there is no route {method} {path}: see /docs for those there are"),
+    405: ("method_not_allowed", "{path} does not answer to {method}: see /docs"),
+}
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """An application that serves `state`; the caller starts and closes what `state` holds."""
+    app = FastAPI(title="Wavefill", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app.state.wavefill = state
+    for part in (chat, completions, models, tokenize, ops):
+        app.include_router(part.router)
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _client_gone)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(Exception, _our_fault)
+    middleware.install(app, state)
+    return app
+
+
+def _answer(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _answer(error.status, error.body(), error.headers())
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code, text = HTTP_ERRORS.get(error.status_code, ("http_error", str(error.detail)))
+    message = text.format(method=request.method, path=request.url.path[:100])
+    body = error_body(message, INVALID_REQUEST, None, code)
+    return _answer(error.status_code, body, dict(error.headers or {}))
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    message = "the server failed on this request; its log has the details"
+    return _answer(500, error_body(message, SERVER_ERROR, None, "internal_error"))

@@ -1,0 +1,172 @@
+"""One completion in the making: engine outputs in, finished pieces of text out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.client import Mailbox
+from runtime.messages import FinishReason, Output, TokenLogprob
+from server.detokenizer import Detokenizer
+from server.stop import StopStrings
+from server.tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log-probability and its place in the text."""
+
+    token: int
+    offset: int  # where its text begins, in characters of the answer
+    score: TokenLogprob | None  # None for the first token of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What an Output adds to the answer."""
+
+    text: str
+    scored: list[ScoredToken]
+    finish: FinishReason | None
+
+
+class Choice:
+    """Turns the outputs of one engine request into text; ends at a stop string, too."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_hidden_stop",
+        "_length",
+        "_min_tokens",
+        "_scored",
+        "_stops",
+        "_visible",
+        "cached",
+        "finish",
+        "first_token",
+        "generated",
+        "index",
+        "mailbox",
+        "prompt",
+        "prompt_scores",
+        "started",
+        "stop_hit",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        prompt: list[int],
+        mailbox: Mailbox,
+        detokenizer: Detokenizer,
+        *,
+        stops: StopStrings | None = None,
+        min_tokens: int = 0,
+        hidden_stop: bool = True,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.mailbox = mailbox
+        self.cached = 0
+        self.started = 0.0
+        self.first_token = 0.0
+        self.generated = 0
+        self.finish: FinishReason | None = None
+        self.stop_hit: str | int | None = None
+        self.prompt_scores: list[TokenLogprob | None] | None = None
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._min_tokens = min_tokens  # before it no stop string counts
+        self._hidden_stop = hidden_stop  # the token that ended it is no part of the text
+        self._length = 0  # characters decoded
+        self._visible = 0  # characters delivered
+        self._scored: list[ScoredToken] = []
+
+    def feed(self, output: Output) -> Piece:
+        """Add an Output.  After a piece with `finish` the engine's request is of no more use."""
+        if output.started:
+            self.started = output.started
+        self.cached += output.cached
+        if output.prompt_logprobs is not None:
+            self.prompt_scores = output.prompt_logprobs
+        tokens = output.tokens
+        ended = output.finish
+        if ended == "stop" and output.stop_id is not None:
+            self.stop_hit = output.stop_id
+            if self._hidden_stop:
+                tokens = tokens[:-1]
+        if self._stops is None and output.logprobs is None:
+            self.generated += len(output.tokens)
+            text = self._detokenizer.feed(tokens)
+            if ended is not None:
+                text += self._detokenizer.flush()
+                self.finish = ended
+            return Piece(text, [], ended)
+        return self._feed_one_by_one(output, tokens)
+
+    def _feed_one_by_one(self, output: Output, tokens: list[int]) -> Piece:
+        # Stop strings and offsets depend on which token brought which text.
+        text = ""
+        scores = output.logprobs
+        for place, token in enumerate(tokens):
+            self.generated += 1
+            if scores is not None:
+                self._scored.append(ScoredToken(token, self._length, scores[place]))
+            text += self._pass(self._detokenizer.feed([token]))
+            if self.finish is not None:
+                return self._piece(text)
+        self.generated += len(output.tokens) - len(tokens)
+        if output.finish is not None:
+            text += self._pass(self._detokenizer.flush())
+            if self.finish is None and self._stops is not None:
+                text += self._stops.flush()
+            self.finish = self.finish or output.finish
+        return self._piece(text)
+
+    def _pass(self, text: str) -> str:
+        """Text on its way through the stop strings."""
+        self._length += len(text)
+        stops = self._stops
+        if stops is None or self.generated <= self._min_tokens:
+            return text
+        text = stops.feed(text)
+        if stops.hit is not None:
+            self.finish = "stop"
+            self.stop_hit = stops.hit
+        return text
+
+    def _piece(self, text: str) -> Piece:
+        self._visible += len(text)
+        scored = self._scored
+        if self.finish is None and not text and scored:
+            return Piece("", [], None)  # scores travel with the text they belong to
+        if self.finish is None:
+            ready = [entry for entry in scored if entry.offset < self._visible]
+            self._scored = scored[len(ready) :]
+            return Piece(text, ready, None)
+        # A stop string's own tokens are no part of the answer.
+        cut = self._stops is not None and self._stops.hit is not None
+        ready = [entry for entry in scored if not cut or entry.offset < self._visible]
+        self._scored = []
+        return Piece(text, ready, self.finish)
+
+
+def new_choice(
+    tokenizer: ChatTokenizer,
+    index: int,
+    mailbox: Mailbox,
+    *,
+    stops: list[str],
+    include_stop: bool,
+    skip_special: bool,
+) -> Choice:
+    """A Choice for a request that was submitted."""
+    request = mailbox.request
+    return Choice(
+        index,
+        request.tokens,
+        mailbox,
+        tokenizer.detokenizer(skip_special=skip_special, prompt=request.tokens),
+        stops=StopStrings(stops, include=include_stop) if stops else None,
+        min_tokens=request.params.min_tokens,
+        hidden_stop=not include_stop,
+    )

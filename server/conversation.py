@@ -1,0 +1,107 @@
+"""Messages as the chat template wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from server.errors import RequestError
+from server.schema.chat import Message, ToolCall
+from server.tokenizer import ChatTokenizer
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """What each role must and must not bring.  Raises RequestError with the field's path."""
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Message, path: str) -> None:
+    if message.role == "assistant":
+        if message.content is None and message.tool_calls is None:
+            raise RequestError(
+                f"`{path}` of role assistant has neither `content` nor `tool_calls`: add one",
+                param=f"{path}.content",
+                code="missing_required_parameter",
+            )
+    elif message.content is None:
+        raise RequestError(
+            f"`{path}.content` is required for role {message.role}: add it",
+            param=f"{path}.content",
+            code="missing_required_parameter",
+        )
+    elif message.tool_calls is not None:
+        raise RequestError(
+            f"`{path}.tool_calls` belongs to role assistant, not {message.role}: remove it",
+            param=f"{path}.tool_calls",
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        raise RequestError(
+            f"`{path}.tool_call_id` is required for role tool: add it",
+            param=f"{path}.tool_call_id",
+            code="missing_required_parameter",
+        )
+    if message.role != "tool" and message.tool_call_id is not None:
+        raise RequestError(
+            f"`{path}.tool_call_id` belongs to role tool, not {message.role}: remove it",
+            param=f"{path}.tool_call_id",
+        )
+
+
+def template_messages(
+    messages: Sequence[Message], tokenizer: ChatTokenizer
+) -> list[dict[str, Any]]:
+    """Plain dicts with text content.
+
+    Raises RequestError for a role or a part of a message that the template has no place for.
+    """
+    template = tokenizer.template
+
+    def knows(word: str) -> bool:
+        return template is None or template.mentions(word)
+
+    plain: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        role = message.role
+        if role == "developer" and not knows("developer"):
+            role = "system"  # OpenAI's newer name for the same thing
+        if role == "tool" and not knows("tool"):
+            raise RequestError(
+                f"`messages[{index}].role` is tool, which this model's chat template has no place "
+                "for: put the result into a user message",
+                param=f"messages[{index}].role",
+            )
+        entry: dict[str, Any] = {"role": role, "content": message.text()}
+        if message.name is not None:
+            entry["name"] = message.name
+        if message.tool_call_id is not None:
+            entry["tool_call_id"] = message.tool_call_id
+        if message.tool_calls is not None:
+            path = f"messages[{index}].tool_calls"
+            if not knows("tool_calls"):
+                raise RequestError(
+                    f"`{path}`: this model's chat template has no place for tool calls: put them "
+                    "into the content",
+                    param=path,
+                )
+            entry["tool_calls"] = [
+                _tool_call(call, f"{path}[{place}]")
+                for place, call in enumerate(message.tool_calls)
+            ]
+        plain.append(entry)
+    return plain
+
+
+def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+    # Templates print the arguments as JSON themselves, so they get them parsed.
+    try:
+        arguments = orjson.loads(call.function.arguments or "{}")
+    except orjson.JSONDecodeError as error:
+        raise RequestError(
+            f"`{path}.function.arguments` is not valid JSON: {error.msg}",
+            param=f"{path}.function.arguments",
+        ) from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": call.type, "function": function}

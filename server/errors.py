@@ -1,0 +1,105 @@
+"""Every way to refuse a request, and the body that says so.
+
+    RequestError                    400  the request cannot be honoured as it is
+    |-- UnknownParameter            400  unknown_parameter: no such field
+    |-- UnsupportedParameter        400  unsupported_parameter: a known field that this server lacks
+    |-- ContextTooLong              400  context_length_exceeded
+    |-- NotFound                    404  model_not_found, not_found
+    |-- UnsupportedMediaType        415  not application/json
+    |-- RateLimited                 429  rate_limit_exceeded: the queue is full; Retry-After
+    |-- EngineFailed                500  engine_error: the work on this request failed
+    `-- Unavailable                 503  loading, restarting or draining; Retry-After
+
+The body is OpenAI's, always with its four keys:
+{"error": {"message": ..., "type": ..., "param": ... or null, "code": ...}}
+"""
+
+from __future__ import annotations
+
+import orjson
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+
+def error_body(message: str, type: str, param: str | None, code: str | None) -> bytes:
+    """The JSON body of an error, as OpenAI writes it."""
+    fields = {"message": message, "type": type, "param": param, "code": code}
+    return orjson.dumps({"error": fields})
+
+
+class RequestError(Exception):
+    """A request that gets no answer; the message says what was asked, the limit and the remedy."""
+
+    status = 400
+    type = INVALID_REQUEST
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str = "invalid_value",
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        return error_body(self.message, self.type, self.param, self.code)
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+class UnknownParameter(RequestError):
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="unknown_parameter")
+
+
+class UnsupportedParameter(RequestError):
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="unsupported_parameter")
+
+
+class ContextTooLong(RequestError):
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class NotFound(RequestError):
+    status = 404
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="unsupported_media_type")
+
+
+class RateLimited(RequestError):
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
+class EngineFailed(RequestError):
+    status = 500
+    type = SERVER_ERROR
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_error")
+
+
+class Unavailable(RequestError):
+    status = 503
+    type = SERVER_ERROR
+
+    def __init__(self, message: str, *, code: str, retry_after_s: int) -> None:
+        super().__init__(message, code=code, retry_after_s=retry_after_s)

@@ -1,0 +1,192 @@
+"""One HTTP request's life in this process: admission, submission, outputs, usage, abort."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from runtime.messages import Ready, SamplingParams
+from server.choice import Choice, Piece, new_choice
+from server.errors import EngineFailed, RateLimited, RequestError, Unavailable
+from server.parameters import seed_of
+from server.schema.sampling import SamplingBody
+from server.state import ServerState
+
+Consume = Callable[[Choice, Piece], Awaitable[None]]
+
+
+def require_ready(state: ServerState) -> Ready:
+    """What the engine said it can do.  Raises Unavailable while it loads, or is down."""
+    client = state.client
+    if client.ready is not None:
+        return client.ready
+    if client.down is not None:
+        raise Unavailable(
+            f"the engine is down ({client.down}) and being restarted: try again soon",
+            code="engine_down",
+            retry_after_s=5,
+        )
+    progress = client.progress
+    doing = "starting"
+    if progress is not None:
+        share = f" {progress.done}/{progress.total}" if progress.total else ""
+        doing = f"{progress.phase}{share}"
+    raise Unavailable(
+        f"the model is not loaded yet ({doing}): try again soon", code="loading", retry_after_s=2
+    )
+
+
+def admit(state: ServerState, wanted: int) -> None:
+    """Raises RequestError if `wanted` sequences can never fit, RateLimited if not now."""
+    limit = state.config.max_queue
+    if wanted > limit:
+        raise RequestError(
+            f"prompts times `n` is {wanted} sequences, this server takes {limit} at a time: "
+            "send fewer prompts or lower `n`",
+            param="n",
+        )
+    if state.client.pending + wanted > limit:
+        state.metrics.rejected("queue_full")
+        raise RateLimited(
+            f"{state.client.pending} sequences are running or waiting, {wanted} more exceed the "
+            f"limit of {limit}: try again later",
+            retry_after_s=1,
+        )
+
+
+class Generation:
+    """All completions of one HTTP request."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        route: str,
+        body: SamplingBody,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+    ) -> None:
+        """Submits every prompt `n` times; `params` has one entry a prompt.
+
+        Raises RequestError if the server does not take so many.
+        """
+        self.state = state
+        self.route = route
+        self.prompts = prompts
+        n = body.n or 1
+        admit(state, n * len(prompts))
+        self.choices: list[Choice] = []
+        for prompt, wanted in zip(prompts, params, strict=True):
+            for copy in range(n):
+                self.choices.append(self._submit(body, prompt, wanted, copy))
+        self._n = n
+
+    def _submit(
+        self, body: SamplingBody, prompt: list[int], params: SamplingParams, copy: int
+    ) -> Choice:
+        if copy and params.seed is not None:
+            params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
+        mailbox = self.state.client.submit(
+            prompt, params, priority=body.priority or 0, salt=(body.cache_salt or "").encode()
+        )
+        return new_choice(
+            self.state.tokenizer,
+            len(self.choices),
+            mailbox,
+            stops=body.stop_strings(),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special=body.skip_special_tokens is not False,
+        )
+
+    async def run(self, consume: Consume) -> None:
+        """Hand every piece of every choice to `consume`, in order within a choice.
+
+        However it ends, nothing of it runs on in the engine afterwards.
+        Raises EngineFailed if the engine reports an error.
+        """
+        try:
+            if len(self.choices) == 1:
+                await self._follow(self.choices[0], consume)
+            else:
+                await _together([self._follow(choice, consume) for choice in self.choices])
+        except asyncio.CancelledError:
+            self._abort("disconnect")
+            raise
+        except BaseException:
+            self._abort("error")
+            raise
+
+    async def _follow(self, choice: Choice, consume: Consume) -> None:
+        mailbox = choice.mailbox
+        metrics = self.state.metrics
+        last = 0.0
+        while choice.finish is None:
+            output = await mailbox.get()
+            now = time.monotonic()
+            if output.tokens:
+                if last:
+                    metrics.inter_token(now - last)
+                else:
+                    choice.first_token = now
+                last = now
+            if output.finish == "error" or output.finish == "abort":
+                choice.finish = output.finish
+                self._count(choice)
+                raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
+            piece = choice.feed(output)
+            if piece.finish is not None:
+                if output.finish is None:  # a stop string: the engine does not know of it
+                    self.state.client.abort(mailbox.id)
+                self._count(choice)
+            await consume(choice, piece)
+
+    def _count(self, choice: Choice) -> None:
+        self.state.metrics.request_finished(
+            self.route,
+            choice.finish,
+            len(choice.prompt),
+            choice.cached,
+            choice.generated,
+            choice.mailbox.arrived,
+            choice.started,
+            choice.first_token,
+            time.monotonic(),
+        )
+
+    def _abort(self, by: str) -> None:
+        for choice in self.choices:
+            if choice.finish is None:
+                choice.finish = "abort"
+                self.state.client.abort(choice.mailbox.id)
+                self.state.metrics.aborted(by)
+
+    def usage(self, generated: int | None = None) -> dict[str, object]:
+        """OpenAI's usage object: each prompt once, all tokens that were generated."""
+        prompt = sum(map(len, self.prompts))
+        if generated is None:
+            generated = sum(choice.generated for choice in self.choices)
+        cached = sum(choice.cached for choice in self.choices[:: self._n])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+
+
+async def _together(runs: list[Awaitable[None]]) -> None:
+    """Await all; the first failure cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(run) for run in runs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

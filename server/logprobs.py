@@ -1,0 +1,103 @@
+"""Log-probabilities in the three shapes that clients know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.messages import TokenLogprob
+from server.choice import ScoredToken
+from server.tokenizer import ChatTokenizer
+
+LOWEST = -9999.0  # JSON has no infinity; OpenAI reports this for impossible tokens
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def _entry(tokenizer: ChatTokenizer, token: int, logprob: float) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token)
+    return {
+        "token": raw.decode("utf-8", "replace"),
+        "logprob": finite(logprob),
+        "bytes": list(raw),
+    }
+
+
+def chat_logprobs(
+    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int
+) -> dict[str, object]:
+    """`choices[].logprobs` of a chat completion, with `top` alternatives a token."""
+    content: list[dict[str, Any]] = []
+    for entry in scored:
+        score = entry.score
+        assert score is not None, "a generated token has a log-probability"
+        item = _entry(tokenizer, entry.token, score.logprob)
+        item["top_logprobs"] = [_entry(tokenizer, *pair) for pair in score.top[:top]]
+        content.append(item)
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(
+    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, start: int
+) -> dict[str, object]:
+    """`choices[].logprobs` of a text completion whose text begins at character `start`."""
+    tops: list[dict[str, float] | None] = []
+    words = [tokenizer.token_bytes(entry.token).decode("utf-8", "replace") for entry in scored]
+    for word, entry in zip(words, scored, strict=True):
+        if entry.score is None:
+            tops.append(None)
+            continue
+        alternatives = {
+            tokenizer.token_bytes(token).decode("utf-8", "replace"): finite(logprob)
+            for token, logprob in reversed(entry.score.top[:top])
+        }
+        best_first = dict(reversed(alternatives.items()))
+        best_first.setdefault(word, finite(entry.score.logprob))
+        tops.append(best_first)
+    return {
+        "tokens": words,
+        "token_logprobs": [entry.score and finite(entry.score.logprob) for entry in scored],
+        "top_logprobs": tops,
+        "text_offset": [start + entry.offset for entry in scored],
+    }
+
+
+def prompt_logprobs(
+    tokenizer: ChatTokenizer, prompt: list[int], scores: list[TokenLogprob | None] | None, top: int
+) -> list[dict[str, object] | None] | None:
+    """A list with one entry a prompt token: null for the first, then {token id: score}."""
+    if scores is None:
+        return None
+    entries: list[dict[str, object] | None] = []
+    for token, score in zip(prompt, scores, strict=True):
+        if score is None:
+            entries.append(None)
+            continue
+        ranked = [(id, logprob, place + 1) for place, (id, logprob) in enumerate(score.top[:top])]
+        if token not in (id for id, _, _ in ranked):
+            ranked.append((token, score.logprob, score.rank))
+        entries.append(
+            {
+                str(id): {
+                    "logprob": finite(logprob),
+                    "rank": rank,
+                    "decoded_token": tokenizer.token_bytes(id).decode("utf-8", "replace"),
+                }
+                for id, logprob, rank in ranked
+            }
+        )
+    return entries
+
+
+def prompt_scored(
+    tokenizer: ChatTokenizer, prompt: list[int], scores: list[TokenLogprob | None]
+) -> list[ScoredToken]:
+    """The prompt's tokens with their places in its text, for `echo`."""
+    detokenizer = tokenizer.detokenizer(skip_special=False)
+    offset = 0
+    scored: list[ScoredToken] = []
+    for token, score in zip(prompt, scores, strict=True):
+        scored.append(ScoredToken(token, offset, score))
+        offset += len(detokenizer.feed([token]))
+    return scored

@@ -1,0 +1,105 @@
+"""A checked request body -> the engine's SamplingParams, one limit after the other."""
+
+from __future__ import annotations
+
+from runtime.messages import Ready, SamplingParams
+from server.errors import ContextTooLong, RequestError
+from server.schema.sampling import INT64, SamplingBody, token_biases
+from server.tokenizer import ChatTokenizer
+
+COLDEST = 1e-3  # below it a softmax in float32 picks the likeliest token anyway, or overflows
+
+
+def sampling_params(
+    body: SamplingBody,
+    tokenizer: ChatTokenizer,
+    ready: Ready,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """Raises RequestError for what only the model's own limits can tell."""
+    defaults = tokenizer.defaults
+    temperature = _first(body.temperature, defaults.temperature, 1.0)
+    top_k = _first(body.top_k, defaults.top_k, 0)
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise RequestError(
+            f"`min_tokens` is {min_tokens}: it must be at most `max_tokens`, here {max_tokens}",
+            param="min_tokens",
+        )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature if temperature >= COLDEST else 0.0,
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        top_k=max(0, min(top_k, ready.vocab_size)),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        seed=body.seed,
+        min_tokens=min_tokens,
+        stop_ids=_stop_ids(body, tokenizer, ready.vocab_size),
+        logit_bias=token_biases(body.logit_bias, ready.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _first(*values: float | int | None):  # type: ignore[no-untyped-def]
+    return next(value for value in values if value is not None)
+
+
+def _stop_ids(body: SamplingBody, tokenizer: ChatTokenizer, vocab_size: int) -> tuple[int, ...]:
+    asked = body.stop_token_ids or []
+    check_token_ids(asked, vocab_size, "stop_token_ids")
+    own = () if body.ignore_eos else tokenizer.eos_ids
+    return tuple(dict.fromkeys([*own, *asked]))
+
+
+def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
+    """Raises RequestError naming the first id that the model does not have."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise RequestError(
+            f"`{param}` holds {wrong}, which is not a token id of this model: ids run from 0 to "
+            f"{vocab_size - 1}",
+            param=param,
+        )
+
+
+def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: str) -> None:
+    """Refuse, before it costs anything, a text that no tokenization can make short enough."""
+    least = num_chars // tokenizer.longest_token
+    if least > ready.max_model_len:
+        raise ContextTooLong(
+            f"the prompt has {num_chars} characters, at least {least} tokens, over the maximum "
+            f"context length {ready.max_model_len}: shorten the prompt",
+            param=param,
+        )
+
+
+def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, param: str) -> int:
+    """The number of tokens to generate; all that fit if the caller did not say.
+
+    Raises RequestError for an empty prompt, ContextTooLong if prompt and answer exceed `limit`.
+    """
+    if prompt_len == 0:
+        raise RequestError("the prompt has no tokens: send some text", param=param)
+    if wanted is None and prompt_len < limit:
+        return limit - prompt_len
+    if prompt_len + (wanted or 0) <= limit and prompt_len < limit:
+        return wanted or 0
+    asked = "" if wanted is None else f" and `max_tokens` is {wanted}"
+    remedy = "shorten the prompt" + ("" if wanted is None else " or lower `max_tokens`")
+    raise ContextTooLong(
+        f"the prompt has {prompt_len} tokens{asked}, over the maximum context length {limit} of "
+        f"{model}: {remedy}",
+        param=param,
+    )
+
+
+def seed_of(seed: int | None, index: int) -> int | None:
+    """Each of `n` completions draws its own numbers from one seed."""
+    return None if seed is None else (seed + index + INT64) % (2 * INT64) - INT64

@@ -1,0 +1,38 @@
+"""Reading a JSON body, and what routes do with long texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from server.errors import UnsupportedMediaType
+from server.schema.base import read_json
+
+T = TypeVar("T")
+
+LONG_TEXT = 16384  # characters; tokenizing more takes longer than a stream should wait
+
+
+async def read_body(request: Request) -> dict[str, Any]:
+    """The body's JSON object.  Raises RequestError for any other content."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise UnsupportedMediaType(
+            f"the content type is `{kind[:60] or 'not given'}`: send `application/json`"
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMediaType(
+            f"the content encoding is `{encoding[:60]}`: send the body as it is"
+        )
+    return read_json(await request.body())
+
+
+async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
+    """Run `work` here if it is short, else in a thread, so that streams go on meanwhile."""
+    if num_chars < LONG_TEXT:
+        return work()
+    return await asyncio.to_thread(work)

@@ -1,0 +1,211 @@
+"""Bytes of a body -> checked JSON -> a pydantic model, or a RequestError that names the field."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from server.errors import RequestError, UnknownParameter, UnsupportedParameter
+
+MAX_DEPTH = 64
+WRONG_KIND = "wrong_kind"  # error type of a union whose message is what it takes
+TAG = "~"  # union tags begin with it, so that they can be left out of a field's path
+
+
+class Body(BaseModel):
+    """Base of every request body: nothing is converted, nothing unknown is let through."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+B = TypeVar("B", bound=Body)
+
+
+class Unsupported:
+    """A documented field that this server lacks: refused unless its value asks for nothing."""
+
+    def __init__(self, remedy: str, *harmless: object) -> None:
+        self.remedy = remedy
+        self.harmless = harmless
+
+    def asks_for_nothing(self, value: object) -> bool:
+        # type() as well: 1 == True in Python, in JSON they are two things.
+        return value is None or any(value == h and type(value) is type(h) for h in self.harmless)
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """Parse a request body.  Raises RequestError (code invalid_json) that says where it broke."""
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _json_error(raw, error) from None
+    _check_depth(raw, value)
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"the body is a JSON {kind_of(value)}: send a JSON object", code="invalid_type"
+        )
+    return value  # pyright: ignore[reportUnknownVariableType] -- JSON keys are strings
+
+
+def _json_error(raw: bytes, error: orjson.JSONDecodeError) -> RequestError:
+    if not raw:
+        return RequestError("the body is empty: send a JSON object", code="invalid_json")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as broken:
+        return RequestError(
+            f"the body is not valid UTF-8 at byte {broken.start}: encode it as UTF-8",
+            code="invalid_json",
+        )
+    if "depth" in error.msg or "recursion" in error.msg:
+        return _too_deep()
+    return RequestError(
+        f"the body is not valid JSON: {error.msg} (line {error.lineno} column {error.colno}); "
+        "numbers must be finite and strings free of lone surrogates",
+        code="invalid_json",
+    )
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        f"the body is nested deeper than {MAX_DEPTH} levels: flatten it", code="invalid_json"
+    )
+
+
+def _check_depth(raw: bytes, value: object) -> None:
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for box in level
+            if type(box) is list or type(box) is dict
+            for item in (box.values() if type(box) is dict else box)
+            if type(item) is list or type(item) is dict
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def parse(
+    model: type[B], fields: dict[str, Any], unsupported: Mapping[str, Unsupported] | None = None
+) -> B:
+    """Validate a parsed body.  Raises RequestError with the path of the first wrong field."""
+    for name, entry in (unsupported or {}).items():
+        if name in fields and entry.asks_for_nothing(fields[name]):
+            fields = {key: value for key, value in fields.items() if key != name}
+        elif name in fields:
+            raise UnsupportedParameter(
+                f"`{name}` is not supported by this server: {entry.remedy}", param=name
+            )
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _field_error(model, error.errors(include_url=False)[0]) from None
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """A field's path as OpenAI writes it: messages[0].content."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith(TAG):
+            path += f".{part}" if path else part
+    return path
+
+
+def kind_of(value: object) -> str:
+    """The JSON name of a value's type."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+LIMITS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "greater than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+LENGTHS = {
+    "too_long": ("max_length", "at most", "entries"),
+    "too_short": ("min_length", "at least", "entries"),
+    "string_too_long": ("max_length", "at most", "characters"),
+    "string_too_short": ("min_length", "at least", "characters"),
+}
+
+
+def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
+    path = path_of(error["loc"])
+    kind, value = error["type"], error["input"]
+    context: dict[str, Any] = error.get("ctx", {})
+    if kind == "missing":
+        return RequestError(
+            f"`{path}` is required: add it", param=path, code="missing_required_parameter"
+        )
+    if kind == "extra_forbidden":
+        return UnknownParameter(_unknown(model, path), param=path)
+    if kind in EXPECTED or kind == WRONG_KIND:
+        expected = EXPECTED.get(kind, error["msg"])
+        return RequestError(
+            f"`{path}` must be {expected}, not {_shown(value)}", param=path, code="invalid_type"
+        )
+    if kind in LIMITS:
+        key, words = LIMITS[kind]
+        limit = context[key]
+        message = f"`{path}` is {_shown(value)}: it must be {words} {limit:g}"
+    elif kind in LENGTHS:
+        key, words, unit = LENGTHS[kind]
+        message = f"`{path}` has {len(value)} {unit}: send {words} {context[key]}"
+    elif kind == "literal_error":
+        message = f"`{path}` is {_shown(value)}: it must be {context['expected']}"
+    elif kind == "finite_number":
+        message = f"`{path}` must be a finite number"
+    else:
+        message = f"`{path}`: {error['msg']}"
+    return RequestError(message, param=path, code="invalid_value")
+
+
+def _unknown(model: type[Body], path: str) -> str:
+    name = path.rsplit(".", 1)[-1]
+    close = difflib.get_close_matches(name, model.model_fields, n=1)
+    remedy = f"did you mean `{close[0]}`?" if close else "remove it"
+    return f"`{path}` is not a parameter of this route: {remedy}"
+
+
+def _shown(value: object) -> str:
+    """A value short enough for a message."""
+    if isinstance(value, bool | int | float | str):
+        text = orjson.dumps(value).decode() if not isinstance(value, int) else str(value).lower()
+        return text if len(text) <= 60 else f"a {kind_of(value)} of {len(text)} characters"
+    return "null" if value is None else f"an {kind_of(value)}"

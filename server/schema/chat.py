@@ -1,0 +1,160 @@
+"""Body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from server.errors import RequestError, UnsupportedParameter
+from server.schema.base import WRONG_KIND, Body, Unsupported
+from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+# Keys of chat_template_kwargs that the server itself hands to the template.
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+def _content_kind(value: object) -> str | None:
+    return {str: "~text", list: "~parts"}.get(type(value))
+
+
+Content = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=1024), Tag("~parts")],
+    Discriminator(
+        _content_kind,
+        custom_error_type=WRONG_KIND,
+        custom_error_message="a string or an array of text parts",
+    ),
+]
+
+
+class FunctionCall(Body):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    role: Role
+    content: Content | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=128)] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None  # sent back by clients that return our own answers as they are
+
+    def text(self) -> str | None:
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+
+class ChatRequest(SamplingBody):
+    messages: list[Message] = Field(min_length=1, max_length=16384)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: (
+        Annotated[dict[str, bool | int | float | str | None], Field(max_length=32)] | None
+    ) = None
+    # These describe the caller to OpenAI's own services; they change no answer.
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def limit(self) -> int | None:
+        """The wanted number of tokens, under either of its names."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+        self.check_stream()
+        if self.max_tokens != self.max_completion_tokens and None not in (
+            self.max_tokens,
+            self.max_completion_tokens,
+        ):
+            raise RequestError(
+                f"`max_tokens` is {self.max_tokens} and `max_completion_tokens` is "
+                f"{self.max_completion_tokens}: send one of the two",
+                param="max_completion_tokens",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "`top_logprobs` needs `logprobs` to be true: set it or leave `top_logprobs` out",
+                param="top_logprobs",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: "
+                "set one of them",
+                param="continue_final_message",
+            )
+        for key in self.chat_template_kwargs or ():
+            if key in RESERVED or key.startswith("_"):
+                raise RequestError(
+                    f"`chat_template_kwargs.{key}` is set by the server: leave it out",
+                    param=f"chat_template_kwargs.{key}",
+                )
+
+
+def refuse_media(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for a content part that is not text, naming the part."""
+    messages = fields.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):  # pyright: ignore
+        content = message.get("content") if isinstance(message, dict) else None  # pyright: ignore
+        for place, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore
+            kind = part.get("type") if isinstance(part, dict) else None  # pyright: ignore
+            if isinstance(kind, str) and kind != "text":
+                path = f"messages[{index}].content[{place}].type"
+                raise UnsupportedParameter(
+                    f"`{path}` is {kind[:40]}: this model reads text only; send parts of type text",
+                    param=path,
+                )
+
+
+CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
+    "tools": Unsupported("describe the tools in a message"),
+    "tool_choice": Unsupported(LATER, "none"),
+    "parallel_tool_calls": Unsupported(LATER),
+    "functions": Unsupported(LATER),
+    "function_call": Unsupported(LATER, "none"),
+    "response_format": Unsupported(
+        'ask for the format in a message, or use {"type": "text"}', {"type": "text"}
+    ),
+    "modalities": Unsupported('use ["text"]', ["text"]),
+    "audio": Unsupported(LATER),
+    "prediction": Unsupported(LATER),
+    "web_search_options": Unsupported(LATER),
+    "moderation": Unsupported(LATER),
+    "reasoning_effort": Unsupported(LATER, "none"),
+    "reasoning": Unsupported(LATER),
+    "thinking": Unsupported(LATER),
+    "verbosity": Unsupported(LATER, "medium"),
+    "store": Unsupported("answers are not kept; use false", False),
+    "service_tier": Unsupported("use auto or default", "auto", "default"),
+    "prompt_cache_retention": Unsupported(
+        "prefixes are kept in memory; use in_memory", "in_memory"
+    ),
+    "prompt_cache_options": Unsupported(LATER),
+    "echo": Unsupported("use /v1/completions", False),
+    "chat_template": Unsupported("the model's own template is used"),
+    "documents": Unsupported("put the documents into a message"),
+    "add_special_tokens": Unsupported("the chat template adds them", False),
+}

@@ -1,0 +1,151 @@
+"""The parameters that chat and text completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from server.errors import RequestError
+from server.schema.base import WRONG_KIND, Body, Unsupported
+
+INT64 = 2**63
+
+
+def _stop_kind(value: object) -> str | None:
+    return {str: "~one", list: "~several"}.get(type(value))
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Stop = Annotated[
+    Annotated[StopString, Tag("~one")]
+    | Annotated[list[StopString], Field(max_length=4), Tag("~several")],
+    Discriminator(
+        _stop_kind,
+        custom_error_type=WRONG_KIND,
+        custom_error_message="a string or an array of strings",
+    ),
+]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class SamplingBody(Body):
+    """null stands for "the default" in every field, as in OpenAI's API."""
+
+    model: str
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1, le=128)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stop: Stop | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_stream(self) -> None:
+        """Raises RequestError for options that only make sense with or without a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "`stream_options` is only allowed when `stream` is true: set it or leave "
+                "`stream_options` out",
+                param="stream_options",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "`prompt_logprobs` cannot be streamed: set `stream` to false",
+                param="prompt_logprobs",
+            )
+
+
+LATER = "leave it out"
+
+# Fields of OpenAI's API and of other servers that change the answer and that this one lacks.
+UNSUPPORTED: dict[str, Unsupported] = {
+    "best_of": Unsupported("ask for `n` completions and choose yourself", 1),
+    "use_beam_search": Unsupported("use sampling", False),
+    "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
+    "bad_words": Unsupported("use `logit_bias`", []),
+    "allowed_token_ids": Unsupported("use `logit_bias`"),
+    "logprob_token_ids": Unsupported("use `top_logprobs`"),
+    "spaces_between_special_tokens": Unsupported(LATER, True),
+    "truncate_prompt_tokens": Unsupported("shorten the prompt before sending it"),
+    "structured_outputs": Unsupported(LATER),
+    "guided_json": Unsupported(LATER),
+    "guided_regex": Unsupported(LATER),
+    "guided_choice": Unsupported(LATER),
+    "guided_grammar": Unsupported(LATER),
+    "return_token_ids": Unsupported("use /tokenize", False),
+    "return_tokens_as_token_ids": Unsupported("use /tokenize", False),
+    "kv_transfer_params": Unsupported(LATER),
+    "request_id": Unsupported("send the header `X-Request-Id`"),
+}
+
+
+def as_token_id(key: str) -> int | None:
+    """The token id that a JSON key spells, or None."""
+    return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else None
+
+
+def token_biases(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    """`logit_bias` with its keys as token ids.  Raises RequestError naming the wrong entry."""
+    biases: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        token = as_token_id(key)
+        if token is None or token >= vocab_size:
+            raise RequestError(
+                f"`logit_bias` key {key[:40]} is not a token id of this model: ids run from 0 to "
+                f"{vocab_size - 1}",
+                param="logit_bias",
+            )
+        if not -100 <= value <= 100:
+            raise RequestError(
+                f"`logit_bias` of token {token} is {value:g}: it must be between -100 and 100",
+                param="logit_bias",
+            )
+        biases[token] = value
+    return biases
+
+
+def openapi_body(model: type[Body]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its own body, with all references resolved."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolved(item) for item in node]  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(node, dict):
+            return node
+        reference: str | None = node.get("$ref")  # pyright: ignore
+        if reference is not None:
+            return resolved(definitions[reference.rsplit("/", 1)[-1]])
+        return {key: resolved(item) for key, item in node.items()}  # pyright: ignore
+
+    content = {"application/json": {"schema": resolved(schema)}}
+    return {"requestBody": {"required": True, "content": content}}

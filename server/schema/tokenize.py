@@ -1,0 +1,33 @@
+"""Bodies of POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from server.errors import RequestError
+from server.schema.base import Body
+from server.schema.chat import Message
+
+
+class TokenizeRequest(Body):
+    """Either a text, or messages to put through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=16384)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError(
+                "send either `prompt` or `messages`",
+                param="prompt",
+                code="missing_required_parameter" if self.prompt is None else "invalid_value",
+            )
+
+
+class DetokenizeRequest(Body):
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,46 @@
+"""What every route of an API process works with."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from runtime.client import EngineClient
+from server.config import ServerConfig
+from server.errors import NotFound
+from server.metrics import Metrics
+from server.tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True)
+class ServerState:
+    config: ServerConfig
+    client: EngineClient
+    tokenizer: ChatTokenizer
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound unless the name is one that this server serves."""
+        if name not in self.config.served_names:
+            served = ", ".join(f"`{known}`" for known in self.config.served_names)
+            raise NotFound(
+                f"the model `{name[:100]}` does not exist here: this server has {served}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: equal for answers of an equal back end."""
+        ready = self.client.ready
+        parts = [] if ready is None else [ready.device, ready.dtype, ready.attention]
+        text = "/".join([self.config.served_names[0], *parts])
+        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.wavefill
+    return state

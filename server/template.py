@@ -1,0 +1,147 @@
+"""The model's chat template, rendered in a sandbox.
+
+A template is code that came with a model, fed with text that came from a caller: it runs without
+access to attributes or modules, its output has a length cap and its rendering a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import CallBlock
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from server.errors import RequestError
+
+MAX_SECONDS = 10.0
+
+
+class GenerationBlocks(Extension):
+    """{% generation %} marks training targets; for an answer it prints its body."""
+
+    tags = {"generation"}  # noqa: RUF012 -- jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Unlike jinja2's own filter this one does not escape HTML: models were trained on plain JSON.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may print."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"],
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = environment.from_string(source)
+
+    def mentions(self, word: str) -> bool:
+        return word in self._source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        max_chars: int,
+        extra: Mapping[str, Any],
+    ) -> str:
+        """The prompt's text.  Raises RequestError if the template refuses the messages."""
+        context = {
+            **self._special_tokens,
+            **extra,
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._rendered(context, max_chars)
+        if not continue_final_message:
+            return text
+        return _cut_after(text, str(messages[-1].get("content") or ""))
+
+    def _rendered(self, context: Mapping[str, Any], max_chars: int) -> str:
+        pieces: list[str] = []
+        length = 0
+        deadline = time.monotonic() + MAX_SECONDS
+        try:
+            for piece in self._template.generate(context):
+                pieces.append(piece)
+                length += len(piece)
+                if length > max_chars or time.monotonic() > deadline:
+                    raise RequestError(
+                        f"the chat template made more than {max_chars} characters of the messages, "
+                        f"or took over {MAX_SECONDS:.0f} s: shorten the messages",
+                        param="messages",
+                    )
+        except RequestError:
+            raise
+        except TemplateError as error:
+            raise RequestError(
+                f"the model's chat template refuses the messages: {error.message}",
+                param="messages",
+            ) from None
+        except Exception as error:  # whatever template code can raise is the messages' fault here
+            raise RequestError(
+                f"the model's chat template cannot render the messages ({type(error).__name__}): "
+                "check roles, their order and the contents",
+                param="messages",
+            ) from error
+        return "".join(pieces)
+
+
+def _cut_after(text: str, final: str) -> str:
+    """`text` up to the end of the final message's content, so that the model goes on from there."""
+    place = text.rfind(final.strip()) if final.strip() else -1
+    if place < 0:
+        raise RequestError(
+            "`continue_final_message` needs a final message whose content the template prints as "
+            "it is: give it some text",
+            param="continue_final_message",
+        )
+    return text[: place + len(final.strip())]

@@ -1,0 +1,226 @@
+"""A server in this process whose engine is a script: HTTP, text and streams without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from openai import AsyncOpenAI, OpenAI
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from runtime.client import Mailbox
+from runtime.messages import (
+    FinishReason,
+    Output,
+    Progress,
+    Ready,
+    Request,
+    SamplingParams,
+    Stats,
+    TokenLogprob,
+)
+from server.app import create_app
+from server.config import ServerConfig
+from server.metrics import Metrics
+from server.state import ServerState
+from server.tokenizer import ChatTokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+CORPUS = ["Hello, world! The quick brown fox jumps over the lazy dog. stop STOP 0123456789 "] * 8
+GREETING = "Hello, w\u00f6rld! \N{WAVING HAND SIGN}\N{EMOJI MODIFIER FITZPATRICK TYPE-5} Bye."
+CONTEXT = 256
+VOCAB = 400  # more than the tokenizer knows, as models pad their vocabulary
+
+
+def write_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+    """A byte-level BPE of about 360 words, with a chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=360,
+        special_tokens=[AddedToken(word, special=True) for word in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|end|>"} | ({} if template is None else {"chat_template": template})
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def ready() -> Ready:
+    return Ready(
+        epoch=1,
+        model_type="fake",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        vocab_size=VOCAB,
+        max_model_len=CONTEXT,
+        page_size=16,
+        num_pages=64,
+        max_num_seqs=64,
+        max_batched_tokens=512,
+        weight_bytes=0,
+        kv_bytes=0,
+        load_seconds=0.0,
+    )
+
+
+def score(token: int, num_top: int) -> TokenLogprob:
+    """The made-up log-probability of a token: it is the most likely, its neighbours follow."""
+    top = [((token + step) % VOCAB, -0.25 - step) for step in range(num_top)]
+    return TokenLogprob(-0.25, 1, top)
+
+
+@dataclass
+class FakeEngine:
+    """Has the face of an EngineClient; answers every request with the tokens of `reply`."""
+
+    reply: Callable[[Request], list[int]]
+    ready: Ready | None = field(default_factory=ready)
+    progress: Progress | None = None
+    down: str | None = None
+    stats: Stats = field(default_factory=Stats)
+    delay: float = 0.0  # seconds before each token
+    step: int = 1  # tokens an Output
+    fail_after: int | None = None  # Outputs before the engine reports an error
+    held: bool = False  # no answer at all until released
+    cached: int = 0
+    requests: list[Request] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> int:
+        return len(self._open)
+
+    def unhealthy(self) -> str | None:
+        return self.down
+
+    async def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def submit(
+        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+    ) -> Mailbox:
+        request = Request(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
+        self.requests.append(request)
+        mailbox = Mailbox(request)
+        self._open[request.id] = asyncio.ensure_future(self._answer(mailbox))
+        return mailbox
+
+    def abort(self, id: int) -> None:
+        task = self._open.pop(id, None)
+        if task is not None:
+            self.aborted.append(id)
+            task.cancel()
+
+    async def _answer(self, mailbox: Mailbox) -> None:
+        for place, output in enumerate(self._outputs(mailbox.request)):
+            await asyncio.sleep(self.delay)
+            while self.held:
+                await asyncio.sleep(0.005)
+            if place == self.fail_after:
+                output = Output(mailbox.id, [], finish="error", error="a seeded fault")
+            if output.finish is not None:
+                del self._open[mailbox.id]
+            mailbox.put(output)
+            if output.finish is not None:
+                return
+
+    def _outputs(self, request: Request) -> Iterator[Output]:
+        """The reply in steps, ended as the engine ends it: by a stop id or by its length."""
+        params = request.params
+        tokens: list[int] = []
+        finish: FinishReason = "length"
+        for token in self.reply(request)[: params.max_tokens]:
+            tokens.append(token)
+            if token in params.stop_ids and len(tokens) > params.min_tokens:
+                finish = "stop"
+                break
+        for start in range(0, len(tokens), self.step):
+            new = tokens[start : start + self.step]
+            last = start + self.step >= len(tokens)
+            yield Output(
+                request.id,
+                new,
+                finish=finish if last else None,
+                stop_id=new[-1] if last and finish == "stop" else None,
+                logprobs=None
+                if params.logprobs is None
+                else [score(token, params.logprobs) for token in new],
+                prompt_logprobs=None
+                if params.prompt_logprobs is None or start
+                else [None, *[score(t, params.prompt_logprobs) for t in request.tokens[1:]]],
+                cached=0 if start else self.cached,
+                started=0.0 if start else request.arrived,
+            )
+
+
+@dataclass
+class FakeServer:
+    """An application with a scripted engine, listening on a port of its own."""
+
+    engine: FakeEngine
+    tokenizer: ChatTokenizer
+    url: str
+
+    def say(self, text: str, *, end: bool = True) -> None:
+        """From now on answer with this text."""
+        tokens = self.tokenizer.encode(text) + ([0] if end else [])
+        self.engine.reply = lambda request: tokens
+
+    def reset(self) -> None:
+        self.engine.__init__(reply=self.engine.reply)  # type: ignore[misc]
+        self.say(GREETING)
+
+    def client(self, **options: object) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+
+    def async_client(self, **options: object) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+
+
+@contextlib.contextmanager
+def fake_server(folder: Path, *, template: str | None = TEMPLATE) -> Iterator[FakeServer]:
+    """Serve the scripted engine from a thread until the block ends."""
+    tokenizer = ChatTokenizer.load(write_tokenizer(folder, template=template))
+    engine = FakeEngine(reply=lambda request: [])
+    config = fake_config(folder)
+    state = ServerState(config, engine, tokenizer, Metrics())  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(create_app(state), log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=lambda: server.run([listener]))
+    thread.start()
+    fake = FakeServer(engine, tokenizer, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    fake.say(GREETING)
+    try:
+        yield fake
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def fake_config(folder: Path) -> ServerConfig:
+    return ServerConfig(served_names=("fake", "alias"), max_queue=200)
