@@ -1,0 +1,159 @@
+"""The device of this process: which one, how precise, how many threads, how much memory.
+
+On a CPU, uploading is a view and waiting is nothing, so the callers need no second path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.config import ConfigError, Device, DType
+
+DTypeName = Literal["float32", "bfloat16", "float16"]
+
+DTYPES: dict[DTypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
+
+
+def choose_device(wanted: Device) -> torch.device:
+    """The device for `--device wanted`.  Raises ConfigError if there is none of that kind."""
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if wanted == "cuda":
+        raise ConfigError(
+            "--device cuda: PyTorch sees no CUDA device (is the driver installed, and is this a "
+            "CUDA build of torch?): use --device cpu or auto"
+        )
+    return torch.device("cpu")
+
+
+def choose_dtype(wanted: DType, model_dtype: str, device: torch.device) -> DTypeName:
+    """The data type for `--dtype wanted`; auto is the model's own where the device is fast at it.
+
+    A CPU without bfloat16 instructions emulates them several times slower than it does float32,
+    and no CPU is fast at float16.
+    """
+    if wanted != "auto":
+        return wanted
+    if model_dtype == "float32":
+        return "float32"
+    if device.type == "cuda":
+        if model_dtype == "bfloat16" and torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bfloat16"
+        return "float16"
+    return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", flags, re.MULTILINE) is not None
+
+
+def choose_threads(wanted: int) -> int:
+    """Compute threads: all physical cores that this process may use but one.
+
+    One is left to the API process: two compute threads of which one shares its core wait for each
+    other at every operation, which is far slower than one thread alone.
+    """
+    return wanted or max(1, physical_cores() - 1)
+
+
+def physical_cores() -> int:
+    """Cores in this process's affinity mask and CPU quota; hyper-threads count once."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if usable is None:
+        return os.cpu_count() or 1
+    cores: set[tuple[str, str]] = set()
+    for cpu in usable:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            package = (topology / "physical_package_id").read_text()
+            cores.add((package, (topology / "core_id").read_text()))
+        except OSError:
+            cores.add(("unknown", str(cpu)))
+    return max(1, min(len(cores), int(_cpu_quota())))
+
+
+def _cpu_quota() -> float:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return 1e9 if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return 1e9
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that could be allocated now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return _host_free_bytes()
+
+
+def _host_free_bytes() -> int:
+    free = 1 << 62
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+        if found:
+            free = int(found[1]) * 1024
+    except OSError:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            free = min(free, int(limit) - used)
+    except (OSError, ValueError):
+        pass
+    return max(free, 0)
+
+
+def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A host array on the device: a view on a CPU, else a copy that the stream orders.
+
+    The pinned staging memory comes from PyTorch's caching allocator, which does not reuse it
+    before the copy has happened.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Download:
+    """Tensors on their way to the host; `wait` blocks until they have arrived."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensors = tensors
+        if tensors and tensors[0].is_cuda:
+            self._tensors = [_to_pinned(tensor) for tensor in tensors]
+            self._event = torch.cuda.Event(blocking=True)
+            self._event.record()
+
+    def wait(self) -> list[Tensor]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
+
+
+def _to_pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,99 @@
+"""Batch + slots -> ModelInput: one upload of host integers, the rest is computed on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention.backend import Backend
+from attention.kv_pool import KVPool
+from attention.metadata import ForwardMeta
+from model_zoo.inputs import ModelInput
+from runtime.batch import LAST, Batch
+from runtime.device import upload
+from runtime.slots import Slots
+
+Ints = NDArray[np.int64]
+
+
+def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> ModelInput:
+    """What the model needs to run the batch.  `slots.begin(batch)` has been called."""
+    q_lens = np.asarray(batch.q_lens, dtype=np.int64)
+    starts = np.asarray(batch.starts, dtype=np.int64)
+    ends = _offsets(q_lens)  # [B + 1]
+    row_of_token = np.repeat(np.arange(len(q_lens)), q_lens)
+    positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], q_lens)
+    tokens = np.asarray(batch.tokens, dtype=np.int64)
+    logit_rows = (ends[1:] - 1)[np.asarray(batch.sample, dtype=np.bool_)]
+    kv_lens = starts + q_lens
+    slot_ids = np.asarray(batch.slots, dtype=np.int64)
+    device = _upload_together(
+        [
+            tokens,
+            positions,
+            row_of_token,
+            logit_rows,
+            slot_ids,
+            kv_lens,
+            *_prefix_sums(batch, ends),
+        ],
+        slots.device,
+    )
+    token_ids, token_positions, token_rows, rows_with_logits, row_slots, lens, *sums = device
+    if LAST in batch.tokens:
+        last = slots.last_token[row_slots[token_rows]]
+        token_ids = torch.where(token_ids == LAST, last, token_ids)
+    longest = int(kv_lens.max())
+    pages = slots.page_table[row_slots, : -(-longest // kv.page_size)]
+    sums32 = [column.to(torch.int32) for column in sums]
+    meta = ForwardMeta(
+        cu_seqlens_q=sums32[-1],
+        cu_seqlens_k=sums32[0],
+        cache_seqlens=lens.to(torch.int32),
+        page_table=pages,
+        write_slots=_write_slots(pages, token_rows, token_positions, kv.page_size),
+        max_seqlen_q=int(q_lens.max()),
+        max_seqlen_k=longest,
+        decode_rows=batch.decode_rows,
+        q_lens=tuple(batch.q_lens),
+        kv_lens=tuple(kv_lens.tolist()),
+    )
+    return ModelInput(
+        tokens=token_ids,
+        positions=token_positions,
+        logit_rows=rows_with_logits,
+        meta=backend.plan(meta),
+        kv=kv,
+        backend=backend,
+    )
+
+
+def _offsets(lens: Ints) -> Ints:
+    offsets = np.zeros(len(lens) + 1, dtype=np.int64)
+    np.cumsum(lens, out=offsets[1:])
+    return offsets
+
+
+def _prefix_sums(batch: Batch, ends: Ints) -> list[Ints]:
+    """cu_seqlens_k, then cu_seqlens_q unless it is the same.
+
+    Three cases: rows that all decode count up by one in cu_seqlens_q; whole prompts that nothing
+    precedes have equal sums, so one tensor serves as both; the rest needs two.
+    """
+    if not any(batch.starts):
+        return [ends]
+    kv_lens = np.asarray(batch.starts, dtype=np.int64) + np.asarray(batch.q_lens, dtype=np.int64)
+    return [_offsets(kv_lens), ends]
+
+
+def _upload_together(columns: list[Ints], device: torch.device) -> list[Tensor]:
+    joined = upload(np.concatenate(columns), device)
+    return list(joined.split([len(column) for column in columns]))
+
+
+def _write_slots(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """[T] int64: page * page_size + offset of each token."""
+    page = pages[rows, positions // page_size].to(torch.int64)
+    return page * page_size + positions % page_size

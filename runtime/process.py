@@ -1,0 +1,187 @@
+"""The engine process: `python -m runtime.process`, the only file that joins both wings.
+
+It reads one line of JSON (a `Start`) from stdin, and takes the end of stdin as the death of its
+parent.  Exit codes: 0 after SIGTERM, 2 if the configuration or the model cannot work (one line
+`error: ...` on stderr), 1 with a traceback for our own mistakes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+
+from runtime.channel import Receiver, Sender
+from runtime.config import ConfigError, EngineConfig
+from runtime.messages import (
+    Abort,
+    FromEngine,
+    Output,
+    Progress,
+    Request,
+    Stats,
+    StepOutput,
+    ToEngine,
+)
+
+IDLE_SECONDS = 1.0  # between two signs of life
+STATS_SECONDS = 0.05  # between two messages that carry statistics alone
+PROGRESS_SECONDS = 0.1
+ORPHANED = 3  # exit code
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher says on stdin."""
+
+    config: EngineConfig
+    epoch: int
+    own_address: str
+    client_addresses: list[str]
+
+
+class Clients:
+    """The API processes: who waits for which request, and what is sent to whom when."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]
+        self._client_of: dict[int, int] = {}
+        self._pending = [0] * len(addresses)
+        self._told = [0.0] * len(addresses)
+
+    def expect(self, request: Request) -> None:
+        self._client_of[request.id] = request.client
+        self._pending[request.client] += 1
+
+    def publish(self, outputs: list[Output], stats: Stats) -> None:
+        """One message for each client that has outputs, or has waited a while for a word."""
+        shares: list[list[Output]] = [[] for _ in self._senders]
+        for output in outputs:
+            client = self._client_of[output.id]
+            shares[client].append(output)
+            if output.finish is not None:
+                del self._client_of[output.id]
+                self._pending[client] -= 1
+        now = time.monotonic()
+        for client, share in enumerate(shares):
+            patience = STATS_SECONDS if self._pending[client] else IDLE_SECONDS
+            if share or now - self._told[client] >= patience:
+                self._told[client] = now
+                self._senders[client].send(StepOutput(share, stats))
+
+    def tell(self, message: FromEngine) -> None:
+        for sender in self._senders:
+            sender.send(message)
+
+    def close(self) -> None:
+        for sender in self._senders:
+            sender.close()
+
+
+class ProgressReport:
+    """Tells the clients what is being loaded, without flooding them."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._phase = ""
+        self._told = 0.0
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if phase != self._phase or now - self._told >= PROGRESS_SECONDS:
+            self._phase, self._told = phase, now
+            self._clients.tell(Progress(phase, done, total))
+
+
+def serve(start: Start) -> NoReturn:
+    """Load, say Ready, and run until SIGTERM."""
+    decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+    with (
+        closing(Receiver(start.own_address, decoder)) as receiver,
+        closing(Clients(start.client_addresses)) as clients,
+    ):
+        clients.tell(Progress("starting"))
+        # PyTorch takes seconds to import: the clients hear from us before it.
+        from runtime.engine import Engine
+        from runtime.executor import load
+
+        loaded = load(start.config, ProgressReport(clients), epoch=start.epoch)
+        engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+        gc.collect()
+        gc.freeze()  # what was made until now stays: the collector need not look at it again
+        clients.tell(loaded.ready)
+        while True:
+            for message in receiver.receive(0.0 if engine.has_work else IDLE_SECONDS):
+                if isinstance(message, Request):
+                    clients.expect(message)
+                    engine.add(message)
+                elif isinstance(message, Abort):
+                    engine.abort(message.id)
+            clients.publish(engine.step(), engine.stats())
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with code 2 and one line if the operator has to change something."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, _operator_errors()):
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+
+
+def _operator_errors() -> tuple[type[Exception], ...]:
+    from attention.backend import UnsupportedAttention
+    from model_zoo.config import ModelError
+
+    return (ConfigError, ModelError, UnsupportedAttention)
+
+
+def read_start() -> Start:
+    """The first line of stdin, read without a buffer: a thread will read on."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1)
+        if not part:
+            raise SystemExit(ORPHANED)
+        line += part
+    return msgspec.json.decode(line, type=Start)
+
+
+def die_with_parent() -> None:
+    """End this process at once when stdin ends, whatever its main thread is doing."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def main() -> None:
+    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _terminate)
+    start = read_start()
+    die_with_parent()
+    with one_line_errors():
+        serve(start)
+
+
+if __name__ == "__main__":
+    main()

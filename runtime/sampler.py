@@ -1,0 +1,194 @@
+"""Logits -> tokens.  Rows that ask for nothing pay for nothing.
+
+    logit bias; repetition, presence and frequency penalties; stop ids masked before min_tokens
+    -> greedy rows take the largest logit
+    -> others: temperature, top-k, top-p of what top-k left, min-p; then one draw by the inverse of
+       the cumulative distribution
+
+Drawing needs one random number a row, where adding Gumbel noise needs one a token: with a
+vocabulary of 150,000 that is most of the cost of sampling.  The three filters keep the tokens at
+or above one threshold, so tokens of equal probability stay or go together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.device import upload
+from runtime.noise import uniform
+from runtime.scores import Scores, score
+from runtime.slots import IN_PROMPT, Slots
+
+Ints = NDArray[np.int64]
+Columns = NDArray[Any]  # slots.PARAMS, one entry a row
+
+GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
+CANDIDATES = 1024  # the most likely tokens, nearly always enough to hold a top-p nucleus
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """tokens [R] int64 and usable [R] bool on the device; scores of `scored`, some of the rows."""
+
+    tokens: Tensor
+    usable: Tensor  # False: the row's logits are not finite, and its token means nothing
+    scored: list[int]
+    widths: list[int]  # alternatives each scored row asked for
+    scores: Scores | None
+
+
+def draw(logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints) -> Drawn:
+    """Choose a token for each row of logits [R, vocab] float32, which it may overwrite.
+
+    slot_ids [R] name the slots of the rows, positions [R] the places that the tokens will take in
+    their sequences.  Updates the slots' last tokens and counts.
+    """
+    params = slots.params[slot_ids]
+    scored = np.flatnonzero(params["logprobs"] >= 0)
+    raw = _take(logits, scored).clone() if len(scored) else None
+    _adjust(logits, slots, slot_ids, params, positions)
+    best, tokens = logits.max(dim=-1)
+    usable = best.isfinite()  # the largest is finite only if none is NaN or +inf
+    rows = np.flatnonzero((params["temperature"] >= GREEDY_BELOW) & (params["top_k"] != 1))
+    if len(rows):
+        numbers = uniform(params["seed"][rows], positions[rows])
+        chosen = _draw_rows(_take(logits, rows), _take(best, rows), params[rows], numbers)
+        tokens[upload(rows, tokens.device)] = chosen
+    _remember(tokens, slots, slot_ids, params)
+    scores = None
+    widths = params["logprobs"][scored].tolist()
+    if raw is not None:
+        scores = score(raw, _take(tokens, scored), max(widths))
+    return Drawn(tokens, usable, scored.tolist(), widths, scores)
+
+
+def _take(tensor: Tensor, rows: Ints) -> Tensor:
+    """The named rows: the tensor itself if that is all of them."""
+    return tensor if len(rows) == len(tensor) else tensor[upload(rows, tensor.device)]
+
+
+def _remember(tokens: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:
+    slots.last_token[upload(slot_ids, slots.device)] = tokens
+    rows = np.flatnonzero(params["penalties"])
+    if len(rows):
+        slots.counts[upload(slot_ids[rows], slots.device), _take(tokens, rows)] += 1
+
+
+def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, positions: Ints) -> None:
+    """Bias, penalties and masks, in place and only in the rows that ask."""
+    for row in np.flatnonzero(params["bias"]).tolist():
+        bias = slots.bias[slot_ids[row]]
+        assert bias is not None
+        logits[row, bias[0]] += bias[1]
+    if params["penalties"].any():
+        _penalize(logits, slots, slot_ids, params)
+    too_early = positions - params["prompt_len"] < params["min_tokens"]
+    if too_early.any():
+        _mask_stop_ids(logits, slots, slot_ids, np.flatnonzero(too_early))
+
+
+def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:
+    rows = np.flatnonzero(params["penalties"])
+    counts = slots.counts[upload(slot_ids[rows], logits.device)]  # [P, vocab]
+    output = counts & (IN_PROMPT - 1)
+    repetition = _column(params["repetition"][rows], logits)
+    frequency = _column(params["frequency"][rows], logits)
+    presence = _column(params["presence"][rows], logits)
+    old = _take(logits, rows)
+    repeated = torch.where(old > 0, old / repetition, old * repetition)
+    new = torch.where(counts > 0, repeated, old)
+    new -= frequency * output
+    new -= presence * (output > 0)
+    logits[upload(rows, logits.device)] = new
+
+
+def _mask_stop_ids(logits: Tensor, slots: Slots, slot_ids: Ints, rows: Ints) -> None:
+    stop_ids = [slots.stop_ids[slot] for slot in slot_ids[rows].tolist()]
+    where = np.repeat(rows, [len(ids) for ids in stop_ids])
+    what = np.fromiter((id for ids in stop_ids for id in ids), np.int64, len(where))
+    on_device = upload(np.stack([where, what]), logits.device)
+    logits[on_device[0], on_device[1]] = -torch.inf
+
+
+def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
+    """[N, 1] on the device."""
+    return upload(np.array(values, order="C"), like.device)[:, None]
+
+
+def _draw_rows(
+    logits: Tensor, best: Tensor, params: Columns, numbers: NDArray[np.float64]
+) -> Tensor:
+    """One token a row [R]; `numbers` are uniform in (0, 1)."""
+    # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
+    scaled = (logits - best[:, None]) / _column(params["temperature"], logits)
+    threshold = _threshold(scaled, params)
+    weights = scaled.exp()
+    if threshold is not None:
+        weights.masked_fill_(scaled < threshold, 0)
+    # In float64: a sum of 150,000 small float32 numbers would lose the tail.
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    target = cumulative[:, -1:] * _column(numbers, logits)
+    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can end anywhere
+
+
+def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
+    """[R, 1]: the smallest log(p / largest p) that a row keeps; None if every row keeps all."""
+    vocab = scaled.shape[-1]
+    top_k = np.where((params["top_k"] <= 0) | (params["top_k"] > vocab), vocab, params["top_k"])
+    top_p = np.where(params["top_p"] >= 1, np.inf, params["top_p"].astype(np.float64))
+    threshold: Tensor | None = None
+    if params["min_p"].any():
+        with np.errstate(divide="ignore"):
+            threshold = _column(np.log(params["min_p"]), scaled)
+    rows = np.flatnonzero((top_k < vocab) | (top_p < np.inf))
+    if len(rows):
+        trimmed = scaled.new_full((len(scaled), 1), -torch.inf)
+        least = _least_kept(_take(scaled, rows), top_k[rows], top_p[rows])
+        trimmed[upload(rows, scaled.device)] = least
+        threshold = trimmed if threshold is None else torch.maximum(threshold, trimmed)
+    return threshold
+
+
+def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tensor:
+    """[R, 1]: the least likely token within both top_k and top_p of each row."""
+    vocab = scaled.shape[-1]
+    width = int(top_k.max())
+    # A full sort of a large vocabulary is slow on a CPU.  On a GPU, asking whether the shortcut
+    # was enough would stall the queue.
+    if width == vocab and scaled.device.type == "cpu":
+        width = CANDIDATES
+    if width * 4 > vocab:
+        return _least_of(scaled, vocab, top_k, top_p)[0]
+    least, enough = _least_of(scaled, width, top_k, top_p)
+    if int(top_k.max()) <= width or bool(enough.all()):
+        return least
+    return _least_of(scaled, vocab, top_k, top_p)[0]
+
+
+def _least_of(
+    scaled: Tensor, width: int, top_k: Ints, top_p: NDArray[np.float64]
+) -> tuple[Tensor, Tensor]:
+    """As `_least_kept`, looking at the `width` most likely; and whether they were enough [R, 1]."""
+    vocab = scaled.shape[-1]
+    if width < vocab:
+        values = scaled.topk(width, dim=-1).values
+    else:
+        values = scaled.sort(dim=-1, descending=True).values
+    k = _column(top_k, scaled)
+    weights = values.exp().to(torch.float64)
+    weights.masked_fill_(torch.arange(width, device=scaled.device) >= k, 0)
+    reached = weights.cumsum(dim=-1)
+    whole = scaled.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    wanted = torch.where(k < vocab, reached[:, -1:], whole) * _column(top_p, scaled)
+    # A token is kept while those before it have not reached the wanted mass; the first always is.
+    kept = ((reached - weights < wanted) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return values.gather(-1, kept - 1), torch.where(
+        k < vocab, k <= width, reached[:, -1:] >= wanted
+    )

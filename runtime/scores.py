@@ -1,0 +1,45 @@
+"""Log-probabilities: of the token that was chosen, its rank, and the most likely alternatives.
+
+They are those of the model itself, before bias, penalties and temperature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.messages import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """On the device.  logprobs [N] float32, ranks [N] int64, top_ids, top_logprobs [N, width]."""
+
+    logprobs: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [self.logprobs, self.ranks, self.top_ids, self.top_logprobs]
+
+
+def score(logits: Tensor, tokens: Tensor, width: int) -> Scores:
+    """Score tokens [N] int64 by logits [N, vocab] float32, with `width` alternatives each."""
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(-1, tokens[:, None])
+    ranks = (logprobs > chosen).sum(-1) + 1
+    top = logprobs.topk(min(width, logits.shape[-1]), dim=-1)
+    return Scores(chosen.squeeze(-1), ranks, top.indices, top.values)
+
+
+def token_logprobs(arrived: list[Tensor], widths: list[int]) -> list[TokenLogprob]:
+    """What `Scores.tensors` held, for the reader; row i gets its first widths[i] alternatives."""
+    logprobs, ranks, ids, values = (tensor.tolist() for tensor in arrived)
+    return [
+        TokenLogprob(logprob, rank, list(zip(row_ids[:width], row_values[:width], strict=True)))
+        for logprob, rank, row_ids, row_values, width in zip(
+            logprobs, ranks, ids, values, widths, strict=True
+        )
+    ]

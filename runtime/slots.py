@@ -1,0 +1,129 @@
+"""Slots: what the device keeps of each running sequence between two steps.
+
+A sequence moves into a slot with its first row and stays until it ends or is preempted; the next
+one starts the slot over.  Page tables, last tokens and token counts live on the device, where a
+step can use them before the host knows them.  Sampling parameters do not change and are known to
+the host, which also has to know which features a step needs: they stay there as columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.batch import Batch, NewRow
+from runtime.device import upload
+from runtime.messages import SamplingParams
+
+# In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
+IN_PROMPT = 1 << 30
+
+PARAMS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+        ("top_k", np.int64),
+        ("seed", np.uint64),
+        ("prompt_len", np.int64),
+        ("min_tokens", np.int64),
+        ("logprobs", np.int64),  # -1: not asked for
+        ("penalties", np.bool_),
+        ("bias", np.bool_),
+        ("prompt_logprobs", np.int64),  # -1: not asked for
+    ]
+)
+
+
+class Slots:
+    """page_table [slots, max_pages] int32, last_token [slots] int64, counts [slots, vocab] int32;
+    params [slots] on the host."""
+
+    def __init__(
+        self, num_slots: int, max_pages: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.vocab_size = vocab_size
+        self.page_table = torch.zeros((num_slots, max_pages), dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.params = np.zeros(num_slots, dtype=PARAMS)
+        self.stop_ids: list[tuple[int, ...]] = [()] * num_slots
+        self.bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots  # ids, values
+        # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
+        self.before: list[Tensor | None] = [None] * num_slots
+        self._counts: Tensor | None = None
+        self._num_pages = np.zeros(num_slots, dtype=np.int64)
+
+    @property
+    def counts(self) -> Tensor:
+        """Made when the first sequence with penalties comes: most servers never see one."""
+        if self._counts is None:
+            shape = (len(self.params), self.vocab_size)
+            self._counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        return self._counts
+
+    def begin(self, batch: Batch) -> None:
+        """Take in what the batch says of new sequences and new pages."""
+        for row in batch.new_rows:
+            self._start_over(row)
+        if batch.new_pages:
+            self._append_pages(batch)
+
+    def _start_over(self, row: NewRow) -> None:
+        slot, params = row.slot, row.params
+        self._num_pages[slot] = 0
+        self.before[slot] = None
+        self.stop_ids[slot] = params.stop_ids
+        self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
+        self.params[slot] = _columns(row)
+        if params.has_penalties:
+            self._count(row)
+
+    def _upload_bias(self, bias: dict[int, float]) -> tuple[Tensor, Tensor]:
+        ids = np.fromiter(bias.keys(), np.int64, len(bias))
+        values = np.fromiter(bias.values(), np.float32, len(bias))
+        return upload(ids, self.device), upload(values, self.device)
+
+    def _count(self, row: NewRow) -> None:
+        history = upload(np.asarray(row.history, dtype=np.int64), self.device)
+        counts = self.counts[row.slot]
+        counts.zero_()
+        output = history[row.prompt_len :]
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often the token occurs
+
+    def _append_pages(self, batch: Batch) -> None:
+        """Write the new pages behind those that each row's slot has."""
+        added = np.asarray(batch.num_new_pages, dtype=np.int64)
+        slots = np.asarray(batch.slots, dtype=np.int64)
+        first = self._num_pages[slots]
+        self._num_pages[slots] = first + added
+        before = np.cumsum(added) - added
+        columns = np.arange(len(batch.new_pages)) + np.repeat(first - before, added)
+        where = np.stack([np.repeat(slots, added), columns, np.asarray(batch.new_pages)])
+        rows, columns_on_device, pages = upload(where.astype(np.int64), self.device).unbind()
+        self.page_table[rows, columns_on_device] = pages.to(torch.int32)
+
+
+def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
+    params: SamplingParams = row.params
+    return (
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+        params.top_k,
+        row.seed & 0xFFFF_FFFF_FFFF_FFFF,
+        row.prompt_len,
+        params.min_tokens,
+        -1 if params.logprobs is None else params.logprobs,
+        params.has_penalties,
+        bool(params.logit_bias),
+        -1 if params.prompt_logprobs is None else params.prompt_logprobs,
+    )

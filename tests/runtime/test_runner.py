@@ -1,0 +1,207 @@
+"""Runner, slots, inputs and sampler under the real engine, with a model that forgives nothing.
+
+A KV cell of this model holds its token, and the logits hash every cell that is read through the
+page table: one stale, lost or aliased cell changes the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attention.kv_pool import KVPool
+from attention.reference import ReferenceBackend
+from model_zoo.inputs import ModelInput
+from runtime.batch import LAST, Batch, NewRow
+from runtime.config import Resolved
+from runtime.engine import Engine
+from runtime.executor import Local
+from runtime.messages import Output, Request, SamplingParams
+from runtime.runner import Runner
+
+CPU = torch.device("cpu")
+VOCAB = 61
+PAGE = 16
+
+
+def logits_after(cells: list[int]) -> Tensor:
+    digest = hashlib.blake2b(bytes(cells), digest_size=8).digest()
+    noise = torch.Generator().manual_seed(int.from_bytes(digest, "little") % 2**63)
+    return torch.randn(VOCAB, generator=noise) * 3
+
+
+class StrictModel:
+    """Hidden state = logits.  `poison`: a token whose sight turns a row's logits into NaN."""
+
+    def __init__(self, poison: int = -1) -> None:
+        self.poison = poison
+        self.logit_calls: list[int] = []
+
+    def __call__(self, inp: ModelInput) -> Tensor:
+        cells = inp.kv.k[0, :, 0, :, 0].view(-1)
+        cells[inp.meta.write_slots] = inp.tokens.to(cells.dtype)
+        hidden: list[Tensor] = []
+        for row, (q_len, kv_len) in enumerate(zip(inp.meta.q_lens, inp.meta.kv_lens, strict=True)):
+            pages = inp.meta.page_table[row].tolist()
+            seen = [int(cells[pages[p // PAGE] * PAGE + p % PAGE]) for p in range(kv_len)]
+            for end in range(kv_len - q_len + 1, kv_len + 1):
+                bad = self.poison in seen[:end]
+                hidden.append(torch.full((VOCAB,), torch.nan) if bad else logits_after(seen[:end]))
+        return torch.stack(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.logit_calls.append(len(hidden))
+        return hidden.clone()
+
+
+def make_engine(model: StrictModel, *, pages: int = 64, slots: int = 4, budget: int = 32) -> Engine:
+    resolved = Resolved(
+        model="",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        load_format="auto",
+        max_model_len=min(pages * PAGE, 256),
+        max_num_seqs=slots,
+        max_batched_tokens=budget,
+        page_size=PAGE,
+        num_pages=pages,
+        prefix_cache=True,
+        threads=1,
+        seed=0,
+    )
+    kv = KVPool.allocate(
+        layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
+        dtype=torch.float32, device=CPU,
+    )  # fmt: skip
+    runner = Runner(
+        model, resolved=resolved, vocab_size=VOCAB, kv=kv, backend=ReferenceBackend(), device=CPU
+    )
+    return Engine(resolved, VOCAB, Local(runner))
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
+    got: dict[int, list[Output]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    for _ in range(5000):
+        for output in engine.step():
+            got[output.id].append(output)
+        if not engine.has_work:
+            engine.scheduler.check_idle()
+            return got
+    raise AssertionError("no progress")
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    assert [output.finish is not None for output in outputs].count(True) == 1
+    return [token for output in outputs for token in output.tokens]
+
+
+def greedy(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits_after(tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_mix_of_requests_gets_the_tokens_of_plain_decoding(data: st.DataObject) -> None:
+    """Chunks, preemption and prefix hits: few slots, few pages, small steps."""
+    common = data.draw(prompts)
+    requests = [
+        Request(
+            number,
+            0,
+            (common if data.draw(st.booleans()) else []) + data.draw(prompts),
+            SamplingParams(max_tokens=data.draw(st.integers(1, 20)), temperature=0),
+        )
+        for number in range(data.draw(st.integers(1, 6)))
+    ]
+    engine = make_engine(
+        StrictModel(),
+        pages=data.draw(st.sampled_from([7, 9, 40])),
+        slots=data.draw(st.sampled_from([2, 4])),
+        budget=data.draw(st.sampled_from([5, 32])),
+    )
+    for id, outputs in run(engine, requests).items():
+        request = requests[id]
+        assert tokens_of(outputs) == greedy(request.tokens, request.params.max_tokens)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_seeded_samples_do_not_depend_on_what_runs_beside_them(data: st.DataObject) -> None:
+    params = SamplingParams(
+        max_tokens=12, seed=data.draw(st.integers(0, 2**40)), temperature=1.3, top_p=0.9,
+        frequency_penalty=0.5, repetition_penalty=1.2,
+    )  # fmt: skip
+    prompt = data.draw(prompts)
+    alone = tokens_of(run(make_engine(StrictModel()), [Request(0, 0, prompt, params)])[0])
+    others = [
+        Request(number, 0, data.draw(prompts), SamplingParams(max_tokens=15, temperature=0.7))
+        for number in range(1, 5)
+    ]
+    crowd = make_engine(StrictModel(), pages=9, slots=3, budget=7)
+    requests = [*others, Request(0, 0, prompt, params)]
+    assert tokens_of(run(crowd, requests)[0]) == alone
+
+
+def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut() -> None:
+    prompt = [(7 * i) % VOCAB for i in range(37)]
+    params = SamplingParams(max_tokens=2, temperature=0, logprobs=1, prompt_logprobs=2)
+    for budget in (5, 36, 64):
+        engine = make_engine(StrictModel(), budget=budget)
+        for id in (0, 1):  # the second finds the first one's pages remembered
+            outputs = run(engine, [Request(id, 0, prompt, params)])[id]
+            scores = outputs[0].prompt_logprobs
+            assert scores is not None and scores[0] is None and len(scores) == len(prompt)
+            for position, scored in enumerate(scores[1:], 1):
+                wanted = logits_after(prompt[:position]).log_softmax(-1)
+                assert scored is not None
+                assert scored.logprob == pytest.approx(float(wanted[prompt[position]]), abs=1e-5)
+                assert [token for token, _ in scored.top] == wanted.topk(2).indices.tolist()
+            first = outputs[0].logprobs
+            assert first is not None and first[0].rank == 1 and len(first[0].top) == 1
+            assert outputs[1].prompt_logprobs is None
+
+
+def test_logits_that_are_not_finite_end_only_their_own_request() -> None:
+    engine = make_engine(StrictModel(poison=60))
+    params = SamplingParams(max_tokens=3, temperature=0)
+    got = run(engine, [Request(0, 0, [1, 60], params), Request(1, 0, [1, 2], params)])
+    assert [output.finish for output in got[0]] == ["error"]
+    assert got[0][0].error == "the model's output is not a number for this request"
+    assert tokens_of(got[1]) == greedy([1, 2], 3)
+
+
+def test_chunks_that_do_not_sample_make_no_logits() -> None:
+    model = StrictModel()
+    engine = make_engine(model, budget=8)
+    run(engine, [Request(0, 0, [1] * 30, SamplingParams(max_tokens=2, temperature=0))])
+    assert model.logit_calls == [1, 1]
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    yield make_engine(StrictModel())._executor._runner  # type: ignore[attr-defined]
+
+
+def test_rows_that_do_not_sample_are_marked(runner: Runner) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0)
+    new_rows = [NewRow(slot, params, 0, 4, []) for slot in (0, 1)]
+    batch = Batch([0, 1], [0, 0], [2, 2], [1, 2, 3, 4], [1, 1], [0, 1], [False, True], 0, new_rows)
+    runner.forward(batch)
+    sampled = runner.sample(batch).wait()
+    assert sampled.tokens == [LAST, int(logits_after([3, 4]).argmax())]
+    assert sampled.logprobs is None and sampled.prompt_logprobs is None and not sampled.errors
