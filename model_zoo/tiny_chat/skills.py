@@ -1,0 +1,608 @@
+"""One function a skill: a question, worded at random, and the only right answer.
+
+The split: `held` asks for what training never sees. For sums, ranges, words and names that is
+decided by `is_held` (about one in five); for facts, small talk and capitals it is the wording; for
+"I don't know that." it is wording and subject.
+"""
+
+import string
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from .phrases import (
+    Phrasings,
+    dress,
+    lines_of,
+    read_intents,
+    read_sections,
+    read_unknown,
+    split_list,
+)
+
+UNKNOWN = "I don't know that."
+NO_NAME = "You have not told me your name."
+
+FACTS = read_intents("facts.txt")
+SMALL_TALK = read_intents("small_talk.txt")
+ENTITIES, UNKNOWN_QUESTIONS = read_unknown("unknown.txt")
+PHRASINGS = read_sections("phrasings.txt")
+
+
+def read_capitals() -> tuple[dict[str, str], Phrasings]:
+    capitals: dict[str, str] = {}
+    others = Phrasings()
+    for line in lines_of("capitals.txt"):
+        if line[0] in "?!":
+            (others.train if line[0] == "?" else others.held).extend(split_list(line[2:]))
+        else:
+            country, capital = line.split(" = ")
+            capitals[country] = capital
+    return capitals, others
+
+
+CAPITALS, OTHER_COUNTRIES = read_capitals()
+
+NAMES = [
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Elena",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Ida",
+    "Jonas",
+    "Klara",
+    "Leo",
+    "Maria",
+    "Nils",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tina",
+    "Uwe",
+    "Vera",
+    "Walter",
+    "Xenia",
+    "Yusuf",
+    "Zoe",
+    "Amir",
+    "Bella",
+    "Chen",
+    "Diego",
+    "Emma",
+    "Farid",
+    "Grace",
+    "Hana",
+    "Ivan",
+    "Julia",
+    "Kenji",
+    "Lena",
+    "Mei",
+    "Noah",
+    "Omar",
+    "Petra",
+    "Quentin",
+    "Rita",
+    "Sofia",
+    "Tom",
+    "Ursula",
+    "Victor",
+    "Wendy",
+    "Yara",
+    "Ahmed",
+    "Bruno",
+    "Clara",
+    "Dora",
+    "Erik",
+    "Fatima",
+    "Gina",
+    "Henry",
+    "Irene",
+    "Jack",
+    "Kate",
+    "Liam",
+    "Mia",
+    "Nina",
+    "Oscar",
+    "Priya",
+    "Raj",
+    "Sara",
+    "Theo",
+    "Alice",
+    "Bob",
+    "Charlie",
+    "Eve",
+    "Frank",
+    "George",
+    "Ingrid",
+    "John",
+    "Karen",
+    "Lucy",
+    "Mike",
+    "Nora",
+    "Oliver",
+    "Peter",
+    "Robert",
+    "Susan",
+    "Tim",
+]
+COMMON = [
+    "apple",
+    "banana",
+    "river",
+    "stone",
+    "green",
+    "yellow",
+    "purple",
+    "window",
+    "garden",
+    "summer",
+    "winter",
+    "paper",
+    "market",
+    "doctor",
+    "teacher",
+    "student",
+    "engine",
+    "pencil",
+    "bottle",
+    "kitchen",
+    "orange",
+    "monkey",
+    "rabbit",
+    "tiger",
+    "dolphin",
+    "sunshine",
+    "rainbow",
+    "mountain",
+    "valley",
+    "island",
+    "forest",
+    "desert",
+    "planet",
+    "rocket",
+    "signal",
+    "number",
+    "letter",
+    "sentence",
+    "question",
+    "answer",
+    "reason",
+    "people",
+    "children",
+    "family",
+    "friend",
+    "music",
+    "picture",
+    "story",
+    "history",
+    "future",
+    "quick",
+    "slow",
+    "bright",
+    "dark",
+    "heavy",
+    "light",
+    "happy",
+    "silent",
+    "golden",
+    "silver",
+    "little",
+    "ancient",
+    "modern",
+    "simple",
+    "strange",
+    "wonderful",
+    "walk",
+    "run",
+    "jump",
+    "swim",
+    "dance",
+    "write",
+    "read",
+    "listen",
+    "speak",
+    "learn",
+    "build",
+    "break",
+    "open",
+    "close",
+    "carry",
+    "follow",
+    "remember",
+    "forget",
+    "hope",
+    "dream",
+    "idea",
+    "truth",
+    "power",
+    "freedom",
+    "peace",
+    "courage",
+    "kernel",
+    "token",
+    "batch",
+    "cache",
+    "page",
+    "server",
+    "client",
+    "python",
+    "tensor",
+    "vector",
+    "matrix",
+    "memory",
+    "thread",
+    "process",
+    "socket",
+    "buffer",
+    "pointer",
+    "table",
+    "chair",
+    "spoon",
+    "fork",
+    "knife",
+    "plate",
+    "bread",
+    "butter",
+    "cheese",
+    "lemon",
+    "pepper",
+    "sugar",
+    "coffee",
+    "water",
+    "fire",
+    "earth",
+    "wind",
+    "storm",
+    "cloud",
+    "thunder",
+    "the",
+    "a",
+    "of",
+    "and",
+    "in",
+    "on",
+    "with",
+    "under",
+    "over",
+    "between",
+    "before",
+    "after",
+    "because",
+    "never",
+    "always",
+    "maybe",
+    "often",
+    "very",
+    "much",
+    "more",
+    "less",
+    "hippopotamus",
+    "extraordinary",
+    "refrigerator",
+    "encyclopedia",
+    "butterfly",
+    "strawberry",
+    "dinosaur",
+    "elephant",
+]
+SYLLABLES = [
+    "ba",
+    "be",
+    "bi",
+    "bo",
+    "bu",
+    "ca",
+    "ce",
+    "co",
+    "cra",
+    "da",
+    "de",
+    "di",
+    "do",
+    "dra",
+    "el",
+    "en",
+    "er",
+    "fa",
+    "fi",
+    "flo",
+    "ga",
+    "go",
+    "gri",
+    "ha",
+    "he",
+    "hi",
+    "ho",
+    "in",
+    "ja",
+    "jo",
+    "ka",
+    "ke",
+    "ki",
+    "ko",
+    "la",
+    "le",
+    "li",
+    "lo",
+    "lu",
+    "ma",
+    "me",
+    "mi",
+    "mo",
+    "mu",
+    "na",
+    "ne",
+    "ni",
+    "no",
+    "nu",
+    "on",
+    "or",
+    "pa",
+    "pe",
+    "pi",
+    "plo",
+    "po",
+    "qua",
+    "ra",
+    "re",
+    "ri",
+    "ro",
+    "ru",
+    "sa",
+    "se",
+    "sha",
+    "si",
+    "so",
+    "sta",
+    "su",
+    "ta",
+    "te",
+    "ti",
+    "to",
+    "tra",
+    "tu",
+    "ur",
+    "va",
+    "ve",
+    "vi",
+    "vo",
+    "wa",
+    "we",
+    "wi",
+    "xa",
+    "ya",
+    "yo",
+    "za",
+    "ze",
+    "zi",
+    "zo",
+    "ing",
+    "ment",
+    "tion",
+    "ly",
+    "ness",
+    "ful",
+    "est",
+    "ight",
+    "ock",
+    "and",
+    "ound",
+    "ack",
+    "ell",
+    "ish",
+]
+SCRIPTS = (
+    "äöüßéèêñçøåœ",
+    "αβγδεζηθλμπσφω",
+    "абвгдежзиклмно",
+    "你好世界水火山日月",
+    "こんにちは",
+    "🎉😀🚀🌍🐢❤️✨",
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a question may refer to: the skill asked last, and the user's name if it was told."""
+
+    last: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Turn:
+    skill: str
+    question: str
+    answer: str
+    name: str = ""
+
+
+def is_held(key: str) -> bool:
+    """Whether a sum, range, word or name belongs to the held-out fifth."""
+    return zlib.crc32(key.encode()) % 5 == 0
+
+
+def draw(make: Callable[[], str], held: bool) -> str:
+    """The first of `make`'s values on the wanted side of the split."""
+    while is_held(value := make()) != held:
+        pass
+    return value
+
+
+def pseudo_word(random: Random) -> str:
+    return "".join(random.choices(SYLLABLES, k=random.choice((1, 2, 2, 3, 3, 4))))
+
+
+def any_word(random: Random) -> str:
+    """A word to repeat: usual, made up, random letters or another script; in any case."""
+    kind = random.random()
+    if kind < 0.35:
+        word = random.choice(COMMON)
+    elif kind < 0.7:
+        word = pseudo_word(random)
+    elif kind < 0.8:
+        word = "".join(random.choices(string.ascii_lowercase, k=random.randint(1, 8)))
+    elif kind < 0.85:
+        word = "".join(random.choices(string.ascii_letters + string.digits, k=random.randint(2, 7)))
+    elif kind < 0.93:
+        word = "".join(random.choices(random.choice(SCRIPTS), k=random.randint(1, 4)))
+    else:
+        word = random.choice(random.choice((NAMES, list(CAPITALS.values()))))
+    return random.choice((word, word, word, word.capitalize(), word.upper()))
+
+
+def nonsense(random: Random) -> str:
+    """One to four words that mean nothing together."""
+    things = [word for thing in random.sample(ENTITIES["thing"].train, 2) for word in thing.split()]
+    pools = (COMMON, things, [pseudo_word(random)])
+    return " ".join(random.choice(random.choice(pools)) for _ in range(random.choice((1, 2, 3, 4))))
+
+
+def ask_facts(random: Random, held: bool, context: Context) -> Turn:
+    answer = random.choice(list(FACTS))
+    return Turn("facts", dress(random, FACTS[answer].pick(random, held)), answer)
+
+
+def ask_small_talk(random: Random, held: bool, context: Context) -> Turn:
+    answer = random.choice(list(SMALL_TALK))
+    return Turn("small talk", dress(random, SMALL_TALK[answer].pick(random, held)), answer)
+
+
+def ask_sum(random: Random, held: bool, context: Context) -> Turn:
+    def pair() -> str:
+        low = 10 if random.random() < 0.85 else 0
+        return "+".join(str(n) for n in sorted((random.randint(low, 99), random.randint(low, 99))))
+
+    numbers = [int(n) for n in draw(pair, held).split("+")]
+    random.shuffle(numbers)
+    a, b = numbers
+    section = "next sum" if context.last == "sum" and random.random() < 0.3 else "sum"
+    template = PHRASINGS[section].pick(random, held and random.random() < 0.5)
+    question = dress(random, template, {"a": str(a), "b": str(b)})
+    return Turn("sum", question, f"{a} + {b} = {a + b}.")
+
+
+def ask_capital(random: Random, held: bool, context: Context) -> Turn:
+    country = random.choice(list(CAPITALS))
+    following = context.last == "capital" and random.random() < 0.5
+    template = PHRASINGS["next capital" if following else "capital"].pick(random, held)
+    shown = country.removeprefix("the ") if random.random() < 0.3 else country
+    name = country[0].upper() + country[1:] if country.startswith("the ") else country
+    question = dress(random, template, {"country": shown})
+    return Turn("capital", question, f"The capital of {uncapital(name)} is {CAPITALS[country]}.")
+
+
+def uncapital(name: str) -> str:
+    return "t" + name[1:] if name.startswith("The ") else name
+
+
+def ask_count(random: Random, held: bool, context: Context) -> Turn:
+    section = random.choices(("count", "range", "down"), weights=(3, 4, 1))[0]
+
+    def ends() -> str:
+        longest = random.choice((10, 10, 15, 20, 20, 30, 50, 100))
+        if section == "range":
+            first = random.randint(0, 100 - min(longest, 40))
+            return f"{first}-{first + random.randint(1, min(longest, 40))}"
+        return f"1-{random.randint(2, longest)}"
+
+    first, last = (int(n) for n in draw(ends, held).split("-"))
+    template = PHRASINGS[section].pick(random, held and random.random() < 0.5)
+    question = dress(random, template, {"a": str(first), "b": str(last)})
+    numbers = range(last, 0, -1) if section == "down" else range(first, last + 1)
+    return Turn("count", question, ", ".join(map(str, numbers)) + ".")
+
+
+def ask_repeat(random: Random, held: bool, context: Context) -> Turn:
+    num_words = random.choice((1, 1, 1, 1, 1, 1, 2, 3, 4))
+    word = " ".join(draw(lambda: any_word(random), held) for _ in range(num_words))
+    template = PHRASINGS["repeat"].pick(random, held and random.random() < 0.5)
+    quote = random.choice(("", "", "", "", "", '"', "'"))
+    question = dress(random, template, {"word": quote + word + quote}, keep=True)
+    return Turn("repeat", question, word)
+
+
+def any_name(random: Random) -> str:
+    name = random.choice(NAMES) if random.random() < 0.4 else pseudo_word(random).capitalize()
+    return name if random.random() < 0.9 else name.lower()
+
+
+def ask_name(random: Random, held: bool, context: Context) -> Turn:
+    if random.random() < (0.5 if context.name else 0.3):
+        question = dress(random, PHRASINGS["my name"].pick(random, held))
+        answer = f"Your name is {context.name}." if context.name else NO_NAME
+        return Turn("name", question, answer, context.name)
+    name = draw(lambda: any_name(random), held)
+    template = PHRASINGS["name"].pick(random, held and random.random() < 0.5)
+    question = dress(random, template, {"name": name}, keep=True)
+    return Turn("name", question, f"Nice to meet you, {name}!", name)
+
+
+def ask_unknown(random: Random, held: bool, context: Context) -> Turn:
+    kind = random.random()
+    if kind < 0.12:
+        question = unknown_capital(random, held)
+    elif kind < 0.27:
+        question = other_numbers(random, held)
+    elif kind < 0.3 and context.last != "capital":
+        template = PHRASINGS["next capital"].pick(random, held)
+        question = dress(random, template, {"country": random.choice(list(CAPITALS))})
+        if "capital" in question.lower():
+            return ask_unknown(random, held, context)
+    else:
+        question = dress(random, UNKNOWN_QUESTIONS.pick(random, held), subjects(random, held))
+    return Turn("unknown", question, UNKNOWN)
+
+
+def unknown_capital(random: Random, held: bool) -> str:
+    country = random.choice(OTHER_COUNTRIES.held if held else OTHER_COUNTRIES.train)
+    if not held and random.random() < 0.4:
+        kind = random.choice(("person", "thing", "product", "place"))
+        known = {*CAPITALS, "London"}
+        country = random.choice([x for x in ENTITIES[kind].train if x not in known])
+        if random.random() < 0.5:
+            country = pseudo_word(random).capitalize()
+    template = PHRASINGS["capital"].pick(random, held and random.random() < 0.5)
+    return dress(random, template, {"country": country})
+
+
+def other_numbers(random: Random, held: bool) -> str:
+    section = random.choices(("other sum", "other count"), weights=(3, 1))[0]
+    values = {
+        "a": str(random.randint(1, 99)),
+        "b": str(random.randint(1, 99)),
+        "n": str(random.randint(1, 120)),
+        "big": str(random.randint(101, 10 ** random.choice((3, 3, 4, 5)))),
+        "things": random.choice(("apples", "stars", "people", "books", "windows", "cars", "days")),
+        "word": random.choice(COMMON),
+    }
+    return dress(random, PHRASINGS[section].pick(random, held), values)
+
+
+def subjects(random: Random, held: bool) -> dict[str, str]:
+    """A value for every slot of a question out of scope."""
+    values = {
+        kind: random.choice(group.held if held else group.train) for kind, group in ENTITIES.items()
+    }
+    if not held and random.random() < 0.15:
+        values |= {"thing": nonsense(random), "person": pseudo_word(random).capitalize()}
+    number = str(random.randint(1, 2100))
+    return {**values, "number": number, "nonsense": nonsense(random)}
+
+
+SKILLS: dict[str, Callable[[Random, bool, Context], Turn]] = {
+    "small talk": ask_small_talk,
+    "facts": ask_facts,
+    "sum": ask_sum,
+    "capital": ask_capital,
+    "count": ask_count,
+    "repeat": ask_repeat,
+    "name": ask_name,
+    "unknown": ask_unknown,
+}
