@@ -123,7 +123,8 @@ class EngineClient:
         self._sender: Sender[ToEngine] = Sender(address_of_engine)
         self._receiver: AsyncReceiver[FromEngine] | None = None
         self._open: dict[int, Mailbox] = {}
-        self._next_id = index << CLIENT_BITS
+        # Counting from the clock keeps the ids of an API process that was restarted apart.
+        self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
         self._heard = time.monotonic()
 
     async def start(self) -> None:

@@ -111,7 +111,7 @@ def serve(start: Start) -> NoReturn:
         clients.tell(Progress("starting"))
         # PyTorch takes seconds to import: the clients hear from us before it.
         from runtime.engine import Engine
-        from runtime.executor import load
+        from runtime.loading import load
 
         loaded = load(start.config, ProgressReport(clients), epoch=start.epoch)
         engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)

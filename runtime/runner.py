@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -48,7 +49,7 @@ class Runner:
         self._kv = kv
         self._slots = Slots(resolved.max_num_seqs, resolved.max_pages_per_seq, vocab_size, device)
         self._logits: Tensor | None = None
-        self._prompt_scores: list[tuple[int, int, Scores]] = []  # row, width, scores of a piece
+        self._prompt_scores: list[PromptScores] = []
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
@@ -74,38 +75,51 @@ class Runner:
         scores, self._prompt_scores = self._prompt_scores, []
         return Pending(len(batch.slots), rows.tolist(), drawn, scores)
 
-    def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[tuple[int, int, Scores]]:
+    def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[PromptScores]:
         """Scores of the prompt tokens that the batch feeds, for the rows that want them."""
         wanted = self._slots.params["prompt_logprobs"][batch.slots]
         if (wanted < 0).all():
             return []
-        scores: list[tuple[int, int, Scores]] = []
+        scores: list[PromptScores] = []
         ends = np.cumsum(batch.q_lens)
         for row in np.flatnonzero(wanted >= 0).tolist():
-            first, last = int(ends[row]) - batch.q_lens[row], int(ends[row])
-            slot, width = batch.slots[row], int(wanted[row])
-            fed = batch.tokens[first : min(last, first + self._prompt_left(batch, row))]
-            states, before = hidden[first:last], self._slots.before[slot]
-            self._slots.before[slot] = states[-1:].clone() if len(fed) == last - first else None
-            if before is not None:
-                states = torch.cat([before, states])
-            else:
-                fed = fed[1:]  # nothing comes before a prompt's first token
-            scores += [(row, width, piece) for piece in self._score(states, fed, width)]
+            fed = min(batch.q_lens[row], self._prompt_left(batch, row))
+            if fed > 0:
+                first, width = int(ends[row]) - batch.q_lens[row], int(wanted[row])
+                tokens, states = batch.tokens[first : first + fed], hidden[first : first + fed]
+                pieces = self._score(batch.slots[row], states, tokens, width)
+                scores.append(PromptScores(row, width, pieces))
         return scores
 
     def _prompt_left(self, batch: Batch, row: int) -> int:
         """Prompt tokens from the row's first on."""
-        return max(0, int(self._slots.params["prompt_len"][batch.slots[row]]) - batch.starts[row])
+        return int(self._slots.params["prompt_len"][batch.slots[row]]) - batch.starts[row]
 
-    def _score(self, states: Tensor, tokens: list[int], width: int) -> list[Scores]:
+    def _score(self, slot: int, states: Tensor, tokens: list[int], width: int) -> list[Scores]:
+        """Score each token by the hidden state before it, the first by that of the last chunk."""
+        before, self._slots.before[slot] = self._slots.before[slot], states[-1:].clone()
+        if before is not None:
+            states = torch.cat([before, states])
+        else:
+            tokens = tokens[1:]  # nothing comes before a prompt's first token
         targets = upload(np.asarray(tokens, dtype=np.int64), self.device)
         return [
-            score(self._model.logits(states[i : i + len(piece)]), piece, width)
-            for i, piece in zip(
-                range(0, len(tokens), PROMPT_PIECE), targets.split(PROMPT_PIECE), strict=False
+            score(
+                self._model.logits(states[first : first + PROMPT_PIECE][: len(tokens) - first]),
+                targets[first : first + PROMPT_PIECE],
+                width,
             )
+            for first in range(0, len(tokens), PROMPT_PIECE)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Scores of the prompt tokens that one row fed, in pieces."""
+
+    row: int
+    width: int
+    pieces: list[Scores]
 
 
 class Pending:
@@ -116,7 +130,7 @@ class Pending:
         num_rows: int,
         sampled_rows: list[int],
         drawn: Drawn | None,
-        prompt_scores: list[tuple[int, int, Scores]],
+        prompt_scores: list[PromptScores],
     ) -> None:
         self._num_rows = num_rows
         self._rows = sampled_rows
@@ -126,8 +140,9 @@ class Pending:
         if drawn is not None:
             tensors += [drawn.tokens, drawn.usable]
             tensors += drawn.scores.tensors() if drawn.scores is not None else []
-        for _, _, scores in prompt_scores:
-            tensors += scores.tensors()
+        for scores in prompt_scores:
+            for piece in scores.pieces:
+                tensors += piece.tensors()
         self._download = Download(tensors)
 
     def wait(self) -> Sampled:
@@ -158,9 +173,10 @@ class Pending:
         if not self._prompt_scores:
             return None
         rows: list[list[TokenLogprob] | None] = [None] * self._num_rows
-        for index, (row, width, _) in enumerate(self._prompt_scores):
-            piece = arrived[4 * index : 4 * index + 4]
-            found = token_logprobs(piece, [width] * len(piece[0]))
-            before = rows[row]
-            rows[row] = found if before is None else before + found
+        for scores in self._prompt_scores:
+            found: list[TokenLogprob] = []
+            for _ in scores.pieces:
+                piece, arrived = arrived[:4], arrived[4:]
+                found += token_logprobs(piece, [scores.width] * len(piece[0]))
+            rows[scores.row] = found
         return rows

@@ -1,4 +1,4 @@
-"""Batches become tensors: prefix sums, positions, page tables, write slots, tokens on the device."""
+"""Batches become tensors: prefix sums, positions, page tables, write slots, tokens."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
         for output in engine.step():
             got[output.id].append(output)
         if not engine.has_work:
-            engine.scheduler.check_idle()
+            assert engine.scheduler.pool.num_used == 0
             return got
     raise AssertionError("no progress")
 
@@ -174,6 +174,12 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut() -> None:
             first = outputs[0].logprobs
             assert first is not None and first[0].rank == 1 and len(first[0].top) == 1
             assert outputs[1].prompt_logprobs is None
+
+
+def test_prompt_of_one_token_has_one_prompt_logprob_and_that_is_none() -> None:
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    outputs = run(make_engine(StrictModel()), [Request(0, 0, [5], params)])[0]
+    assert outputs[0].prompt_logprobs == [None]
 
 
 def test_logits_that_are_not_finite_end_only_their_own_request() -> None:
