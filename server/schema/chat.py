@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.base import WRONG_KIND, Body, Unsupported
@@ -33,6 +34,15 @@ Content = Annotated[
         custom_error_message="a string or an array of text parts",
     ),
 ]
+
+
+def _scalar(value: object) -> object:
+    if isinstance(value, list | dict):
+        raise PydanticCustomError(WRONG_KIND, "a string, a number, true, false or null")
+    return value
+
+
+Scalar = Annotated[Any, AfterValidator(_scalar)]
 
 
 class FunctionCall(Body):
@@ -68,9 +78,7 @@ class ChatRequest(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: (
-        Annotated[dict[str, bool | int | float | str | None], Field(max_length=32)] | None
-    ) = None
+    chat_template_kwargs: Annotated[dict[str, Scalar], Field(max_length=32)] | None = None
     # These describe the caller to OpenAI's own services; they change no answer.
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     safety_identifier: str | None = None
