@@ -1,0 +1,89 @@
+"""Columns: the Batch of one step while it is being made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from runtime.batch import LAST, Batch, NewRow
+from runtime.sequence import Sequence
+
+
+class Launch(NamedTuple):
+    """A step and whom its rows belong to."""
+
+    batch: Batch
+    sequences: list[Sequence]
+
+
+class Columns:
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.slots: list[int] = []
+        self.starts: list[int] = []
+        self.q_lens: list[int] = []
+        self.tokens: list[int] = []
+        self.num_new_pages: list[int] = []
+        self.new_pages: list[int] = []
+        self.sample: list[bool] = []
+        self.decode_rows = 0
+        self.new_rows: list[NewRow] = []
+
+    def decode(self, rows: list[Sequence], crossing: list[Sequence], taken: list[int]) -> None:
+        """One token for each of `rows`; those in `crossing` get one page each of `taken`."""
+        count = len(rows)
+        self.sequences = rows
+        # Written as whole columns: at 256 rows this is most of what a step does on the host.
+        self.slots = [row.slot for row in rows]
+        self.starts = [row.launched for row in rows]
+        self.tokens = [LAST if row.ahead else row.tokens[-1] for row in rows]
+        self.q_lens = [1] * count
+        self.sample = [True] * count
+        self.num_new_pages = [0] * count
+        self.decode_rows = count
+        if crossing:
+            page_of = dict(zip(map(id, crossing), taken, strict=True))
+            for index, row in enumerate(rows):
+                page = page_of.get(id(row))
+                if page is not None:
+                    row.pages.append(page)
+                    self.num_new_pages[index] = 1
+                    self.new_pages.append(page)
+        for row in rows:
+            row.launched += 1
+            row.ahead += 1
+
+    def feed(self, row: Sequence, count: int, new_pages: list[int]) -> bool:
+        """`count` known tokens of `row`.  True if it has caught up and samples."""
+        samples = count == row.todo
+        start = row.launched
+        self.sequences.append(row)
+        self.slots.append(row.slot)
+        self.starts.append(start)
+        self.q_lens.append(count)
+        self.tokens += row.tokens[start : start + count]
+        self.num_new_pages.append(len(new_pages))
+        self.new_pages += new_pages
+        self.sample.append(samples)
+        row.launched += count
+        row.ahead += samples
+        return samples
+
+    def start(self, row: Sequence) -> None:
+        """`row` has moved into a slot that must start over."""
+        params = row.request.params
+        history = list(row.tokens) if params.has_penalties else []
+        self.new_rows.append(NewRow(row.slot, params, row.seed, row.prompt_len, history))
+
+    def launch(self) -> Launch:
+        batch = Batch(
+            slots=self.slots,
+            starts=self.starts,
+            q_lens=self.q_lens,
+            tokens=self.tokens,
+            num_new_pages=self.num_new_pages,
+            new_pages=self.new_pages,
+            sample=self.sample,
+            decode_rows=self.decode_rows,
+            new_rows=self.new_rows,
+        )
+        return Launch(batch, self.sequences)

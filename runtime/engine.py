@@ -1,0 +1,125 @@
+"""Engine: the loop that joins the scheduler and an executor, one step at a time.
+
+A step is scheduled and queued on the device before the results of the one before are read, so the
+device never waits for the host.  One order serves every kind of step; an executor that computes
+while it is called (a CPU) sets `overlap = False` and its results are read at once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from runtime.batch import Batch, Sampled
+from runtime.columns import Launch
+from runtime.config import Resolved
+from runtime.messages import Output, Request, Stats
+from runtime.scheduler import Scheduler
+
+
+class Pending(Protocol):
+    """Results that the device may still be computing."""
+
+    def wait(self) -> Sampled: ...
+
+
+class Executor(Protocol):
+    """Runs batches in the order of the calls; see runtime/executor.py."""
+
+    @property
+    def overlap(self) -> bool:
+        """True if forward() and sample() return before the device is done."""
+        ...
+
+    def forward(self, batch: Batch) -> None: ...
+
+    def sample(self, batch: Batch) -> Pending: ...
+
+
+class Engine:
+    """Requests in, Outputs out.  Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        vocab_size: int,
+        executor: Executor,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        draws = random.Random(resolved.seed)
+        self.scheduler = Scheduler(
+            resolved, vocab_size, draw_seed=lambda: draws.getrandbits(63), clock=clock
+        )
+        self._executor = executor
+        self._clock = clock
+        self._under_way: tuple[Launch, Pending] | None = None
+        self._steps = 0
+        self._step_tokens = 0
+        self._step_seconds = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute, to read or to deliver: step() need not be called before add()."""
+        return self._under_way is None and self.scheduler.idle
+
+    @property
+    def has_work(self) -> bool:
+        return not self.idle
+
+    def add(self, request: Request) -> None:
+        """Queue a request.  One that can never run is answered by the next step().
+
+        Raises ValueError if its id is in use: that is a mistake of the caller's, not the user's.
+        """
+        self.scheduler.add(request)
+
+    def abort(self, request_id: int) -> None:
+        """End a request at once; its last Output, with finish="abort", comes with the next step().
+
+        An id that is not known belongs to a request that has had its end.
+        """
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[Output]:
+        """Queue one step, read the one before.  Returns the Outputs made since the last call.
+
+        What the executor raises is fatal for the engine and passes through.
+        """
+        began = self._clock()
+        launch = self.scheduler.schedule()
+        if launch:
+            self._executor.forward(launch.batch)
+        self._read()
+        if launch:
+            self._under_way = (launch, self._executor.sample(launch.batch))
+            self._steps += 1
+            self._step_tokens = launch.batch.num_tokens
+            if not self._executor.overlap:
+                self._read()
+            self._step_seconds = self._clock() - began
+        return self.scheduler.take_outputs()
+
+    def _read(self) -> None:
+        if self._under_way is not None:
+            launch, pending = self._under_way
+            self._under_way = None
+            self.scheduler.commit(launch, pending.wait())
+
+    def stats(self) -> Stats:
+        scheduler = self.scheduler
+        return Stats(
+            running=scheduler.num_running,
+            waiting=len(scheduler.waiting),
+            pages_used=scheduler.pool.num_used,
+            pages_total=scheduler.pool.num_pages,
+            steps=self._steps,
+            step_tokens=self._step_tokens,
+            step_seconds=self._step_seconds,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            generated_tokens=scheduler.generated_tokens,
+            preemptions=scheduler.num_preemptions,
+        )

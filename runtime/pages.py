@@ -1,0 +1,137 @@
+"""PagePool: which pages of KV are in use, by how many, and what the free ones still hold.
+
+A full page is named by the digest of everything before it and in it, so a chain of digests is the
+prefix cache: no tree, no eviction pass.  A page that nobody uses keeps its content and its name
+until it is taken again, the least recently released first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+
+PageHash = bytes  # 16 bytes: equal digests mean equal tokens, so nothing is compared afterwards
+DIGEST_BYTES = 16
+TOKEN_BYTES = 4
+
+
+def chain_root(salt: bytes) -> PageHash:
+    """The parent of the first page.  Different salts have no page hash in common.
+
+    `person` keeps roots apart from page hashes: no salt can imitate a chain of tokens.
+    """
+    return blake2b(salt, digest_size=DIGEST_BYTES, person=b"wavefill-root").digest()
+
+
+def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page_size: int) -> None:
+    """Append the hashes of the full pages of `tokens` that `hashes` does not have yet."""
+    done = len(hashes)
+    full = len(tokens) // page_size
+    if full <= done:
+        return
+    content = array("i", tokens[done * page_size : full * page_size]).tobytes()
+    parent = hashes[-1] if hashes else root
+    page_bytes = page_size * TOKEN_BYTES
+    for offset in range(0, len(content), page_bytes):
+        page = content[offset : offset + page_bytes]
+        parent = blake2b(parent + page, digest_size=DIGEST_BYTES).digest()
+        hashes.append(parent)
+
+
+class PagePool:
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.num_releases = 0  # tells a caller that waits for pages whether to look again
+        self._references = [0] * num_pages
+        # In the order in which they will be taken: empty pages, then the longest released.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
+        self._page_of: dict[PageHash, int] = {}
+        self._hash_of: dict[int, PageHash] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def lookup(self, hashes: Iterable[PageHash]) -> list[int]:
+        """The remembered pages of the longest known beginning of the chain.  Takes nothing."""
+        pages: list[int] = []
+        for page_hash in hashes:
+            page = self._page_of.get(page_hash)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def count_free(self, pages: Iterable[int]) -> int:
+        """How many of `pages` sharing would take away from the free ones."""
+        references = self._references
+        return sum(references[page] == 0 for page in pages)
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more user for each page, which keeps its content."""
+        for page in pages:
+            if self._references[page] == 0:
+                del self._free[page]
+            self._references[page] += 1
+
+    def take(self, count: int) -> list[int]:
+        """`count` pages to write to; what they held is forgotten.  The caller checked num_free."""
+        pages: list[int] = []
+        for _ in range(count):
+            page, _nothing = self._free.popitem(last=False)
+            page_hash = self._hash_of.pop(page, None)
+            if page_hash is not None:
+                del self._page_of[page_hash]
+            self._references[page] = 1
+            pages.append(page)
+        return pages
+
+    def release(self, pages: list[int]) -> None:
+        """One user less for each page.
+
+        The end of a chain is of no use without its beginning, hence it is taken again first.
+        """
+        self.num_releases += 1
+        for page in reversed(pages):
+            self._references[page] -= 1
+            assert self._references[page] >= 0, f"page {page} was released twice"
+            if self._references[page] == 0:
+                self._free[page] = None
+                if page not in self._hash_of:
+                    self._free.move_to_end(page, last=False)
+
+    def remember(self, page: int, page_hash: PageHash) -> None:
+        """From now on lookup() finds the page, which is full and written.
+
+        Where two sequences computed the same content at the same time, the first page counts.
+        """
+        assert self._references[page] > 0, f"page {page} is not in use"
+        if page_hash not in self._page_of and page not in self._hash_of:
+            self._page_of[page_hash] = page
+            self._hash_of[page] = page_hash
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """lookup() no longer finds these pages: their content is not to be trusted."""
+        for page in pages:
+            page_hash = self._hash_of.pop(page, None)
+            if page_hash is not None:
+                del self._page_of[page_hash]
+
+    def check_integrity(self, holders: Iterable[list[int]] = ()) -> None:
+        """Assert that the books agree with each other and with the page lists of all holders."""
+        counted = [0] * self.num_pages
+        for pages in holders:
+            assert len(set(pages)) == len(pages), f"a page occurs twice in {pages}"
+            for page in pages:
+                counted[page] += 1
+        assert counted == self._references, f"held {counted}, recorded {self._references}"
+        unused = {page for page, count in enumerate(self._references) if count == 0}
+        assert unused == set(self._free), "a page is free if and only if nobody uses it"
+        inverse = {page: page_hash for page_hash, page in self._page_of.items()}
+        assert inverse == self._hash_of, "every remembered page has one hash and back"

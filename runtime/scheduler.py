@@ -1,0 +1,349 @@
+"""Scheduler: what runs in the next step, and what became of the last one.
+
+There is no prefill phase and no decode phase.  Each sequence catches up
+`todo = len(tokens) + ahead - launched`, rows with one token first, then parts of prompts as far as
+the budget goes.  All pages of the known tokens are taken when a sequence is admitted, so only
+decoding can run out of pages; then the last in rank gives up its pages and computes them again
+later.  Nothing here looks at more of the waiting line than its head.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import chain
+
+from msgspec import structs
+
+from runtime.admission import WaitingLine, refusal
+from runtime.batch import Sampled
+from runtime.columns import Columns, Launch
+from runtime.config import Resolved
+from runtime.messages import FinishReason, Output, Request, TokenLogprob
+from runtime.pages import PagePool
+from runtime.sequence import Sequence
+
+log = logging.getLogger("wavefill.scheduler")
+
+
+class Scheduler:
+    def __init__(
+        self,
+        resolved: Resolved,
+        vocab_size: int,
+        *,
+        draw_seed: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.resolved = resolved
+        self.vocab_size = vocab_size
+        self.pool = PagePool(resolved.num_pages)
+        self.waiting = WaitingLine()
+        # By request id, in the order in which they entered; together they are what is running.
+        self.prefilling: dict[int, Sequence] = {}
+        self.decoding: dict[int, Sequence] = {}
+        self.num_preemptions = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+        self._live: dict[int, Sequence] = {}
+        self._slots = list(range(resolved.max_num_seqs - 1, -1, -1))
+        self._outputs: list[Output] = []
+        self._arrivals = 0
+        self._draw_seed = draw_seed
+        self._clock = clock
+        # The head that did not fit, and the pool's releases then: no use to look again before.
+        self._blocked: tuple[Sequence, int] | None = None
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def idle(self) -> bool:
+        """No request is alive and every Output was taken."""
+        return not self._live and not self._outputs
+
+    def take_outputs(self) -> list[Output]:
+        """What was made since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # Requests come and go.
+
+    def add(self, request: Request) -> None:
+        """Let a request wait; one that can never run is answered with an error instead."""
+        if request.id in self._live:
+            raise ValueError(f"request id {request.id} is in use: ids must be unique")
+        error = refusal(request, self.resolved, self.vocab_size)
+        if error is not None:
+            output = Output(request.id, [], finish="error", error=error)
+            self._outputs.append(output)
+            return
+        seed = request.params.seed
+        sequence = Sequence(
+            request,
+            seed=self._draw_seed() if seed is None else seed,
+            order=self._arrivals,
+            max_model_len=self.resolved.max_model_len,
+        )
+        self._arrivals += 1
+        self._live[request.id] = sequence
+        self.waiting.push(sequence)
+
+    def abort(self, request_id: int) -> None:
+        """End a request wherever it is.  One that has ended already needs no answer."""
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._end(sequence, "abort")
+
+    # Deciding a step.
+
+    def schedule(self) -> Launch | None:
+        """The next step, or None if nothing can be done before commit() or add()."""
+        columns = Columns()
+        preemptions = self.num_preemptions
+        left = self.resolved.max_batched_tokens - self._decode(columns)
+        left = self._prefill(columns, left)
+        # A sequence preempted in this step may have a row in the one that is under way: it comes
+        # back after commit() has seen that row.
+        if left and preemptions == self.num_preemptions:
+            self._admit(columns, left)
+        return columns.launch() if columns.sequences else None
+
+    def _decode(self, columns: Columns) -> int:
+        """A row for each sequence that has caught up.  Returns the tokens used."""
+        budget = self.resolved.max_batched_tokens
+        pool, page_size = self.pool, self.resolved.page_size
+        while True:
+            rows = [row for row in self.decoding.values() if row.launched < row.kv_limit]
+            if len(rows) > budget:
+                del rows[budget:]
+            crossing = [row for row in rows if row.launched == row.page_room]
+            if len(crossing) <= pool.num_free:
+                break
+            self._preempt(max(self._running(), key=lambda sequence: sequence.rank))
+        for row in crossing:
+            row.page_room += page_size
+        columns.decode(rows, crossing, pool.take(len(crossing)))
+        return len(rows)
+
+    def _running(self) -> chain[Sequence]:
+        return chain(self.decoding.values(), self.prefilling.values())
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take its pages; it waits in its old place and will compute them again."""
+        assert self.num_running > 1, "one sequence alone always has enough pages"
+        self._leave(sequence)
+        sequence.launched = 0
+        sequence.preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.push(sequence)
+
+    def _prefill(self, columns: Columns, left: int) -> int:
+        """More of the prompts that are under way.  Returns the tokens left."""
+        if not self.prefilling:
+            return left
+        for sequence in list(self.prefilling.values()):
+            if not left:
+                break
+            left -= self._feed(columns, sequence, left, [])
+        return left
+
+    def _feed(self, columns: Columns, sequence: Sequence, left: int, new_pages: list[int]) -> int:
+        count = min(sequence.todo, left)
+        request_id = sequence.request.id
+        if columns.feed(sequence, count, new_pages):
+            self.prefilling.pop(request_id, None)
+            self.decoding[request_id] = sequence
+        else:
+            self.prefilling[request_id] = sequence
+        return count
+
+    def _admit(self, columns: Columns, left: int) -> None:
+        """Let the head of the line in, and the next, while there are tokens, slots and pages."""
+        while left and self._slots and (sequence := self.waiting.head()) is not None:
+            if self._blocked == (sequence, self.pool.num_releases):
+                break
+            try:
+                pages = self._claim_pages(sequence)
+            except Exception as error:
+                self._end_broken(sequence, error)
+                continue
+            if pages is None:
+                self._blocked = (sequence, self.pool.num_releases)
+                break
+            self._enter(sequence, pages)
+            columns.start(sequence)
+            left -= self._feed(columns, sequence, left, pages)
+
+    def _claim_pages(self, sequence: Sequence) -> list[int] | None:
+        """Pages for all known tokens, the remembered ones shared; None if there are not enough."""
+        pool, page_size = self.pool, self.resolved.page_size
+        assert not sequence.ahead
+        hits: list[int] = []
+        if self.resolved.prefix_cache and sequence.request.params.prompt_logprobs is None:
+            hashes = sequence.hash_pages(page_size)
+            # One token at least is computed: without it there would be no logits to sample from.
+            hits = pool.lookup(hashes[: (len(sequence.tokens) - 1) // page_size])
+        missing = -(-len(sequence.tokens) // page_size) - len(hits)
+        # Those that run may each need a page soon; to be admitted and preempted helps nobody.
+        if missing + pool.count_free(hits) + self.num_running > pool.num_free:
+            return None
+        pool.share(hits)
+        sequence.launched = len(hits) * page_size
+        return hits + pool.take(missing)
+
+    def _enter(self, sequence: Sequence, pages: list[int]) -> None:
+        self.waiting.pop()
+        self._blocked = None
+        sequence.slot = self._slots.pop()
+        sequence.pages = list(pages)
+        sequence.page_room = len(pages) * self.resolved.page_size
+        if not sequence.announced:
+            sequence.prompt_scores = None
+        if not sequence.started:
+            sequence.started = self._clock()
+            sequence.cached = sequence.launched
+            self.prompt_tokens += sequence.prompt_len
+            self.cached_tokens += sequence.cached
+
+    # Learning what a step did.
+
+    def commit(self, launch: Launch, sampled: Sampled) -> None:
+        """Take in the results of a step; the next one may have been scheduled already."""
+        batch, sequences = launch
+        page_size = self.resolved.page_size
+        scored = sampled.logprobs
+        has_details = bool(sampled.errors) or sampled.prompt_logprobs is not None
+        rows = zip(sequences, batch.sample, batch.starts, batch.q_lens, sampled.tokens, strict=True)
+        for index, (sequence, samples, start, q_len, token) in enumerate(rows):
+            if samples:
+                sequence.ahead -= 1
+            if sequence.finish is not None:
+                continue  # it ended while this row was under way
+            try:
+                if has_details and self._note_details(sequence, index, sampled):
+                    continue
+                if start // page_size < (start + q_len) // page_size:
+                    self._remember(sequence, start // page_size, (start + q_len) // page_size)
+                if samples:
+                    logprob = None if scored is None else scored[index]
+                    self._take_token(sequence, token, logprob)
+            except Exception as error:
+                self._end_broken(sequence, error)
+
+    def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
+        """Errors and prompt scores of one row.  True if the row failed, which ends its request."""
+        error = sampled.errors.get(index)
+        if error is not None:
+            # Perhaps what its pages hold is to blame: nobody else shall find them.
+            self.pool.forget(sequence.pages)
+            self._end(sequence, "error", error=error)
+            return True
+        scores = sampled.prompt_logprobs[index] if sampled.prompt_logprobs else None
+        if scores is not None and not sequence.announced:
+            if sequence.prompt_scores is None:
+                sequence.prompt_scores = [None]  # nothing comes before the first token
+            sequence.prompt_scores += scores
+        return False
+
+    def _remember(self, sequence: Sequence, first: int, end: int) -> None:
+        """Its pages first .. end - 1 are full and written."""
+        # A sequence that was preempted in the meantime has no pages.
+        if self.resolved.prefix_cache and sequence.pages:
+            hashes = sequence.hash_pages(self.resolved.page_size)
+            for index in range(first, end):
+                self.pool.remember(sequence.pages[index], hashes[index])
+
+    def _take_token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"the executor sampled {token}, not a token id of this model")
+        tokens = sequence.tokens
+        tokens.append(token)
+        self.generated_tokens += 1
+        logprobs = None if logprob is None else [logprob]
+        if token in sequence.stop_ids and (
+            len(tokens) - sequence.prompt_len > sequence.request.params.min_tokens
+        ):
+            self._end(sequence, "stop", tokens=[token], logprobs=logprobs, stop_id=token)
+        elif len(tokens) >= sequence.limit:
+            self._end(sequence, "length", tokens=[token], logprobs=logprobs)
+        elif sequence.announced:
+            request = sequence.request
+            self._outputs.append(Output(request.id, [token], None, None, logprobs))
+        else:
+            self._emit_first(sequence, Output(sequence.request.id, [token], logprobs=logprobs))
+
+    def _emit_first(self, sequence: Sequence, output: Output) -> None:
+        """The first Output also tells what happened before it."""
+        scores = sequence.prompt_scores
+        if output.tokens and sequence.request.params.prompt_logprobs is not None:
+            num_scored = 0 if scores is None else len(scores)
+            if num_scored != sequence.prompt_len:
+                raise ValueError(f"{num_scored} of {sequence.prompt_len} prompt tokens were scored")
+        sequence.announced = True
+        sequence.prompt_scores = None
+        self._outputs.append(
+            structs.replace(
+                output,
+                prompt_logprobs=scores if output.tokens else None,
+                cached=sequence.cached,
+                started=sequence.started,
+            )
+        )
+
+    def _end(
+        self,
+        sequence: Sequence,
+        finish: FinishReason,
+        *,
+        tokens: list[int] | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+        stop_id: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The one end of a request: its pages and slot are free at once, its Output the last."""
+        request = sequence.request
+        output = Output(
+            request.id, tokens or [], finish, stop_id=stop_id, logprobs=logprobs, error=error
+        )
+        if sequence.announced:
+            self._outputs.append(output)
+        else:
+            self._emit_first(sequence, output)
+        sequence.finish = finish
+        del self._live[request.id]
+        if sequence.slot < 0:
+            self.waiting.note_end()
+        else:
+            self._leave(sequence)
+
+    def _end_broken(self, sequence: Sequence, error: Exception) -> None:
+        """Something went wrong in this request's own handling: the others go on."""
+        log.error("request %d failed", sequence.request.id, exc_info=error)
+        self._end(sequence, "error", error=f"internal error: {error}")
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of its slot, its pages free."""
+        request_id = sequence.request.id
+        if self.decoding.pop(request_id, None) is None:
+            del self.prefilling[request_id]
+        self.pool.release(sequence.pages)
+        sequence.pages = []
+        sequence.page_room = 0
+        self._slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def check_integrity(self) -> None:
+        """Assert that pages, slots and the lists of sequences agree.  For tests: it is slow."""
+        running = list(self._running())
+        self.pool.check_integrity([sequence.pages for sequence in running])
+        taken = [sequence.slot for sequence in running]
+        assert sorted(taken + self._slots) == list(range(self.resolved.max_num_seqs))
+        assert len(running) + len(self.waiting) == len(self._live)
+        for sequence in running:
+            assert sequence.finish is None and sequence.ahead <= 1
+            assert sequence.page_room == len(sequence.pages) * self.resolved.page_size
+            assert sequence.launched <= sequence.page_room

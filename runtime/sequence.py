@@ -1,0 +1,80 @@
+"""Sequence: the engine's record of one request.  The scheduler alone writes it."""
+
+from __future__ import annotations
+
+from runtime.messages import FinishReason, Request, TokenLogprob
+from runtime.pages import PageHash, chain_root, extend_chain
+
+
+class Sequence:
+    """One request from its arrival to its last Output.
+
+    tokens     known on the host: the prompt, then what was committed
+    ahead      tokens that the device has sampled, or will with what is queued, and the host has
+               not read: 0 or 1 until there is speculation
+    launched   positions of the KV cache that are written or queued to be
+    pages      hold positions 0 .. len(pages) * page_size - 1; empty while it waits
+    """
+
+    __slots__ = (
+        "ahead",
+        "announced",
+        "cached",
+        "finish",
+        "hashes",
+        "kv_limit",
+        "launched",
+        "limit",
+        "order",
+        "page_room",
+        "pages",
+        "preemptions",
+        "prompt_len",
+        "prompt_scores",
+        "request",
+        "root",
+        "seed",
+        "slot",
+        "started",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, *, seed: int, order: int, max_model_len: int) -> None:
+        params = request.params
+        self.request = request
+        self.seed = seed
+        self.order = order  # of arrival, kept through preemptions
+        self.tokens = list(request.tokens)
+        self.prompt_len = len(request.tokens)
+        self.limit = min(self.prompt_len + params.max_tokens, max_model_len)  # tokens at its end
+        self.kv_limit = self.limit - 1  # nothing reads the last token
+        self.stop_ids = frozenset(params.stop_ids)
+        self.launched = 0
+        self.ahead = 0
+        self.slot = -1  # none
+        self.pages: list[int] = []
+        self.page_room = 0  # len(pages) in tokens
+        self.hashes: list[PageHash] = []
+        self.root = chain_root(request.salt)
+        self.finish: FinishReason | None = None
+        self.announced = False  # its first Output was made
+        self.cached = 0
+        self.started = 0.0
+        self.preemptions = 0
+        self.prompt_scores: list[TokenLogprob | None] | None = None
+
+    @property
+    def todo(self) -> int:
+        """Tokens to feed until it has caught up: a prompt, what a preemption lost, or one."""
+        return len(self.tokens) + self.ahead - self.launched
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among all sequences: the smallest runs first and is preempted last."""
+        return (self.request.priority, self.order)
+
+    def hash_pages(self, page_size: int) -> list[PageHash]:
+        """The hashes of all full pages of its known tokens."""
+        extend_chain(self.hashes, self.root, self.tokens, page_size)
+        return self.hashes

@@ -1,0 +1,209 @@
+"""A strict fake executor: it answers rightly only if every cell of KV is right.
+
+A KV cell holds the token written to it, and the next token is a hash of every cell that the row
+reads through its page table: one stale, lost or aliased cell changes the answer.  It is fed by
+encoded Batch bytes alone, as another rank would be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from runtime.batch import LAST, Batch, NewRow, Sampled
+from runtime.config import Resolved
+from runtime.messages import SamplingParams, TokenLogprob
+
+VOCAB_SIZE = 97
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Batch)
+
+
+def resolved(
+    *,
+    page_size: int = 4,
+    num_pages: int = 64,
+    max_num_seqs: int = 8,
+    max_batched_tokens: int = 32,
+    max_model_len: int = 64,
+    prefix_cache: bool = True,
+) -> Resolved:
+    """A configuration as small as a test wants it."""
+    return Resolved(
+        model="fake",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        load_format="dummy",
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        page_size=page_size,
+        num_pages=num_pages,
+        prefix_cache=prefix_cache,
+        threads=1,
+        seed=0,
+    )
+
+
+def next_token(cells: Sequence[int], params: SamplingParams, prompt_len: int) -> int:
+    """The fake model and sampler: a function of all cells, stop ids masked as params ask."""
+    masked = params.stop_ids if len(cells) - prompt_len < params.min_tokens else ()
+    digest = array("i", cells).tobytes()
+    while True:
+        digest = hashlib.blake2b(digest, digest_size=8).digest()
+        token = int.from_bytes(digest, "little") % VOCAB_SIZE
+        if token not in masked:
+            return token
+
+
+def plain_decoding(
+    tokens: list[int], params: SamplingParams, *, max_model_len: int
+) -> tuple[list[int], str]:
+    """What the engine must answer: its tokens and why it ended."""
+    known = list(tokens)
+    while True:
+        token = next_token(known, params, len(tokens))
+        known.append(token)
+        if token in params.stop_ids:
+            return known[len(tokens) :], "stop"
+        if len(known) - len(tokens) == params.max_tokens or len(known) == max_model_len:
+            return known[len(tokens) :], "length"
+
+
+@dataclass
+class FakeSlot:
+    new: NewRow
+    pages: list[int] = field(default_factory=list)
+    last: int | None = None
+    length: int = 0
+
+
+class FakePending:
+    def __init__(self, run: Callable[[], Sampled]) -> None:
+        self._run = run
+
+    def wait(self) -> Sampled:
+        return self._run()
+
+
+class FakeExecutor:
+    """Overlapping, it computes nothing before somebody waits, in the order of the calls."""
+
+    def __init__(self, config: Resolved, *, overlap: bool) -> None:
+        self.overlap = overlap
+        self.batches: list[Batch] = []  # as decoded
+        self.fail_slots: dict[int, str] = {}  # slot -> error of its next row that samples
+        self._page_size = config.page_size
+        self._config = config
+        self._cells: list[int | None] = [None] * (config.num_pages * config.page_size)
+        self._slots: dict[int, FakeSlot] = {}
+        self._queue: deque[Callable[[], None]] = deque()
+        self._read: list[list[int]] = []
+
+    def forward(self, batch: Batch) -> None:
+        batch = _decoder.decode(_encoder.encode(batch))
+        self._check_shape(batch)
+        self.batches.append(batch)
+        self._submit(lambda: self._forward(batch))
+
+    def sample(self, batch: Batch) -> FakePending:
+        batch = _decoder.decode(_encoder.encode(batch))
+        results: list[Sampled] = []
+        self._submit(lambda: results.append(self._sample(batch)))
+
+        def wait() -> Sampled:
+            while not results:
+                self._queue.popleft()()
+            return results[0]
+
+        return FakePending(wait)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        if self.overlap:
+            self._queue.append(work)
+        else:
+            work()
+
+    def _check_shape(self, batch: Batch) -> None:
+        config, rows = self._config, len(batch.slots)
+        assert 0 < rows <= config.max_num_seqs
+        assert len(set(batch.slots)) == rows, "a slot occurs twice"
+        assert all(0 <= slot < config.max_num_seqs for slot in batch.slots)
+        for column in (batch.starts, batch.q_lens, batch.num_new_pages, batch.sample):
+            assert len(column) == rows
+        assert min(batch.q_lens) > 0, "a row without a token has no logits"
+        assert sum(batch.q_lens) == batch.num_tokens <= config.max_batched_tokens
+        assert sum(batch.num_new_pages) == len(batch.new_pages)
+        assert all(length == 1 for length in batch.q_lens[: batch.decode_rows])
+        assert all(batch.sample[: batch.decode_rows])
+        fresh = [row.slot for row in batch.new_rows]
+        assert len(set(fresh)) == len(fresh) and set(fresh) <= set(batch.slots)
+
+    def _forward(self, batch: Batch) -> None:
+        for new in batch.new_rows:
+            self._slots[new.slot] = FakeSlot(new)
+        pages, tokens = iter(batch.new_pages), iter(batch.tokens)
+        columns = zip(batch.slots, batch.starts, batch.q_lens, batch.num_new_pages, strict=True)
+        spans: list[tuple[FakeSlot, int]] = []
+        for index, start, q_len, num_new_pages in columns:
+            slot = self._slots[index]
+            slot.pages += [next(pages) for _ in range(num_new_pages)]
+            assert len(slot.pages) <= self._config.max_pages_per_seq
+            for position in range(start, start + q_len):
+                token = next(tokens)
+                if token == LAST:
+                    assert slot.last is not None, "the device has no last token for this slot"
+                    token = slot.last
+                self._cells[self._where(slot, position)] = token
+            spans.append((slot, start + q_len))
+        # As on a GPU, all writes of a step come before its reads.
+        self._read = [
+            [self._cell(slot, position) for position in range(end)] for slot, end in spans
+        ]
+
+    def _where(self, slot: FakeSlot, position: int) -> int:
+        page = slot.pages[position // self._page_size]
+        return page * self._page_size + position % self._page_size
+
+    def _cell(self, slot: FakeSlot, position: int) -> int:
+        token = self._cells[self._where(slot, position)]
+        assert token is not None, "a cell is read that was never written"
+        return token
+
+    def _sample(self, batch: Batch) -> Sampled:
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        prompt_logprobs: list[list[TokenLogprob] | None] = []
+        errors: dict[int, str] = {}
+        for row, (index, samples) in enumerate(zip(batch.slots, batch.sample, strict=True)):
+            slot, cells = self._slots[index], self._read[row]
+            params, prompt_len = slot.new.params, slot.new.prompt_len
+            token = LAST
+            if samples:
+                token = slot.last = next_token(cells, params, prompt_len)
+                if index in self.fail_slots:
+                    errors[row] = self.fail_slots.pop(index)
+            tokens.append(token)
+            wants = samples and params.logprobs is not None
+            logprobs.append(_score(token) if wants else None)
+            first = max(1, batch.starts[row])
+            fed = cells[first : max(first, min(len(cells), prompt_len))]
+            wants = params.prompt_logprobs is not None
+            prompt_logprobs.append([_score(token) for token in fed] if wants else None)
+        return Sampled(
+            tokens,
+            logprobs if any(logprobs) else None,
+            prompt_logprobs if any(scores is not None for scores in prompt_logprobs) else None,
+            errors,
+        )
+
+
+def _score(token: int) -> TokenLogprob:
+    return TokenLogprob(-token / VOCAB_SIZE, 1, [])
