@@ -1,0 +1,91 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864) and its scalings for long contexts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.config import RopeConfig
+
+
+class Rope(nn.Module):
+    """cos and sin of every position, [max_position, head_dim] float32, built once."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, max_position: int) -> None:
+        super().__init__()
+        frequencies = inverse_frequencies(config, head_dim)
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+        angles = torch.cat([angles, angles], -1)
+        scale = attention_factor(config)
+        self.cos = nn.Buffer(angles.cos() * scale, persistent=False)
+        self.sin = nn.Buffer(angles.sin() * scale, persistent=False)
+
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos, sin [T, 1, head_dim] of positions [T]; once a step, for all layers."""
+        return self.cos[positions].to(dtype)[:, None], self.sin[positions].to(dtype)[:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of x [T, heads, head_dim]: the form that Hugging Face checkpoints use."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * cos + turned * sin
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32.  Sources: the scalings' papers and transformers' rope utilities."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / config.theta**exponent
+    if config.kind == "linear":
+        return plain / config.factor
+    if config.kind == "yarn":
+        return _yarn(config, plain, head_dim)
+    if config.kind == "llama3":
+        return _llama3(config, plain)
+    return plain  # dynamic too: within the trained length it scales nothing
+
+
+def attention_factor(config: RopeConfig) -> float:
+    """What yarn multiplies cos and sin with, to keep the entropy of attention."""
+    if config.kind != "yarn":
+        return 1.0
+    if config.attention_factor is not None:
+        return config.attention_factor
+
+    def scale(mscale: float) -> float:
+        return 1.0 if config.factor <= 1 else 0.1 * mscale * math.log(config.factor) + 1.0
+
+    if config.mscale and config.mscale_all_dim:
+        return scale(config.mscale) / scale(config.mscale_all_dim)
+    return scale(1.0)
+
+
+def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+    """Stretch slow dimensions, keep fast ones, blend between (YaRN, arXiv 2309.00071)."""
+
+    def dimension_of(rotations: float) -> float:
+        ratio = config.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    stretched = ramp.clamp(0, 1)
+    return plain / config.factor * stretched + plain * (1 - stretched)
+
+
+def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
+    """Llama 3.1: stretch long wavelengths, keep short ones, blend between."""
+    original = config.original_max_position
+    wavelength = 2 * math.pi / plain
+    blend = (original / wavelength - config.low_freq_factor) / (
+        config.high_freq_factor - config.low_freq_factor
+    )
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * plain / config.factor + blend * plain

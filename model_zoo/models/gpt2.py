@@ -1,0 +1,85 @@
+"""GPT-2: learned positions, LayerNorm, no rotation; its products are stored transposed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.config import ModelConfig
+from model_zoo.inputs import ModelInput
+from model_zoo.layers.attention import Attention
+from model_zoo.layers.embedding import Embedding, Head
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.mlp import MLP
+from model_zoo.layers.norm import LayerNorm
+from model_zoo.weights import Weights
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
+        self.attention = Attention(config, index, dtype)
+        self.mlp_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype=dtype)
+
+    def forward(self, x: Tensor, inp: ModelInput) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), inp, None)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT2(nn.Module):
+    """forward: ModelInput -> hidden [T, hidden]; logits: [R, hidden] -> [R, vocab] float32."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.position = Embedding(config.max_position, config.hidden_size, dtype)
+        self.layers = nn.ModuleList(
+            [Layer(config, index, dtype) for index in range(config.num_layers)]
+        )
+        self.norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
+        self.head = Head(
+            config.vocab_size,
+            config.hidden_size,
+            dtype,
+            self.embedding if config.tie_embeddings else None,
+        )
+
+    def forward(self, inp: ModelInput) -> Tensor:
+        x = self.embedding(inp.tokens) + self.position(inp.positions)
+        for layer in self.layers:
+            x = layer(x, inp)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def weights(self) -> Weights:
+        """Checkpoint name -> where its values go."""
+        table: Weights = {
+            "transformer.wte.weight": self.embedding.weight,
+            "transformer.wpe.weight": self.position.weight,
+            "transformer.ln_f.weight": self.norm.weight,
+            "transformer.ln_f.bias": self.norm.bias,
+        }
+        if not self.config.tie_embeddings:
+            table["lm_head.weight"] = self.head.weight
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            name = f"transformer.h.{index}"
+            for part, norm in (("ln_1", layer.attention_norm), ("ln_2", layer.mlp_norm)):
+                table[f"{name}.{part}.weight"] = norm.weight
+                table[f"{name}.{part}.bias"] = norm.bias
+            table |= _transposed(layer.attention.qkv, f"{name}.attn.c_attn")
+            table |= _transposed(layer.attention.out, f"{name}.attn.c_proj")
+            table |= _transposed(layer.mlp.up, f"{name}.mlp.c_fc")
+            table |= _transposed(layer.mlp.down, f"{name}.mlp.c_proj")
+        return table
+
+
+def _transposed(linear: Linear, name: str) -> Weights:
+    """The checkpoint stores [in, out]."""
+    assert linear.bias is not None
+    return {f"{name}.weight": linear.weight.T, f"{name}.bias": linear.bias}

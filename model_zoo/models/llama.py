@@ -1,0 +1,94 @@
+"""Llama and its kin: Llama 2 and 3, Mistral, Qwen2, Qwen3.
+
+They differ in biases, in q/k norm and in rope scaling, and ModelConfig says which has what.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.config import ModelConfig
+from model_zoo.inputs import ModelInput
+from model_zoo.layers.attention import Attention, CosSin
+from model_zoo.layers.embedding import Embedding, Head
+from model_zoo.layers.mlp import GatedMLP
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.rope import Rope
+from model_zoo.weights import Weights, fused, shared
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.attention = Attention(config, index, dtype)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype
+        )
+
+    def forward(self, x: Tensor, inp: ModelInput, cos_sin: CosSin) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), inp, cos_sin)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(nn.Module):
+    """forward: ModelInput -> hidden [T, hidden]; logits: [R, hidden] -> [R, vocab] float32."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert config.rope is not None
+        self.config = config
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.rope = Rope(config.rope, config.head_dim, config.max_position)
+        self.layers = nn.ModuleList(
+            [Layer(config, index, dtype) for index in range(config.num_layers)]
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.head = Head(
+            config.vocab_size,
+            config.hidden_size,
+            dtype,
+            self.embedding if config.tie_embeddings else None,
+        )
+
+    def forward(self, inp: ModelInput) -> Tensor:
+        x = self.embedding(inp.tokens)
+        cos_sin = self.rope.rows(inp.positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, inp, cos_sin)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def weights(self) -> Weights:
+        """Checkpoint name -> where its values go."""
+        config = self.config
+        table: Weights = {
+            "model.embed_tokens.weight": self.embedding.weight,
+            "model.norm.weight": self.norm.weight,
+        }
+        if not config.tie_embeddings:
+            table["lm_head.weight"] = self.head.weight
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            name = f"model.layers.{index}"
+            attention = layer.attention
+            table |= {
+                f"{name}.input_layernorm.weight": layer.attention_norm.weight,
+                f"{name}.post_attention_layernorm.weight": layer.mlp_norm.weight,
+            }
+            qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), kv_size) | {"q_proj": q_size}
+            table |= fused(attention.qkv, f"{name}.self_attn", qkv)
+            table |= shared(attention.out, f"{name}.self_attn.o_proj")
+            gate_up = dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size)
+            table |= fused(layer.mlp.gate_up, f"{name}.mlp", gate_up)
+            table |= shared(layer.mlp.down, f"{name}.mlp.down_proj")
+            if attention.q_norm is not None and attention.k_norm is not None:
+                table[f"{name}.self_attn.q_norm.weight"] = attention.q_norm.weight
+                table[f"{name}.self_attn.k_norm.weight"] = attention.k_norm.weight
+        return table

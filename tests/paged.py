@@ -1,0 +1,73 @@
+"""Runs a model over shuffled pages, in steps of any size, without an engine."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from attention.backend import Backend
+from attention.kv_pool import KVPool
+from attention.metadata import ForwardMeta
+from attention.reference import ReferenceBackend
+from model_zoo.config import ModelConfig
+from model_zoo.inputs import ModelInput
+
+PAGE = 16
+
+
+class PagedRow:
+    """One sequence with its own pages."""
+
+    def __init__(self, model: nn.Module, config: ModelConfig, dtype: torch.dtype) -> None:
+        self.model = model
+        pages = -(-config.max_position // PAGE)
+        self.kv = KVPool.allocate(
+            layers=config.num_layers,
+            pages=pages,
+            kv_heads=config.num_kv_heads,
+            page_size=PAGE,
+            head_dim=config.head_dim,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        self.kv.k.fill_(float("nan"))
+        self.kv.v.fill_(float("nan"))
+        self.table = torch.randperm(pages, dtype=torch.int32)[None]
+        self.backend: Backend = ReferenceBackend()
+        self.length = 0
+
+    @torch.inference_mode()
+    def feed(self, tokens: Tensor) -> Tensor:
+        """Feed tokens [T] after those fed before -> logits [T, vocab]."""
+        count, end = len(tokens), self.length + len(tokens)
+        positions = torch.arange(self.length, end)
+        slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
+        meta = ForwardMeta(
+            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+            cu_seqlens_k=torch.tensor([0, end], dtype=torch.int32),
+            cache_seqlens=torch.tensor([end], dtype=torch.int32),
+            page_table=self.table,
+            write_slots=slots,
+            max_seqlen_q=count,
+            max_seqlen_k=end,
+            decode_rows=int(count == 1),
+            q_lens=(count,),
+            kv_lens=(end,),
+        )
+        inp = ModelInput(
+            tokens=tokens,
+            positions=positions,
+            logit_rows=torch.arange(count),
+            meta=self.backend.plan(meta),
+            kv=self.kv,
+            backend=self.backend,
+        )
+        self.length = end
+        return self.model.logits(self.model(inp))  # type: ignore[operator]
+
+    def feed_in_steps(self, tokens: Tensor, cuts: list[int]) -> Tensor:
+        """As feed(), cut before each index of `cuts`."""
+        edges = [0, *cuts, len(tokens)]
+        return torch.cat([self.feed(tokens[begin:end]) for begin, end in pairwise(edges)])

@@ -1,0 +1,87 @@
+"""Small random checkpoints that transformers writes, one of each kind we serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+KINDS = (
+    "qwen3",
+    "qwen3-tied",
+    "qwen2",
+    "llama2",
+    "llama3",
+    "llama-linear",
+    "llama-dynamic",
+    "llama-yarn",
+    "mistral",
+    "gpt2",
+)
+
+
+def _scaled(kind: str, **fields: float) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+def _config(kind: str):
+    from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+    match kind:
+        case "qwen3":
+            return Qwen3Config(**SHAPE, head_dim=32)
+        case "qwen3-tied":
+            return Qwen3Config(**{**SHAPE, "tie_word_embeddings": True}, head_dim=16)
+        case "qwen2":
+            return Qwen2Config(**SHAPE)
+        case "llama2":
+            return LlamaConfig(**{**SHAPE, "num_key_value_heads": 4}, rms_norm_eps=1e-5)
+        case "llama3":
+            scaling = _scaled(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            )
+            return LlamaConfig(**SHAPE, **scaling, attention_bias=True, mlp_bias=True)
+        case "llama-linear":
+            return LlamaConfig(**SHAPE, **_scaled("linear", factor=2.0))
+        case "llama-dynamic":
+            return LlamaConfig(**SHAPE, **_scaled("dynamic", factor=2.0))
+        case "llama-yarn":
+            scaling = _scaled("yarn", factor=4.0, original_max_position_embeddings=128)
+            return LlamaConfig(**SHAPE, **scaling)
+        case "mistral":
+            return MistralConfig(**{**SHAPE, "num_key_value_heads": 1}, sliding_window=None)
+        case "gpt2":
+            return GPT2Config(
+                vocab_size=131, n_positions=512, n_embd=64, n_layer=3, n_head=4, eos_token_id=1
+            )
+    raise ValueError(kind)
+
+
+def write_checkpoint(kind: str, directory: Path, **save_options: object) -> nn.Module:
+    """Write a random checkpoint of `kind` and return transformers' model of it, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(KINDS.index(kind))
+    model = AutoModelForCausalLM.from_config(_config(kind)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # larger than the usual start: logits far apart
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory, **save_options)
+    return model
