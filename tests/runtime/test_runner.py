@@ -114,7 +114,7 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_any_mix_of_requests_gets_the_tokens_of_plain_decoding(data: st.DataObject) -> None:
     """Chunks, preemption and prefix hits: few slots, few pages, small steps."""
