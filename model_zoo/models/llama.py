@@ -74,6 +74,7 @@ class Llama(nn.Module):
             table["lm_head.weight"] = self.head.weight
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
+        inner = config.intermediate_size
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             name = f"model.layers.{index}"
@@ -82,10 +83,10 @@ class Llama(nn.Module):
                 f"{name}.input_layernorm.weight": layer.attention_norm.weight,
                 f"{name}.post_attention_layernorm.weight": layer.mlp_norm.weight,
             }
-            qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), kv_size) | {"q_proj": q_size}
+            qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
             table |= fused(attention.qkv, f"{name}.self_attn", qkv)
             table |= shared(attention.out, f"{name}.self_attn.o_proj")
-            gate_up = dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size)
+            gate_up = {"gate_proj": inner, "up_proj": inner}
             table |= fused(layer.mlp.gate_up, f"{name}.mlp", gate_up)
             table |= shared(layer.mlp.down, f"{name}.mlp.down_proj")
             if attention.q_norm is not None and attention.k_norm is not None:
