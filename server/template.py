@@ -137,11 +137,14 @@ class ChatTemplate:
 
 def _cut_after(text: str, final: str) -> str:
     """`text` up to the end of the final message's content, so that the model goes on from there."""
-    place = text.rfind(final.strip()) if final.strip() else -1
+    core = final.strip()
+    place = text.rfind(core) if core else -1
     if place < 0:
         raise RequestError(
             "`continue_final_message` needs a final message whose content the template prints as "
             "it is: give it some text",
             param="continue_final_message",
         )
-    return text[: place + len(final.strip())]
+    # Templates that trim contents drop the space at the end; the others keep it.
+    spaced = final.lstrip()
+    return text[: place + len(spaced if text.startswith(spaced, place) else core)]

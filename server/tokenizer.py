@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, cast
 
-import orjson
+import msgspec
+from jinja2 import TemplateError
+from msgspec import Meta, Struct
 from tokenizers import Tokenizer
 
 from server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from server.errors import RequestError
 from server.template import ChatTemplate
+
+S = TypeVar("S", bound=Struct)
 
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer looks at, to know what precedes the answer
@@ -22,15 +26,58 @@ class TokenizerError(ValueError):
     """The directory has no usable tokenizer; the message names the file and the remedy."""
 
 
-@dataclass(frozen=True)
-class SamplingDefaults:
+class SamplingDefaults(Struct, frozen=True):
     """What generation_config.json recommends; None where it says nothing."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+
+
+class EndTokens(Struct, frozen=True):
+    """The part of config.json and generation_config.json that says what ends an answer."""
+
+    eos_token_id: int | list[int] | None = None
+
+    def ids(self) -> list[int]:
+        if self.eos_token_id is None:
+            return []
+        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
+
+
+class NamedTemplate(Struct, frozen=True):
+    name: str
+    template: str
+
+
+class TokenizerConfig(Struct, frozen=True):
+    """The part of tokenizer_config.json that names the chat template."""
+
+    chat_template: str | list[NamedTemplate] | None = None
+
+    def template(self) -> str | None:
+        if isinstance(self.chat_template, list):
+            named = {entry.name: entry.template for entry in self.chat_template}
+            return named.get("default")
+        return self.chat_template
+
+
+class Decoder(Struct, frozen=True):
+    """The decoder of tokenizer.json, which may be a list of decoders."""
+
+    type: str = ""
+    decoders: list[Decoder] = []
+
+    def is_byte_level(self) -> bool:
+        if self.type == "Sequence" and len(self.decoders) == 1:
+            return self.decoders[0].is_byte_level()
+        return self.type == "ByteLevel"
+
+
+class TokenizerFile(Struct, frozen=True):
+    decoder: Decoder | None = None
 
 
 @dataclass(frozen=True)
@@ -49,17 +96,18 @@ class ChatTokenizer:
         """Read tokenizer.json and what stands beside it.  Raises TokenizerError."""
         folder = Path(directory)
         tokenizer = _read_tokenizer(folder)
-        config = _read_json(folder / "tokenizer_config.json")
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         special = frozenset(id for id, token in added.items() if token.special)
-        words = _special_words(config)
-        table = byte_table(tokenizer) if _is_byte_level(folder) else None
+        words = _special_words(folder)
+        template = _read_template(folder, words)
+        decoder = _read(folder / "tokenizer.json", TokenizerFile).decoder
+        table = byte_table(tokenizer) if decoder and decoder.is_byte_level() else None
         return ChatTokenizer(
             tokenizer=tokenizer,
-            template=_read_template(folder, config, words),
+            template=template,
             eos_ids=_eos_ids(folder, words, vocabulary),
-            defaults=_sampling_defaults(folder),
+            defaults=_read(folder / "generation_config.json", SamplingDefaults),
             special_ids=special,
             longest_token=max(map(len, vocabulary), default=1),
             bytes_all=table,
@@ -116,16 +164,14 @@ class ChatTokenizer:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[S]) -> S:
+    """The fields of `kind` in a JSON file; their defaults if there is no such file."""
     if not path.is_file():
-        return {}
+        return kind()
     try:
-        value = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise TokenizerError(f"{path.name} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path.name} is not a JSON object")
-    return value  # pyright: ignore[reportUnknownVariableType] -- JSON keys are strings
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise TokenizerError(f"{path.name} cannot be used: {error}") from None
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:
@@ -146,34 +192,33 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _is_byte_level(folder: Path) -> bool:
-    decoder = _read_json(folder / "tokenizer.json").get("decoder") or {}
-    inner = decoder.get("decoders")
-    if decoder.get("type") == "Sequence" and inner and len(inner) == 1:
-        decoder = inner[0]
-    return decoder.get("type") == "ByteLevel"
-
-
-def _special_words(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_words(folder: Path) -> dict[str, str]:
     """bos_token, eos_token, ... as a template sees them."""
+    path = folder / "tokenizer_config.json"
+    _read(path, TokenizerConfig)  # says what is wrong with it
+    config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
     words: dict[str, str] = {}
     for key, value in config.items():
         if key.endswith("_token"):
-            word = value.get("content") if isinstance(value, dict) else value  # pyright: ignore
+            word = cast("dict[str, Any]", value).get("content") if type(value) is dict else value
             if isinstance(word, str):
                 words[key] = word
     return words
 
 
-def _read_template(
-    folder: Path, config: Mapping[str, Any], words: Mapping[str, str]
-) -> ChatTemplate | None:
+def _read_template(folder: Path, words: Mapping[str, str]) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
-    source: Any = path.read_text("utf-8") if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # named templates
-        named = {entry["name"]: entry["template"] for entry in source}  # pyright: ignore
-        source = named.get("default")
-    return ChatTemplate(source, words) if isinstance(source, str) else None
+    if path.is_file():
+        source = path.read_text("utf-8")
+    else:
+        path = folder / "tokenizer_config.json"
+        source = _read(path, TokenizerConfig).template()
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, words)
+    except TemplateError as error:
+        raise TokenizerError(f"the chat template in {path.name} is broken: {error}") from None
 
 
 def _eos_ids(
@@ -181,20 +226,7 @@ def _eos_ids(
 ) -> tuple[int, ...]:
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        wanted = _read_json(folder / name).get("eos_token_id")
-        ids.update(wanted if isinstance(wanted, list) else [] if wanted is None else [wanted])
-    word = words.get("eos_token")
-    if word in vocabulary:
+        ids.update(_read(folder / name, EndTokens).ids())
+    if (word := words.get("eos_token")) in vocabulary and word is not None:
         ids.add(vocabulary[word])
     return tuple(sorted(ids))
-
-
-def _sampling_defaults(folder: Path) -> SamplingDefaults:
-    recommended = _read_json(folder / "generation_config.json")
-    return SamplingDefaults(
-        temperature=recommended.get("temperature"),
-        top_p=recommended.get("top_p"),
-        top_k=recommended.get("top_k"),
-        min_p=recommended.get("min_p"),
-        repetition_penalty=recommended.get("repetition_penalty"),
-    )
