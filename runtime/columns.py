@@ -28,26 +28,21 @@ class Columns:
         self.decode_rows = 0
         self.new_rows: list[NewRow] = []
 
-    def decode(self, rows: list[Sequence], crossing: list[Sequence], taken: list[int]) -> None:
-        """One token for each of `rows`; those in `crossing` get one page each of `taken`."""
-        count = len(rows)
+    def decode(self, rows: list[Sequence], crossing: list[int], taken: list[int]) -> None:
+        """One token for each of `rows`; those with an index in `crossing` get a page of `taken`."""
+        # Written as whole columns: at 256 rows this is most of what a step costs the host.
         self.sequences = rows
-        # Written as whole columns: at 256 rows this is most of what a step does on the host.
         self.slots = [row.slot for row in rows]
         self.starts = [row.launched for row in rows]
         self.tokens = [LAST if row.ahead else row.tokens[-1] for row in rows]
-        self.q_lens = [1] * count
-        self.sample = [True] * count
-        self.num_new_pages = [0] * count
-        self.decode_rows = count
-        if crossing:
-            page_of = dict(zip(map(id, crossing), taken, strict=True))
-            for index, row in enumerate(rows):
-                page = page_of.get(id(row))
-                if page is not None:
-                    row.pages.append(page)
-                    self.num_new_pages[index] = 1
-                    self.new_pages.append(page)
+        self.q_lens = [1] * len(rows)
+        self.sample = [True] * len(rows)
+        self.num_new_pages = [0] * len(rows)
+        self.decode_rows = len(rows)
+        self.new_pages = taken
+        for index, page in zip(crossing, taken, strict=True):
+            rows[index].pages.append(page)
+            self.num_new_pages[index] = 1
         for row in rows:
             row.launched += 1
             row.ahead += 1

@@ -33,6 +33,9 @@ def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page
         return
     content = array("i", tokens[done * page_size : full * page_size]).tobytes()
     parent = hashes[-1] if hashes else root
+    if full == done + 1:
+        hashes.append(blake2b(parent + content, digest_size=DIGEST_BYTES).digest())
+        return
     page_bytes = page_size * TOKEN_BYTES
     for offset in range(0, len(content), page_bytes):
         page = content[offset : offset + page_bytes]

@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable
 from itertools import chain
 
-from msgspec import structs
-
 from runtime.admission import WaitingLine, refusal
 from runtime.batch import Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
-from runtime.messages import FinishReason, Output, Request, TokenLogprob
+from runtime.messages import Output, Request, TokenLogprob
+from runtime.outputs import ending, next_output
 from runtime.pages import PagePool
 from runtime.sequence import Sequence
 
@@ -96,7 +95,7 @@ class Scheduler:
         """End a request wherever it is.  One that has ended already needs no answer."""
         sequence = self._live.get(request_id)
         if sequence is not None:
-            self._end(sequence, "abort")
+            self._end(sequence, ending(sequence, "abort"))
 
     # Deciding a step.
 
@@ -120,12 +119,12 @@ class Scheduler:
             rows = [row for row in self.decoding.values() if row.launched < row.kv_limit]
             if len(rows) > budget:
                 del rows[budget:]
-            crossing = [row for row in rows if row.launched == row.page_room]
+            crossing = [index for index, row in enumerate(rows) if row.launched == row.page_room]
             if len(crossing) <= pool.num_free:
                 break
             self._preempt(max(self._running(), key=lambda sequence: sequence.rank))
-        for row in crossing:
-            row.page_room += page_size
+        for index in crossing:
+            rows[index].page_room += page_size
         columns.decode(rows, crossing, pool.take(len(crossing)))
         return len(rows)
 
@@ -153,7 +152,7 @@ class Scheduler:
 
     def _feed(self, columns: Columns, sequence: Sequence, left: int, new_pages: list[int]) -> int:
         count = min(sequence.todo, left)
-        request_id = sequence.request.id
+        request_id = sequence.request_id
         if columns.feed(sequence, count, new_pages):
             self.prefilling.pop(request_id, None)
             self.decoding[request_id] = sequence
@@ -214,23 +213,40 @@ class Scheduler:
     def commit(self, launch: Launch, sampled: Sampled) -> None:
         """Take in the results of a step; the next one may have been scheduled already."""
         batch, sequences = launch
-        page_size = self.resolved.page_size
+        page_size, vocab_size = self.resolved.page_size, self.vocab_size
         scored = sampled.logprobs
-        has_details = bool(sampled.errors) or sampled.prompt_logprobs is not None
-        rows = zip(sequences, batch.sample, batch.starts, batch.q_lens, sampled.tokens, strict=True)
-        for index, (sequence, samples, start, q_len, token) in enumerate(rows):
+        plain = scored is None and sampled.prompt_logprobs is None and not sampled.errors
+        add_output = self._outputs.append
+        columns = (sequences, batch.sample, batch.starts, batch.q_lens, sampled.tokens)
+        for index, (sequence, samples, start, q_len, token) in enumerate(
+            zip(*columns, strict=True)
+        ):
             if samples:
                 sequence.ahead -= 1
             if sequence.finish is not None:
                 continue  # it ended while this row was under way
             try:
-                if has_details and self._note_details(sequence, index, sampled):
+                if not plain and self._note_details(sequence, index, sampled):
                     continue
-                if start // page_size < (start + q_len) // page_size:
+                if (start + q_len) % page_size < q_len:
                     self._remember(sequence, start // page_size, (start + q_len) // page_size)
-                if samples:
-                    logprob = None if scored is None else scored[index]
-                    self._take_token(sequence, token, logprob)
+                if not samples:
+                    continue
+                if not 0 <= token < vocab_size:
+                    raise ValueError(f"the executor sampled {token}, not a token id of the model")
+                tokens = sequence.tokens
+                tokens.append(token)
+                self.generated_tokens += 1
+                if (
+                    plain
+                    and sequence.announced
+                    and token not in sequence.stop_ids
+                    and len(tokens) < sequence.limit
+                ):
+                    # Most rows of most steps: nothing to tell but the token.
+                    add_output(Output(sequence.request_id, [token]))
+                else:
+                    self._deliver(sequence, token, None if scored is None else scored[index])
             except Exception as error:
                 self._end_broken(sequence, error)
 
@@ -240,7 +256,7 @@ class Scheduler:
         if error is not None:
             # Perhaps what its pages hold is to blame: nobody else shall find them.
             self.pool.forget(sequence.pages)
-            self._end(sequence, "error", error=error)
+            self._end(sequence, ending(sequence, "error", error=error))
             return True
         scores = sampled.prompt_logprobs[index] if sampled.prompt_logprobs else None
         if scores is not None and not sequence.announced:
@@ -257,64 +273,19 @@ class Scheduler:
             for index in range(first, end):
                 self.pool.remember(sequence.pages[index], hashes[index])
 
-    def _take_token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        if not 0 <= token < self.vocab_size:
-            raise ValueError(f"the executor sampled {token}, not a token id of this model")
-        tokens = sequence.tokens
-        tokens.append(token)
-        self.generated_tokens += 1
-        logprobs = None if logprob is None else [logprob]
-        if token in sequence.stop_ids and (
-            len(tokens) - sequence.prompt_len > sequence.request.params.min_tokens
-        ):
-            self._end(sequence, "stop", tokens=[token], logprobs=logprobs, stop_id=token)
-        elif len(tokens) >= sequence.limit:
-            self._end(sequence, "length", tokens=[token], logprobs=logprobs)
-        elif sequence.announced:
-            request = sequence.request
-            self._outputs.append(Output(request.id, [token], None, None, logprobs))
-        else:
-            self._emit_first(sequence, Output(sequence.request.id, [token], logprobs=logprobs))
-
-    def _emit_first(self, sequence: Sequence, output: Output) -> None:
-        """The first Output also tells what happened before it."""
-        scores = sequence.prompt_scores
-        if output.tokens and sequence.request.params.prompt_logprobs is not None:
-            num_scored = 0 if scores is None else len(scores)
-            if num_scored != sequence.prompt_len:
-                raise ValueError(f"{num_scored} of {sequence.prompt_len} prompt tokens were scored")
-        sequence.announced = True
-        sequence.prompt_scores = None
-        self._outputs.append(
-            structs.replace(
-                output,
-                prompt_logprobs=scores if output.tokens else None,
-                cached=sequence.cached,
-                started=sequence.started,
-            )
-        )
-
-    def _end(
-        self,
-        sequence: Sequence,
-        finish: FinishReason,
-        *,
-        tokens: list[int] | None = None,
-        logprobs: list[TokenLogprob] | None = None,
-        stop_id: int | None = None,
-        error: str | None = None,
-    ) -> None:
-        """The one end of a request: its pages and slot are free at once, its Output the last."""
-        request = sequence.request
-        output = Output(
-            request.id, tokens or [], finish, stop_id=stop_id, logprobs=logprobs, error=error
-        )
-        if sequence.announced:
+    def _deliver(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        """The newest token of a sequence, which may be its last."""
+        output = next_output(sequence, token, logprob)
+        if output.finish is None:
             self._outputs.append(output)
         else:
-            self._emit_first(sequence, output)
-        sequence.finish = finish
-        del self._live[request.id]
+            self._end(sequence, output)
+
+    def _end(self, sequence: Sequence, output: Output) -> None:
+        """The one end of a request: its pages and slot are free at once, `output` is its last."""
+        self._outputs.append(output)
+        sequence.finish = output.finish
+        del self._live[sequence.request_id]
         if sequence.slot < 0:
             self.waiting.note_end()
         else:
@@ -322,12 +293,12 @@ class Scheduler:
 
     def _end_broken(self, sequence: Sequence, error: Exception) -> None:
         """Something went wrong in this request's own handling: the others go on."""
-        log.error("request %d failed", sequence.request.id, exc_info=error)
-        self._end(sequence, "error", error=f"internal error: {error}")
+        log.error("request %d failed", sequence.request_id, exc_info=error)
+        self._end(sequence, ending(sequence, "error", error=f"internal error: {error}"))
 
     def _leave(self, sequence: Sequence) -> None:
         """Out of its slot, its pages free."""
-        request_id = sequence.request.id
+        request_id = sequence.request_id
         if self.decoding.pop(request_id, None) is None:
             del self.prefilling[request_id]
         self.pool.release(sequence.pages)

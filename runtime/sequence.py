@@ -32,6 +32,7 @@ class Sequence:
         "prompt_len",
         "prompt_scores",
         "request",
+        "request_id",
         "root",
         "seed",
         "slot",
@@ -43,6 +44,7 @@ class Sequence:
     def __init__(self, request: Request, *, seed: int, order: int, max_model_len: int) -> None:
         params = request.params
         self.request = request
+        self.request_id = request.id
         self.seed = seed
         self.order = order  # of arrival, kept through preemptions
         self.tokens = list(request.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import hypothesis
 import hypothesis.strategies as st
@@ -161,6 +162,7 @@ class Play:
         first, params = outputs[0], request.params
         assert first.started > 0 and 0 <= first.cached < len(request.tokens)
         assert first.cached % self.workload.config.page_size == 0
+        assert first.cached <= self._most_cached(request)
         if params.prompt_logprobs is None:
             assert first.prompt_logprobs is None
         else:
@@ -172,6 +174,21 @@ class Play:
             scored = None if params.logprobs is None or not output.tokens else output.tokens
             scores = output.logprobs and [round(-s.logprob * VOCAB_SIZE) for s in output.logprobs]
             assert scores == scored
+
+    def _most_cached(self, request: Request) -> int:
+        """The longest beginning in common with what another request of its salt computed."""
+        config = self.workload.config
+        longest = 0
+        for visit in self.workload.visits:
+            other = visit.request
+            if other.id != request.id and other.salt == request.salt and config.prefix_cache:
+                answer, _ = plain_decoding(
+                    other.tokens, other.params, max_model_len=config.max_model_len
+                )
+                pairs = zip(request.tokens, other.tokens + answer, strict=False)
+                same = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
+                longest = max(longest, len(same))
+        return longest
 
 
 @given(workloads())
@@ -278,12 +295,19 @@ def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
     return enter
 
 
-def preempted_keeps_launched(true: Callable[..., None]) -> Callable[..., None]:
+def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
     def preempt(self: Scheduler, sequence: Sequence) -> None:
-        launched = sequence.launched
         true(self, sequence)
-        del sequence.tokens[launched + 1 :]
-        del sequence.tokens[-1:]
+        if len(sequence.tokens) > sequence.prompt_len:
+            sequence.tokens.pop()
+
+    return preempt
+
+
+def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        self.waiting.pop()
 
     return preempt
 
@@ -346,13 +370,15 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (PagePool, "share", shared_without_a_reference),
     (PagePool, "take", remembered_after_it_was_taken),
     (runtime.sequence, "extend_chain", chain_without_parent),
+    (runtime.sequence, "chain_root", salt_ignored),
     (Columns, "feed", hit_of_a_page_not_yet_written),
     (Columns, "feed", last_fed_stale_after_preemption),
     (Columns, "launch", forgotten_new_page),
     (Columns, "launch", start_off_by_one),
     (Columns, "start", slot_not_started_over),
     (Scheduler, "_enter", pages_off_by_one_crossing),
-    (Scheduler, "_preempt", preempted_keeps_launched),
+    (Scheduler, "_preempt", preempted_loses_a_token),
+    (Scheduler, "_preempt", preempted_is_lost),
     (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
     (Scheduler, "commit", ended_row_committed),

@@ -1,0 +1,221 @@
+"""What a step costs without HTTP: the host's own work, or whole steps of a model.
+
+    python -m benchmarks.bench_step --fake               scheduler and engine CPU, no model
+    python -m benchmarks.bench_step --model PATH         whole steps on this machine
+
+`--fake` keeps N sequences decoding on an executor that answers at once, and reports the time in
+schedule() and commit() of a step, encoding of the Batch apart.  The target is 300 us at 256 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from runtime.batch import Batch, Sampled
+from runtime.columns import Launch
+from runtime.config import EngineConfig, Resolved
+from runtime.engine import Engine
+from runtime.messages import Request, SamplingParams
+
+ROWS = (1, 32, 256)
+VOCAB_SIZE = 151_936
+PAGE_SIZE = 16
+
+
+class Answered:
+    def __init__(self, sampled: Sampled) -> None:
+        self._sampled = sampled
+
+    def wait(self) -> Sampled:
+        return self._sampled
+
+
+class InstantExecutor:
+    """Samples token 1 for every row, and behaves like a device that works while the host does."""
+
+    overlap = True
+
+    def forward(self, batch: Batch) -> None:
+        pass
+
+    def sample(self, batch: Batch) -> Answered:
+        return Answered(Sampled([1 if samples else -1 for samples in batch.sample]))
+
+
+def fake_config(rows: int, length: int) -> Resolved:
+    return Resolved(
+        model="fake",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        load_format="dummy",
+        max_model_len=length,
+        max_num_seqs=rows,
+        max_batched_tokens=8192,
+        page_size=PAGE_SIZE,
+        num_pages=rows * (length // PAGE_SIZE + 2),
+        prefix_cache=True,
+        threads=1,
+        seed=0,
+    )
+
+
+def prompts(rows: int, prompt_len: int, max_tokens: int, aligned: bool) -> Iterator[Request]:
+    """Prompts of different lengths, so that page borders are spread over the steps; or equal."""
+    params = SamplingParams(max_tokens=max_tokens, stop_ids=(VOCAB_SIZE - 1,))
+    for row in range(rows):
+        length = prompt_len + (0 if aligned else row % PAGE_SIZE)
+        tokens = [(row * 7919 + position) % VOCAB_SIZE for position in range(length)]
+        yield Request(row, row % 2, tokens, params)
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """As in the engine process, where what was made at the start is frozen."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    began = time.thread_time_ns()
+    call()
+    return (time.thread_time_ns() - began) / 1000
+
+
+def measure_host(rows: int, steps: int, *, num_waiting: int, aligned: bool) -> dict[str, float]:
+    """Median and 99th percentile of the host's CPU time a step, in microseconds."""
+    prompt_len = 128
+    length = prompt_len + PAGE_SIZE + steps + 64
+    engine = Engine(fake_config(rows, length), VOCAB_SIZE, InstantExecutor())
+    for request in prompts(rows, prompt_len, steps + 60, aligned):
+        engine.add(request)
+    for number in range(num_waiting):
+        engine.add(Request(10_000 + number, 0, [1, 2, 3], SamplingParams(max_tokens=4)))
+    while engine.stats().step_tokens != rows:
+        engine.step()
+    for _ in range(20):
+        engine.step()
+    parts = _decode_steps(engine, steps)
+    totals = sorted(sum(part) for part in parts)
+    return {
+        "schedule": statistics.median(part[0] for part in parts),
+        "commit": statistics.median(part[1] for part in parts),
+        "total": statistics.median(totals),
+        "p99": totals[int(len(totals) * 0.99)],
+        "encode": statistics.median(_encode_times(engine)),
+    }
+
+
+def _decode_steps(engine: Engine, steps: int) -> list[tuple[float, float]]:
+    """(schedule, commit) of each step, in the order of Engine.step()."""
+    scheduler, executor = engine.scheduler, InstantExecutor()
+    engine.step()
+    under_way: list[tuple[Launch, Answered]] = []
+    # What the engine had under way is read first, then the loop is ours.
+    engine._read()
+    scheduler.take_outputs()
+    parts: list[tuple[float, float]] = []
+    with no_collector():
+        for _ in range(steps):
+            launches: list[Launch | None] = []
+            schedule_us = microseconds(lambda found=launches: found.append(scheduler.schedule()))
+            commit_us = 0.0
+            if under_way:
+                last, pending = under_way.pop()
+                sampled = pending.wait()
+                commit_us = microseconds(lambda a=last, b=sampled: scheduler.commit(a, b))
+            commit_us += microseconds(scheduler.take_outputs)
+            launch = launches[0]
+            assert launch is not None
+            under_way.append((launch, executor.sample(launch.batch)))
+            parts.append((schedule_us, commit_us))
+    last, pending = under_way.pop()
+    scheduler.commit(last, pending.wait())
+    return parts[1:]
+
+
+def _encode_times(engine: Engine) -> list[float]:
+    """What a batch costs where it must travel to another rank."""
+    launch = engine.scheduler.schedule()
+    assert launch is not None
+    encoder = msgspec.msgpack.Encoder()
+    return [microseconds(lambda: encoder.encode(launch.batch)) for _ in range(50)]
+
+
+def bench_fake(steps: int) -> None:
+    print("host CPU a step, microseconds (medians; p99 of the total)")
+    print(
+        f"{'rows':>5} {'case':<22} {'schedule':>9} {'commit':>8} {'total':>8} {'p99':>8} "
+        f"{'encode':>8}"
+    )
+    for rows in ROWS:
+        for case, num_waiting, aligned in (
+            ("spread page borders", 0, False),
+            ("10000 wait", 10_000, False),
+            ("borders in one step", 0, True),
+        ):
+            us = measure_host(rows, steps, num_waiting=num_waiting, aligned=aligned)
+            print(
+                f"{rows:>5} {case:<22} {us['schedule']:>9.1f} {us['commit']:>8.1f} "
+                f"{us['total']:>8.1f} {us['p99']:>8.1f} {us['encode']:>8.1f}"
+            )
+
+
+def bench_model(path: str, steps: int, prompt_len: int) -> None:
+    """Whole steps: decoding at each number of rows, and one prefill."""
+    from runtime.loading import load
+
+    print(f"{path}: milliseconds a step, median")
+    config = EngineConfig(model=path, prefix_cache=True)
+    loaded = load(config, lambda phase, done, total: None, epoch=0)
+    for rows in ROWS:
+        if rows > loaded.resolved.max_num_seqs:
+            print(f"{rows:>5} rows: over --max-num-seqs {loaded.resolved.max_num_seqs}, left out")
+            continue
+        engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+        params = SamplingParams(max_tokens=steps, temperature=0.0)
+        vocab_size = loaded.ready.vocab_size
+        for row in range(rows):
+            tokens = [(row * 31 + position * 7) % vocab_size for position in range(prompt_len)]
+            engine.add(Request(row, 0, tokens, params))
+        prefill: list[float] = []
+        decode: list[float] = []
+        while engine.has_work:
+            engine.step()
+            stats = engine.stats()
+            decoding = stats.generated_tokens >= rows and stats.running == rows
+            (decode if decoding else prefill).append(stats.step_seconds)
+        print(
+            f"{rows:>5} rows: decode {statistics.median(decode) * 1000:8.2f} ms, "
+            f"{rows / statistics.median(decode):8.0f} tokens/s; "
+            f"prefill {rows * prompt_len / sum(prefill):8.0f} tokens/s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--fake", action="store_true", help="the host's work alone, no model")
+    which.add_argument("--model", metavar="PATH", help="directory of a model")
+    parser.add_argument("--steps", type=int, default=300, help="steps measured a case")
+    parser.add_argument("--prompt-len", type=int, default=64, help="prompt tokens, with --model")
+    arguments = parser.parse_args()
+    if arguments.fake:
+        bench_fake(arguments.steps)
+    else:
+        bench_model(arguments.model, arguments.steps, arguments.prompt_len)
+
+
+if __name__ == "__main__":
+    main()
