@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from model_zoo.loader import load_model
 from torch import Tensor, nn
 
 from attention.backend import Backend, choose
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
+from model_zoo.loader import load_model
 from runtime.batch import Batch, NewRow
 from runtime.config import EngineConfig, ModelFacts, Resolved, resolve
 from runtime.device import (
@@ -28,7 +29,7 @@ from runtime.device import (
 )
 from runtime.executor import Local
 from runtime.messages import Ready, SamplingParams
-from runtime.runner import Runner
+from runtime.runner import Model, Runner
 
 ProgressCallback = Callable[[str, int, int], None]
 
@@ -158,7 +159,7 @@ def _runner(
     device: torch.device,
 ) -> Runner:
     return Runner(
-        model,
+        cast(Model, model),
         resolved=resolved,
         vocab_size=config.vocab_size,
         kv=kv,

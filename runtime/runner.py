@@ -151,23 +151,26 @@ class Pending:
         tokens = [LAST] * self._num_rows
         logprobs: list[TokenLogprob | None] | None = None
         errors: dict[int, str] = {}
-        drawn = self._drawn
-        if drawn is not None:
-            for row, token, usable in zip(
-                self._rows, arrived[0].tolist(), arrived[1].tolist(), strict=True
-            ):
+        if self._drawn is not None:
+            chosen, usable, *arrived = arrived
+            for row, token, fine in zip(self._rows, chosen.tolist(), usable.tolist(), strict=True):
                 tokens[row] = token
-                if not usable:
+                if not fine:
                     errors[row] = "the model's output is not a number for this request"
-            arrived = arrived[2:]
-            if drawn.scores is not None:
-                logprobs = [None] * self._num_rows
-                found = token_logprobs(arrived[:4], drawn.widths)
-                for index, scored in zip(drawn.scored, found, strict=True):
-                    row = self._rows[index]
-                    logprobs[row] = None if row in errors else scored
+            if self._drawn.scores is not None:
+                logprobs = self._logprobs(self._drawn, arrived[:4], errors)
                 arrived = arrived[4:]
         return Sampled(tokens, logprobs, self._prompt_logprobs(arrived), errors)
+
+    def _logprobs(
+        self, drawn: Drawn, arrived: list[Tensor], errors: dict[int, str]
+    ) -> list[TokenLogprob | None]:
+        rows: list[TokenLogprob | None] = [None] * self._num_rows
+        found = token_logprobs(arrived, drawn.widths)
+        for index, scored in zip(drawn.scored, found, strict=True):
+            row = self._rows[index]
+            rows[row] = None if row in errors else scored
+        return rows
 
     def _prompt_logprobs(self, arrived: list[Tensor]) -> list[list[TokenLogprob] | None] | None:
         if not self._prompt_scores:
