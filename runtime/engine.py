@@ -111,7 +111,7 @@ class Engine:
     def stats(self) -> Stats:
         scheduler = self.scheduler
         return Stats(
-            running=scheduler.num_running,
+            running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pages_used=scheduler.pool.num_used,
             pages_total=scheduler.pool.num_pages,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from itertools import chain
 
 from runtime.admission import WaitingLine, refusal
 from runtime.batch import Sampled
@@ -21,6 +20,7 @@ from runtime.config import Resolved
 from runtime.messages import Output, Request, TokenLogprob
 from runtime.outputs import ending, next_output
 from runtime.pages import PagePool
+from runtime.running import Running
 from runtime.sequence import Sequence
 
 log = logging.getLogger("wavefill.scheduler")
@@ -39,25 +39,18 @@ class Scheduler:
         self.vocab_size = vocab_size
         self.pool = PagePool(resolved.num_pages)
         self.waiting = WaitingLine()
-        # By request id, in the order in which they entered; together they are what is running.
-        self.prefilling: dict[int, Sequence] = {}
-        self.decoding: dict[int, Sequence] = {}
+        self.running = Running(resolved.max_num_seqs)
         self.num_preemptions = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generated_tokens = 0
         self._live: dict[int, Sequence] = {}
-        self._slots = list(range(resolved.max_num_seqs - 1, -1, -1))
         self._outputs: list[Output] = []
         self._arrivals = 0
         self._draw_seed = draw_seed
         self._clock = clock
         # The head that did not fit, and the pool's releases then: no use to look again before.
         self._blocked: tuple[Sequence, int] | None = None
-
-    @property
-    def num_running(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
 
     @property
     def idle(self) -> bool:
@@ -116,24 +109,21 @@ class Scheduler:
         budget = self.resolved.max_batched_tokens
         pool, page_size = self.pool, self.resolved.page_size
         while True:
-            rows = [row for row in self.decoding.values() if row.launched < row.kv_limit]
+            rows = [row for row in self.running.decoding.values() if row.launched < row.kv_limit]
             if len(rows) > budget:
                 del rows[budget:]
             crossing = [index for index, row in enumerate(rows) if row.launched == row.page_room]
             if len(crossing) <= pool.num_free:
                 break
-            self._preempt(max(self._running(), key=lambda sequence: sequence.rank))
+            self._preempt(self.running.last_in_rank())
         for index in crossing:
             rows[index].page_room += page_size
         columns.decode(rows, crossing, pool.take(len(crossing)))
         return len(rows)
 
-    def _running(self) -> chain[Sequence]:
-        return chain(self.decoding.values(), self.prefilling.values())
-
     def _preempt(self, sequence: Sequence) -> None:
         """Take its pages; it waits in its old place and will compute them again."""
-        assert self.num_running > 1, "one sequence alone always has enough pages"
+        assert len(self.running) > 1, "one sequence alone always has enough pages"
         self._leave(sequence)
         sequence.launched = 0
         sequence.preemptions += 1
@@ -142,27 +132,22 @@ class Scheduler:
 
     def _prefill(self, columns: Columns, left: int) -> int:
         """More of the prompts that are under way.  Returns the tokens left."""
-        if not self.prefilling:
-            return left
-        for sequence in list(self.prefilling.values()):
-            if not left:
-                break
-            left -= self._feed(columns, sequence, left, [])
+        if self.running.prefilling:
+            for sequence in list(self.running.prefilling.values()):
+                if not left:
+                    break
+                left -= self._feed(columns, sequence, left, [])
         return left
 
     def _feed(self, columns: Columns, sequence: Sequence, left: int, new_pages: list[int]) -> int:
         count = min(sequence.todo, left)
-        request_id = sequence.request_id
         if columns.feed(sequence, count, new_pages):
-            self.prefilling.pop(request_id, None)
-            self.decoding[request_id] = sequence
-        else:
-            self.prefilling[request_id] = sequence
+            self.running.catch_up(sequence)
         return count
 
     def _admit(self, columns: Columns, left: int) -> None:
         """Let the head of the line in, and the next, while there are tokens, slots and pages."""
-        while left and self._slots and (sequence := self.waiting.head()) is not None:
+        while left and not self.running.full and (sequence := self.waiting.head()) is not None:
             if self._blocked == (sequence, self.pool.num_releases):
                 break
             try:
@@ -188,7 +173,7 @@ class Scheduler:
             hits = pool.lookup(hashes[: (len(sequence.tokens) - 1) // page_size])
         missing = -(-len(sequence.tokens) // page_size) - len(hits)
         # Those that run may each need a page soon; to be admitted and preempted helps nobody.
-        if missing + pool.count_free(hits) + self.num_running > pool.num_free:
+        if missing + pool.count_free(hits) + len(self.running) > pool.num_free:
             return None
         pool.share(hits)
         sequence.launched = len(hits) * page_size
@@ -197,7 +182,7 @@ class Scheduler:
     def _enter(self, sequence: Sequence, pages: list[int]) -> None:
         self.waiting.pop()
         self._blocked = None
-        sequence.slot = self._slots.pop()
+        self.running.enter(sequence)
         sequence.pages = list(pages)
         sequence.page_room = len(pages) * self.resolved.page_size
         if not sequence.announced:
@@ -298,23 +283,17 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Out of its slot, its pages free."""
-        request_id = sequence.request_id
-        if self.decoding.pop(request_id, None) is None:
-            del self.prefilling[request_id]
+        self.running.leave(sequence)
         self.pool.release(sequence.pages)
         sequence.pages = []
         sequence.page_room = 0
-        self._slots.append(sequence.slot)
-        sequence.slot = -1
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and the lists of sequences agree.  For tests: it is slow."""
-        running = list(self._running())
+        running = self.running.all()
+        self.running.check_integrity()
         self.pool.check_integrity([sequence.pages for sequence in running])
-        taken = [sequence.slot for sequence in running]
-        assert sorted(taken + self._slots) == list(range(self.resolved.max_num_seqs))
         assert len(running) + len(self.waiting) == len(self._live)
         for sequence in running:
-            assert sequence.finish is None and sequence.ahead <= 1
             assert sequence.page_room == len(sequence.pages) * self.resolved.page_size
             assert sequence.launched <= sequence.page_room

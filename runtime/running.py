@@ -1,0 +1,51 @@
+"""Running: the sequences that have a slot on the device."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from runtime.sequence import Sequence
+
+
+class Running:
+    """By request id, in the order in which they entered."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.prefilling: dict[int, Sequence] = {}  # todo > 0 although nothing is under way
+        self.decoding: dict[int, Sequence] = {}  # caught up: one token a step
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def full(self) -> bool:
+        return not self._free_slots
+
+    def all(self) -> list[Sequence]:
+        return list(chain(self.decoding.values(), self.prefilling.values()))
+
+    def enter(self, sequence: Sequence) -> None:
+        sequence.slot = self._free_slots.pop()
+        self.prefilling[sequence.request_id] = sequence
+
+    def catch_up(self, sequence: Sequence) -> None:
+        """Its last known token is under way: from now on it decodes."""
+        del self.prefilling[sequence.request_id]
+        self.decoding[sequence.request_id] = sequence
+
+    def leave(self, sequence: Sequence) -> None:
+        if self.decoding.pop(sequence.request_id, None) is None:
+            del self.prefilling[sequence.request_id]
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def last_in_rank(self) -> Sequence:
+        return max(self.all(), key=lambda sequence: sequence.rank)
+
+    def check_integrity(self) -> None:
+        """Assert that each slot is free or has one sequence."""
+        taken = [sequence.slot for sequence in self.all()]
+        assert sorted(taken + self._free_slots) == list(range(self._num_slots))
+        assert all(sequence.finish is None for sequence in self.all())
