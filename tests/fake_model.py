@@ -12,12 +12,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from runtime.batch import LAST, Batch, NewRow, Sampled
 from runtime.config import Resolved
-from runtime.messages import SamplingParams, TokenLogprob
+from runtime.engine import Engine
+from runtime.messages import Output, Request, SamplingParams, TokenLogprob
 
 VOCAB_SIZE = 97
 
@@ -207,3 +209,69 @@ class FakeExecutor:
 
 def _score(token: int) -> TokenLogprob:
     return TokenLogprob(-token / VOCAB_SIZE, 1, [])
+
+
+def request(
+    id: int,
+    tokens: list[int],
+    *,
+    max_tokens: int = 4,
+    priority: int = 0,
+    salt: bytes = b"",
+    client: int = 0,
+    **params: Any,
+) -> Request:
+    return Request(
+        id, client, tokens, SamplingParams(max_tokens=max_tokens, **params), priority, salt
+    )
+
+
+class Bench:
+    """An engine on the fake executor, and what it has said."""
+
+    def __init__(self, *, overlap: bool = True, **config: Any) -> None:
+        self.config = resolved(**config)
+        self.executor = FakeExecutor(self.config, overlap=overlap)
+        self.engine = Engine(self.config, VOCAB_SIZE, self.executor)
+        self.outputs: list[Output] = []
+
+    @property
+    def batches(self) -> list[Batch]:
+        return self.executor.batches
+
+    def add(self, *requests: Request) -> None:
+        for one in requests:
+            self.engine.add(one)
+
+    def step(self, count: int = 1) -> list[Output]:
+        """The Outputs of the last of `count` steps."""
+        new: list[Output] = []
+        for _ in range(count):
+            new = self.engine.step()
+            self.outputs += new
+            self.engine.scheduler.check_integrity()
+        return new
+
+    def run(self, *requests: Request) -> None:
+        """Everything until there is nothing left to do."""
+        self.add(*requests)
+        for _ in range(2000):
+            if self.engine.idle:
+                assert self.engine.stats().pages_used == 0
+                return
+            self.step()
+        raise AssertionError("no end in sight")
+
+    def tokens(self, id: int) -> list[int]:
+        return [token for output in self.of(id) for token in output.tokens]
+
+    def of(self, id: int) -> list[Output]:
+        return [output for output in self.outputs if output.id == id]
+
+    def end(self, id: int) -> Output:
+        ends = [output for output in self.of(id) if output.finish is not None]
+        assert len(ends) == 1 and self.of(id)[-1] is ends[0]
+        return ends[0]
+
+    def plain(self, one: Request) -> list[int]:
+        return plain_decoding(one.tokens, one.params, max_model_len=self.config.max_model_len)[0]
