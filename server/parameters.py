@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from runtime.messages import Ready, SamplingParams
 from server.errors import ContextTooLong, RequestError
 from server.schema.sampling import INT64, SamplingBody, token_biases
 from server.tokenizer import ChatTokenizer
+
+N = TypeVar("N", int, float)
 
 COLDEST = 1e-3  # below it a softmax in float32 picks the likeliest token anyway, or overflows
 
@@ -47,8 +51,10 @@ def sampling_params(
     )
 
 
-def _first(*values: float | int | None):  # type: ignore[no-untyped-def]
-    return next(value for value in values if value is not None)
+def _first(asked: N | None, recommended: N | None, default: N) -> N:
+    if asked is not None:
+        return asked
+    return default if recommended is None else recommended
 
 
 def _stop_ids(body: SamplingBody, tokenizer: ChatTokenizer, vocab_size: int) -> tuple[int, ...]:

@@ -32,7 +32,9 @@ class GenerationBlocks(Extension):
     def parse(self, parser: Parser) -> CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+        block = CallBlock(self.call_method("_body"), [], [], body)
+        block.set_lineno(line)
+        return block
 
     def _body(self, caller: Macro) -> str:
         return caller()
@@ -72,9 +74,9 @@ class ChatTemplate:
             lstrip_blocks=True,
             extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"],
         )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment.filters["tojson"] = _tojson  # pyright: ignore[reportUnknownMemberType]
+        functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        environment.globals.update(functions)  # pyright: ignore[reportUnknownMemberType]
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._template = environment.from_string(source)

@@ -166,8 +166,8 @@ class ChatAnswer:
 
         await self._generation.run(consume)
         if self._body.include_usage:
-            usage = self._generation.usage()
-            await writer.write(frame(self._head | {"choices": [], "usage": usage}))
+            tail: dict[str, object] = {"choices": [], "usage": self._generation.usage()}
+            await writer.write(frame(self._head | tail))
 
     def _chunk(
         self,

@@ -175,7 +175,8 @@ class TextAnswer:
 
         await self._generation.run(consume)
         if self._body.include_usage:
-            await writer.write(frame(self._head | {"choices": [], "usage": self._usage()}))
+            tail: dict[str, object] = {"choices": [], "usage": self._usage()}
+            await writer.write(frame(self._head | tail))
 
     def _text(self, piece: Piece) -> str:
         return "" if self._echo_only else piece.text

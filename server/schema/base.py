@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -45,11 +45,21 @@ def read_json(raw: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise _json_error(raw, error) from None
     _check_depth(raw, value)
-    if not isinstance(value, dict):
+    if kind_of(value) != "object":
         raise RequestError(
             f"the body is a JSON {kind_of(value)}: send a JSON object", code="invalid_type"
         )
-    return value  # pyright: ignore[reportUnknownVariableType] -- JSON keys are strings
+    return fields_of(value)
+
+
+def items_of(value: object) -> list[Any]:
+    """The items of a JSON array; none of anything else."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def fields_of(value: object) -> dict[str, Any]:
+    """The fields of a JSON object; none of anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _json_error(raw: bytes, error: orjson.JSONDecodeError) -> RequestError:
@@ -85,9 +95,8 @@ def _check_depth(raw: bytes, value: object) -> None:
         level = [
             item
             for box in level
-            if type(box) is list or type(box) is dict
-            for item in (box.values() if type(box) is dict else box)
-            if type(item) is list or type(item) is dict
+            for item in items_of(box) or fields_of(box).values()
+            if isinstance(item, list | dict)
         ]
         if not level:
             return

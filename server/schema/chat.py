@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, Unsupported
+from server.schema.base import WRONG_KIND, Body, Unsupported, fields_of, items_of
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -22,7 +22,9 @@ class TextPart(Body):
 
 
 def _content_kind(value: object) -> str | None:
-    return {str: "~text", list: "~parts"}.get(type(value))
+    if isinstance(value, str):
+        return "~text"
+    return "~parts" if isinstance(value, list) else None
 
 
 Content = Annotated[
@@ -124,11 +126,9 @@ class ChatRequest(SamplingBody):
 
 def refuse_media(fields: dict[str, Any]) -> None:
     """Raises UnsupportedParameter for a content part that is not text, naming the part."""
-    messages = fields.get("messages")
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):  # pyright: ignore
-        content = message.get("content") if isinstance(message, dict) else None  # pyright: ignore
-        for place, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore
-            kind = part.get("type") if isinstance(part, dict) else None  # pyright: ignore
+    for index, message in enumerate(items_of(fields.get("messages"))):
+        for place, part in enumerate(items_of(fields_of(message).get("content"))):
+            kind = fields_of(part).get("type")
             if isinstance(kind, str) and kind != "text":
                 path = f"messages[{index}].content[{place}].type"
                 raise UnsupportedParameter(

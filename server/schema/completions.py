@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Unsupported
+from server.schema.base import WRONG_KIND, Unsupported, items_of, kind_of
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -16,14 +16,16 @@ Tokens = Annotated[list[int], Field(min_length=1)]
 
 
 def _prompt_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~text"
-    if not isinstance(value, list) or not value:
-        return "~texts" if isinstance(value, list) else None
-    first: object = value[0]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(first, str):
-        return "~texts"
-    return "~token_lists" if isinstance(first, list) else "~tokens"
+    kind = kind_of(value)
+    if kind != "array":
+        return "~text" if kind == "string" else None
+    match items_of(value)[:1]:  # the first item tells what the others have to be
+        case [] | [str()]:
+            return "~texts"
+        case [list()]:
+            return "~token_lists"
+        case _:
+            return "~tokens"
 
 
 Prompt = Annotated[
@@ -48,13 +50,11 @@ class CompletionRequest(SamplingBody):
 
     def prompts(self) -> list[str] | list[list[int]]:
         """One entry a prompt, each a text or token ids."""
-        match self.prompt:
-            case str() as text:
-                return [text]
-            case [int(), *_]:
-                return [self.prompt]  # type: ignore[list-item]
-            case _:
-                return self.prompt  # type: ignore[return-value]
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [cast("list[int]", self.prompt)]
+        return cast("list[str] | list[list[int]]", self.prompt)
 
     def limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens

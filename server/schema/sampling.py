@@ -7,13 +7,15 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Body, Unsupported
+from server.schema.base import WRONG_KIND, Body, Unsupported, fields_of, items_of, kind_of
 
 INT64 = 2**63
 
 
 def _stop_kind(value: object) -> str | None:
-    return {str: "~one", list: "~several"}.get(type(value))
+    if isinstance(value, str):
+        return "~one"
+    return "~several" if isinstance(value, list) else None
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -137,15 +139,13 @@ def openapi_body(model: type[Body]) -> dict[str, Any]:
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
-    def resolved(node: Any) -> Any:
-        if isinstance(node, list):
-            return [resolved(item) for item in node]  # pyright: ignore[reportUnknownVariableType]
-        if not isinstance(node, dict):
-            return node
-        reference: str | None = node.get("$ref")  # pyright: ignore
-        if reference is not None:
-            return resolved(definitions[reference.rsplit("/", 1)[-1]])
-        return {key: resolved(item) for key, item in node.items()}  # pyright: ignore
+    def resolved(node: object) -> object:
+        if kind_of(node) == "array":
+            return [resolved(item) for item in items_of(node)]
+        fields = fields_of(node)
+        if "$ref" in fields:
+            return resolved(definitions[fields["$ref"].rsplit("/", 1)[-1]])
+        return {key: resolved(item) for key, item in fields.items()} if fields else node
 
     content = {"application/json": {"schema": resolved(schema)}}
     return {"requestBody": {"required": True, "content": content}}
