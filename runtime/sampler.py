@@ -29,7 +29,6 @@ Ints = NDArray[np.int64]
 Columns = NDArray[Any]  # slots.PARAMS, one entry a row
 
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
-CANDIDATES = 1024  # the most likely tokens, nearly always enough to hold a top-p nucleus
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,37 +157,23 @@ def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
 
 def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tensor:
     """[R, 1]: the least likely token within both top_k and top_p of each row."""
-    vocab = scaled.shape[-1]
-    width = int(top_k.max())
-    # A full sort of a large vocabulary is slow on a CPU.  On a GPU, asking whether the shortcut
-    # was enough would stall the queue.
-    if width == vocab and scaled.device.type == "cpu":
-        width = CANDIDATES
-    if width * 4 > vocab:
-        return _least_of(scaled, vocab, top_k, top_p)[0]
-    least, enough = _least_of(scaled, width, top_k, top_p)
-    if int(top_k.max()) <= width or bool(enough.all()):
-        return least
-    return _least_of(scaled, vocab, top_k, top_p)[0]
-
-
-def _least_of(
-    scaled: Tensor, width: int, top_k: Ints, top_p: NDArray[np.float64]
-) -> tuple[Tensor, Tensor]:
-    """As `_least_kept`, looking at the `width` most likely; and whether they were enough [R, 1]."""
-    vocab = scaled.shape[-1]
-    if width < vocab:
-        values = scaled.topk(width, dim=-1).values
-    else:
-        values = scaled.sort(dim=-1, descending=True).values
-    k = _column(top_k, scaled)
+    values = _sorted(scaled)
     weights = values.exp().to(torch.float64)
-    weights.masked_fill_(torch.arange(width, device=scaled.device) >= k, 0)
+    ranks = torch.arange(values.shape[-1], device=values.device)
+    weights.masked_fill_(ranks >= _column(top_k, scaled), 0)
     reached = weights.cumsum(dim=-1)
-    whole = scaled.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-    wanted = torch.where(k < vocab, reached[:, -1:], whole) * _column(top_p, scaled)
+    wanted = reached[:, -1:] * _column(top_p, scaled)
     # A token is kept while those before it have not reached the wanted mass; the first always is.
     kept = ((reached - weights < wanted) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
-    return values.gather(-1, kept - 1), torch.where(
-        k < vocab, k <= width, reached[:, -1:] >= wanted
-    )
+    return values.gather(-1, kept - 1)
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Each row with the largest first.
+
+    On a CPU by NumPy, which uses vector instructions: 0.5 ms for 150,000 numbers where
+    `torch.sort` takes 12 ms (one core of an AMD EPYC 9005).
+    """
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return values.sort(dim=-1, descending=True).values
