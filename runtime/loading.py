@@ -120,8 +120,12 @@ def _facts(config: ModelConfig, dtype: DTypeName) -> ModelFacts:
 
 
 def _weight_bytes(model: nn.Module) -> int:
+    """Of parameters, buffers and what layers made of them (packed weights), each counted once."""
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    for module in model.modules():
+        tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
+    sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    return sum(sizes.values())
 
 
 def _kv_budget(

@@ -9,7 +9,7 @@ import torch
 from tiny_checkpoints import KINDS, write_checkpoint
 from transformers import AutoModelForCausalLM
 
-from runtime.config import EngineConfig
+from runtime.config import Device, EngineConfig
 from runtime.engine import Engine
 from runtime.loading import load
 from runtime.messages import Request, SamplingParams
@@ -23,6 +23,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     directory = tmp_path_factory.mktemp(request.param)
     write_checkpoint(request.param, directory)
     return directory
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +55,9 @@ def wanted(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def make_engine(checkpoint: Path, *, kv_tokens: int, batched: int) -> Engine:
+def make_engine(checkpoint: Path, device: Device, *, kv_tokens: int, batched: int) -> Engine:
     config = EngineConfig(
-        model=str(checkpoint), device="cpu", dtype="float32", kv_tokens=kv_tokens,
+        model=str(checkpoint), device=device, dtype="float32", kv_tokens=kv_tokens,
         max_num_seqs=4, max_batched_tokens=batched, threads=1,
     )  # fmt: skip
     loaded = load(config, lambda phase, done, total: None)
@@ -71,9 +76,9 @@ def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def test_chunks_of_prompts_among_decoding_rows_change_no_token(
-    checkpoint: Path, prompts: list[list[int]], wanted: list[list[int]]
+    checkpoint: Path, device: Device, prompts: list[list[int]], wanted: list[list[int]]
 ) -> None:
-    engine = make_engine(checkpoint, kv_tokens=1024, batched=7)
+    engine = make_engine(checkpoint, device, kv_tokens=1024, batched=7)
     assert answer(engine, prompts) == wanted
     # A second time, the prompts and answers are found in the prefix cache.
     assert answer(engine, prompts) == wanted
@@ -81,8 +86,8 @@ def test_chunks_of_prompts_among_decoding_rows_change_no_token(
 
 
 def test_preempted_sequences_go_on_with_the_same_tokens(
-    checkpoint: Path, prompts: list[list[int]], wanted: list[list[int]]
+    checkpoint: Path, device: Device, prompts: list[list[int]], wanted: list[list[int]]
 ) -> None:
-    engine = make_engine(checkpoint, kv_tokens=208, batched=16)
+    engine = make_engine(checkpoint, device, kv_tokens=208, batched=16)
     assert answer(engine, prompts) == wanted
     assert engine.stats().preemptions > 0

@@ -27,9 +27,13 @@ def params(**fields: object) -> SamplingParams:
     return SamplingParams(max_tokens=100, **fields)  # type: ignore[arg-type]
 
 
-def fill(rows: list[tuple[SamplingParams, int, list[int], int]], vocab: int = VOCAB) -> Slots:
+def fill(
+    rows: list[tuple[SamplingParams, int, list[int], int]],
+    vocab: int = VOCAB,
+    device: torch.device = CPU,
+) -> Slots:
     """Slots that hold (params, seed, history, prompt_len) in order."""
-    slots = Slots(len(rows), 4, vocab, CPU)
+    slots = Slots(len(rows), 4, vocab, device)
     new_rows = [
         NewRow(slot, params, seed, prompt_len, history)
         for slot, (params, seed, history, prompt_len) in enumerate(rows)
@@ -268,3 +272,27 @@ def test_logprobs_are_those_of_the_model_before_any_change() -> None:
     assert [token for token, _ in first.top] == raw[0].argsort(descending=True)[:3].tolist()
     assert last.logprob == pytest.approx(raw[2, drawn.tokens[2]].item(), abs=1e-5)
     assert last.top == []
+
+
+@pytest.mark.gpu
+def test_a_gpu_chooses_the_tokens_that_a_cpu_chooses() -> None:
+    rows = [
+        (params(temperature=0.0, repetition_penalty=1.3), 1, [3, 4, 3], 1),
+        (params(temperature=1.0, top_p=0.9), 2, [3, 4, 3], 1),
+        (params(temperature=0.7, top_k=20, min_p=0.02, frequency_penalty=0.4), 3, [7, 7], 1),
+        (
+            params(min_tokens=3, stop_ids=(5, 6), logit_bias={5: 60.0, 9: 2.0}, logprobs=4),
+            4,
+            [1],
+            1,
+        ),
+        (params(temperature=1.5), 5, [1], 1),
+    ] * 8
+    logits = torch.randn(len(rows), 5003, generator=torch.Generator().manual_seed(8)) * 3
+    positions = [len(history) for _, _, history, _ in rows]
+    here = draw_all(logits, fill(rows, 5003), positions)
+    there = draw_all(logits.cuda(), fill(rows, 5003, torch.device("cuda")), positions)
+    assert there.tokens.tolist() == here.tokens.tolist()
+    assert here.scores is not None and there.scores is not None
+    assert torch.equal(there.scores.ranks.cpu(), here.scores.ranks)
+    assert torch.allclose(there.scores.logprobs.cpu(), here.scores.logprobs, atol=1e-5)
