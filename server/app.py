@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from server import middleware
-from server.errors import INVALID_REQUEST, SERVER_ERROR, RequestError, error_body
+from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
 from server.routes import chat, completions, models, ops, tokenize
 from server.sse import ClientGone
 from server.state import ServerState
@@ -58,5 +58,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    message = "the server failed on this request; its log has the details"
-    return _answer(500, error_body(message, SERVER_ERROR, None, "internal_error"))
+    return _answer(500, internal_error())

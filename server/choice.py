@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.client import Mailbox
 from runtime.messages import FinishReason, Output, TokenLogprob
@@ -11,8 +11,7 @@ from server.stop import StopStrings
 from server.tokenizer import ChatTokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token with its log-probability and its place in the text."""
 
     token: int
@@ -20,8 +19,7 @@ class ScoredToken:
     score: TokenLogprob | None  # None for the first token of a prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What an Output adds to the answer."""
 
     text: str

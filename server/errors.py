@@ -28,6 +28,12 @@ def error_body(message: str, type: str, param: str | None, code: str | None) -> 
     return orjson.dumps({"error": fields})
 
 
+def internal_error() -> bytes:
+    """The body for a mistake of ours: the caller learns that it happened and nothing else."""
+    message = "the server failed on this request; its log has the details"
+    return error_body(message, SERVER_ERROR, None, "internal_error")
+
+
 class RequestError(Exception):
     """A request that gets no answer; the message says what was asked, the limit and the remedy."""
 

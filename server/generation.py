@@ -23,6 +23,7 @@ def require_ready(state: ServerState) -> Ready:
     client = state.client
     if client.ready is not None:
         return client.ready
+    state.metrics.rejected("not_ready")
     if client.down is not None:
         raise Unavailable(
             f"the engine is down ({client.down}) and being restarted: try again soon",
@@ -103,20 +104,20 @@ class Generation:
     async def run(self, consume: Consume) -> None:
         """Hand every piece of every choice to `consume`, in order within a choice.
 
-        However it ends, nothing of it runs on in the engine afterwards.
-        Raises EngineFailed if the engine reports an error.
+        Raises EngineFailed if the engine reports an error.  The caller calls `close` afterwards.
         """
         try:
             if len(self.choices) == 1:
                 await self._follow(self.choices[0], consume)
             else:
                 await _together([self._follow(choice, consume) for choice in self.choices])
-        except asyncio.CancelledError:
-            self._abort("disconnect")
-            raise
-        except BaseException:
+        except Exception:
             self._abort("error")
             raise
+
+    def close(self) -> None:
+        """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        self._abort("disconnect")
 
     async def _follow(self, choice: Choice, consume: Consume) -> None:
         mailbox = choice.mailbox

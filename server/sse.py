@@ -18,7 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import RequestError
+from server.errors import RequestError, internal_error
 
 T = TypeVar("T")
 
@@ -110,14 +110,18 @@ class EventStream(Response):
     """Runs `produce(writer)` and sends its frames, [DONE] at the end.
 
     A RequestError before the first frame is raised; after it, it becomes an error frame.
+    `close` is called however it ends, also if the client goes before `produce` begins.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, produce: Callable[[EventWriter], Awaitable[None]]) -> None:
+    def __init__(
+        self, produce: Callable[[EventWriter], Awaitable[None]], close: Callable[[], None]
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._produce = produce
+        self._close = close
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
@@ -126,16 +130,27 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = EventWriter(send, self.raw_headers)
-        await while_connected(receive, self._run(writer))
+        try:
+            await while_connected(receive, self._run(writer))
+        except ClientGone:
+            pass  # nobody is left to be told
+        finally:
+            self._close()
 
     async def _run(self, writer: EventWriter) -> None:
         silence = asyncio.ensure_future(writer.keep_alive())
         try:
             await self._produce(writer)
+            await writer.end()
         except RequestError as error:
             if not writer.started:
                 raise
             await writer.write(b"data: %b\n\n" % error.body())
+            await writer.end()
+        except Exception:
+            if writer.started:  # the reader is told, the server's log gets the traceback
+                await writer.write(b"data: %b\n\n" % internal_error())
+                await writer.end()
+            raise
         finally:
             silence.cancel()
-        await writer.end()

@@ -48,10 +48,12 @@ async def chat_completions(request: Request) -> Response:
     generation = Generation(state, ROUTE, body, [prompt], [_params(state, ready, body, prompt)])
     answer = ChatAnswer(state, body, generation)
     if body.stream:
-        return EventStream(answer.stream)
-    return Response(
-        await while_connected(request.receive, answer.whole()), media_type="application/json"
-    )
+        return EventStream(answer.stream, generation.close)
+    try:
+        whole = await while_connected(request.receive, answer.whole())
+    finally:
+        generation.close()
+    return Response(whole, media_type="application/json")
 
 
 async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:

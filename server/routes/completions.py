@@ -51,10 +51,12 @@ async def completions(request: Request) -> Response:
     generation = Generation(state, ROUTE, body, [prompt.tokens for prompt in prompts], params)
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:
-        return EventStream(answer.stream)
-    return Response(
-        await while_connected(request.receive, answer.whole()), media_type="application/json"
-    )
+        return EventStream(answer.stream, generation.close)
+    try:
+        whole = await while_connected(request.receive, answer.whole())
+    finally:
+        generation.close()
+    return Response(whole, media_type="application/json")
 
 
 async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:

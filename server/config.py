@@ -1,0 +1,35 @@
+"""ServerConfig: what the operator asked of the server, and the EngineConfig it hands on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from runtime.config import EngineConfig
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    """Travels as JSON from the launcher to the API processes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    served_names: tuple[str, ...] = ("tiny-chat",)  # the first one is reported in answers
+    model_directory: str = ""
+    chat_template: str = ""  # a file that takes the place of the model's own template
+    max_queue: int = 1024  # sequences running or waiting
+    drain_seconds: float = 30.0
+    max_body_bytes: int = 32 << 20
+    max_header_bytes: int = 64 << 10
+    allowed_origins: tuple[str, ...] = ()
+    metrics_compat: Literal["vllm", "none"] = "vllm"
+    log_level: LogLevel = "info"
+    log_format: Literal["text", "json"] = "text"
+    engine: EngineConfig = EngineConfig(model="tiny-chat")
+
+    def __repr__(self) -> str:
+        """Without the keys: a configuration may be logged."""
+        return f"ServerConfig({self.host}:{self.port}, {self.served_names[0]})"

@@ -1,0 +1,265 @@
+"""Prometheus metrics of one API process: what its requests saw, and what its engine reports.
+
+Native names follow Prometheus' rules (`wavefill_` prefix, base units, counters end in `_total`).
+The names that vLLM's dashboards, routers and autoscalers read are aliases of the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from runtime.messages import Ready, Stats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+INF = float("inf")
+FIRST_TOKEN = (
+    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+)  # fmt: skip
+PER_TOKEN = (
+    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+    0.5, 0.75, 1, 2.5, 5,
+)  # fmt: skip
+WHOLE = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
+    327.68, 655.36,
+)  # fmt: skip
+PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
+TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+STEP_TOKENS = tuple(2**power for power in range(15))
+
+# alias -> native histogram
+VLLM_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "wavefill_time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds": "wavefill_inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds": "wavefill_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds": "wavefill_e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds": "wavefill_request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds": "wavefill_request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds": "wavefill_request_decode_time_seconds",
+    "vllm:request_prompt_tokens": "wavefill_request_prompt_tokens",
+    "vllm:request_generation_tokens": "wavefill_request_generation_tokens",
+}
+
+
+class Metrics:
+    """The numbers of one API process.  `name` labels every series with the served model."""
+
+    def __init__(self, name: str = "model", compat: str = "vllm") -> None:
+        self._registry = CollectorRegistry()
+        self._label = {"model_name": name}
+        self._compat = compat == "vllm"
+        self._ready: Callable[[], Ready | None] = lambda: None
+        self._stats: Callable[[], Stats] = Stats
+        self._alive: Callable[[], bool] = lambda: True
+        self._finished = self._counter("requests", "Completions that ended.", "finished_reason")
+        self._rejected = self._counter("admission_rejections", "Requests refused.", "reason")
+        self._aborted = self._counter("aborted", "Completions that were given up.", "by")
+        self._http = self._counter("http_requests", "HTTP answers.", "route", "code")
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN
+        )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between two deliveries of tokens.", PER_TOKEN
+        )
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Mean of a completion, first token left out.",
+            PER_TOKEN,
+        )
+        self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to end.", WHOLE)
+        self._queue = self._histogram("request_queue_time_seconds", "Arrival to start.", PHASE)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Start to first token.", PHASE
+        )
+        self._decode = self._histogram("request_decode_time_seconds", "First token to end.", PHASE)
+        self._prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
+        self._generated = self._histogram("request_generation_tokens", "Tokens generated.", TOKENS)
+        self._registry.register(_Engine(self))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"wavefill_{name}", text, ("model_name", *labels), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(
+            f"wavefill_{name}", text, ("model_name",), registry=self._registry, buckets=buckets
+        )
+        return family.labels(**self._label)
+
+    def watch(
+        self,
+        *,
+        ready: Callable[[], Ready | None],
+        stats: Callable[[], Stats],
+        alive: Callable[[], bool],
+    ) -> None:
+        """Where to read the engine's numbers from, at each scrape."""
+        self._ready, self._stats, self._alive = ready, stats, alive
+
+    def request_finished(
+        self,
+        route: str,
+        finish: str | None,
+        prompt_tokens: int,
+        cached_tokens: int,
+        generated_tokens: int,
+        arrived: float,
+        started: float,
+        first_token: float,
+        ended: float,
+    ) -> None:
+        """A completion ended.  Times are monotonic seconds; 0 for what did not happen."""
+        self._finished.labels(**self._label, finished_reason=finish or "unknown").inc()
+        self._whole.observe(ended - arrived)
+        self._prompt.observe(prompt_tokens)
+        self._generated.observe(generated_tokens)
+        if started:
+            self._queue.observe(max(0.0, started - arrived))
+        if first_token:
+            self._first_token.observe(first_token - arrived)
+            self._decode.observe(ended - first_token)
+            if started:
+                self._prefill.observe(max(0.0, first_token - started))
+            if generated_tokens > 1:
+                self._per_token.observe((ended - first_token) / (generated_tokens - 1))
+
+    def inter_token(self, seconds: float) -> None:
+        self._inter_token.observe(seconds)
+
+    def rejected(self, reason: str) -> None:
+        self._rejected.labels(**self._label, reason=reason).inc()
+
+    def aborted(self, by: str) -> None:
+        self._aborted.labels(**self._label, by=by).inc()
+
+    def http_request(self, route: str, code: int) -> None:
+        """`route` is a route's pattern, never what a caller wrote."""
+        self._http.labels(**self._label, route=route, code=str(code)).inc()
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+    def engine_families(self) -> Iterator[Metric]:
+        """The engine's gauges and counters, read when asked for."""
+        stats, ready = self._stats(), self._ready()
+        usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
+        waiting, running = float(stats.waiting), float(stats.running)
+        gauges = {
+            "wavefill_requests_running": ("Sequences in the batch.", running),
+            "wavefill_requests_waiting": ("Sequences in the queue.", waiting),
+            "wavefill_kv_cache_usage_ratio": ("Share of KV pages in use.", usage),
+            "wavefill_engine_up": ("1 while the engine makes progress.", float(self._alive())),
+            "wavefill_engine_step_seconds": ("Duration of the last step.", stats.step_seconds),
+            "wavefill_iteration_tokens": ("Tokens of the last step.", float(stats.step_tokens)),
+        }
+        counters = {
+            "wavefill_prompt_tokens": ("Prompt tokens taken in.", stats.prompt_tokens),
+            "wavefill_prompt_tokens_cached": ("Those not computed.", stats.cached_tokens),
+            "wavefill_prefix_cache_queries": ("Tokens looked up.", stats.prompt_tokens),
+            "wavefill_prefix_cache_hits": ("Tokens found.", stats.cached_tokens),
+            "wavefill_generation_tokens": ("Tokens generated.", stats.generated_tokens),
+            "wavefill_preemptions": ("Sequences put back into the queue.", stats.preemptions),
+            "wavefill_engine_steps": ("Steps run.", stats.steps),
+        }
+        if self._compat:
+            gauges |= {
+                "vllm:num_requests_running": ("Alias.", running),
+                "vllm:num_requests_waiting": ("Alias.", waiting),
+                "vllm:kv_cache_usage_perc": ("Alias.", usage),
+            }
+            counters |= {
+                "vllm:prompt_tokens": ("Alias.", stats.prompt_tokens),
+                "vllm:generation_tokens": ("Alias.", stats.generated_tokens),
+                "vllm:prefix_cache_queries": ("Alias.", stats.prompt_tokens),
+                "vllm:prefix_cache_hits": ("Alias.", stats.cached_tokens),
+                "vllm:num_preemptions": ("Alias.", stats.preemptions),
+            }
+        if ready is not None:
+            gauges |= {
+                "wavefill_model_load_seconds": (
+                    "Start of the engine to ready.",
+                    ready.load_seconds,
+                ),
+                "wavefill_kv_capacity_tokens": ("Room for tokens.", float(ready.capacity_tokens)),
+                "wavefill_max_concurrency": (
+                    "Requests of full length that fit.",
+                    ready.capacity_tokens / ready.max_model_len,
+                ),
+            }
+            yield from self._cache_info(ready)
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(name, text, labels=list(self._label))
+            gauge.add_metric(list(self._label.values()), value)
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(name, text, labels=list(self._label))
+            counter.add_metric(list(self._label.values()), value)
+            yield counter
+        if self._compat:
+            yield from self._aliases()
+
+    def _cache_info(self, ready: Ready) -> Iterator[Metric]:
+        pages, size = str(ready.num_pages), str(ready.page_size)
+        shapes = {"wavefill_cache_config_info": {"page_size": size, "num_pages": pages}}
+        if self._compat:
+            shapes["vllm:cache_config_info"] = {"block_size": size, "num_gpu_blocks": pages}
+        for name, fields in shapes.items():
+            labels = self._label | fields
+            info = GaugeMetricFamily(name, "Shape of the KV cache.", labels=list(labels))
+            info.add_metric(list(labels.values()), 1.0)
+            yield info
+
+    def _aliases(self) -> Iterator[Metric]:
+        """The native series under the names that vLLM gives them."""
+        sources = {
+            "wavefill_time_to_first_token_seconds": self._first_token,
+            "wavefill_inter_token_latency_seconds": self._inter_token,
+            "wavefill_time_per_output_token_seconds": self._per_token,
+            "wavefill_e2e_request_latency_seconds": self._whole,
+            "wavefill_request_queue_time_seconds": self._queue,
+            "wavefill_request_prefill_time_seconds": self._prefill,
+            "wavefill_request_decode_time_seconds": self._decode,
+            "wavefill_request_prompt_tokens": self._prompt,
+            "wavefill_request_generation_tokens": self._generated,
+        }
+        for alias, native in VLLM_HISTOGRAMS.items():
+            yield _renamed(sources[native], alias, self._label)
+        finished = CounterMetricFamily(
+            "vllm:request_success", "Alias.", labels=["model_name", "finished_reason"]
+        )
+        for family in self._finished.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    finished.add_metric(list(sample.labels.values()), sample.value)
+        yield finished
+
+
+def _renamed(source: Histogram, name: str, label: dict[str, str]) -> Metric:
+    family = HistogramMetricFamily(name, "Alias.", labels=list(label))
+    buckets: list[tuple[str, float]] = []
+    total = 0.0
+    for sample in next(iter(source.collect())).samples:
+        if sample.name.endswith("_bucket"):
+            buckets.append((sample.labels["le"], sample.value))
+        elif sample.name.endswith("_sum"):
+            total = sample.value
+    family.add_metric(list(label.values()), buckets, total)
+    return family
+
+
+class _Engine(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics.engine_families()

@@ -1,0 +1,210 @@
+"""What every request passes before its route: pure ASGI, because it stands in every stream's way.
+
+    Edge      request id, limits of headers and body, encodings, drain, the count of HTTP answers
+    KeyGuard  the API key: every path but a few public ones is closed without it
+
+Both decide on the raw path of the connection; nothing that a header says can move it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import Iterable
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import INVALID_REQUEST, SERVER_ERROR, error_body
+from server.state import ServerState
+
+PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+MAX_HEADERS = 100
+Headers = list[tuple[bytes, bytes]]
+
+
+class Gate:
+    """How many requests are open, and whether new ones are still let in."""
+
+    def __init__(self) -> None:
+        self.open_requests = 0
+        self.draining = False
+
+
+class BodyTooLarge(Exception):
+    """More bytes arrived than the limit allows."""
+
+
+def install(app: FastAPI, state: ServerState) -> None:
+    """Put the middleware around `app`; the Gate is at `app.state.gate`."""
+    gate = app.state.gate = Gate()
+    origins = state.config.allowed_origins
+    if state.config.api_keys:
+        app.add_middleware(KeyGuard, keys=state.config.api_keys)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(Edge, state=state, gate=gate)
+
+
+async def refuse(
+    send: Send, status: int, message: str, code: str, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    """Answer with OpenAI's error body instead of a route's answer."""
+    kind = SERVER_ERROR if status >= 500 else INVALID_REQUEST
+    body = error_body(message, kind, None, code)
+    fields: Headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *headers,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+class KeyGuard:
+    """401 unless `Authorization: Bearer KEY` (or `x-api-key`) names one of the keys."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS or self._knows(scope):
+            await self._app(scope, receive, send)
+            return
+        message = (
+            "Incorrect API key provided: send `Authorization: Bearer KEY` with a key of this server"
+        )
+        await refuse(send, 401, message, "invalid_api_key", [(b"www-authenticate", b"Bearer")])
+
+    def _knows(self, scope: Scope) -> bool:
+        key = b""
+        for name, value in scope["headers"]:
+            if name == b"authorization" and value[:7].lower() == b"bearer ":
+                key = value[7:].strip()
+            elif name == b"x-api-key":
+                key = value.strip()
+        digest = hashlib.sha256(key).digest()
+        # All keys are compared, so that the time tells nothing about any of them.
+        return any([hmac.compare_digest(digest, known) for known in self._digests])
+
+
+class Edge:
+    """Bounds what a request may be, names it, and counts the answer."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate) -> None:
+        self._app = app
+        self._state = state
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        await _Exchange(self._app, self._state, self._gate, scope).run(receive, send)
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate, scope: Scope) -> None:
+        self._app, self._state, self._gate, self._scope = app, state, gate, scope
+        self._headers: Headers = scope["headers"]
+        self._began = time.perf_counter()
+        self._received = 0
+        self._status = 0
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        self._request_id = self._choose_id()
+
+        async def start(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._status = message["status"]
+                message = {**message, "headers": [*message["headers"], *self._own_headers()]}
+            await send(message)
+
+        self._gate.open_requests += 1
+        try:
+            await self._guarded(receive, start)
+        except BodyTooLarge:
+            if not self._status:
+                await refuse(start, 413, self._too_large(), "request_too_large", CLOSE)
+        except Exception:
+            self._status = self._status or 500  # answered outside of us
+            raise
+        finally:
+            self._gate.open_requests -= 1
+            self._state.metrics.http_request(self._route(), self._status or 499)
+
+    async def _guarded(self, receive: Receive, send: Send) -> None:
+        refusal = self._refusal()
+        if refusal is not None:
+            await refuse(send, *refusal)
+            return
+        limit = self._state.config.max_body_bytes
+
+        async def limited() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                self._received += len(message.get("body", b""))
+                if self._received > limit:
+                    raise BodyTooLarge
+            return message
+
+        await self._app(self._scope, limited, send)
+
+    def _refusal(self) -> tuple[int, str, str, Headers] | None:
+        """Status, message, code and headers of the answer to what is not let in."""
+        config = self._state.config
+        size = sum(len(name) + len(value) for name, value in self._headers)
+        if size > config.max_header_bytes or len(self._headers) > MAX_HEADERS:
+            message = (
+                f"the request has {len(self._headers)} headers of {size} bytes: at most "
+                f"{MAX_HEADERS} headers of {config.max_header_bytes} bytes are taken"
+            )
+            return 431, message, "headers_too_large", CLOSE
+        fields = dict(self._headers)
+        length = fields.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > config.max_body_bytes:
+            return 413, self._too_large(), "request_too_large", CLOSE
+        encoding = fields.get(b"content-encoding", b"identity").lower()
+        if encoding != b"identity":
+            message = "the body has a Content-Encoding: send it without compression"
+            return 415, message, "unsupported_media_type", CLOSE
+        if self._gate.draining and self._scope["path"] not in PUBLIC_PATHS:
+            message = "the server is shutting down: send the request to another one"
+            return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
+        return None
+
+    def _too_large(self) -> str:
+        return f"the body is larger than {self._state.config.max_body_bytes} bytes: send less"
+
+    def _choose_id(self) -> bytes:
+        for name, value in self._headers:
+            if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
+                return value
+        return uuid.uuid4().hex.encode()
+
+    def _own_headers(self) -> Headers:
+        milliseconds = (time.perf_counter() - self._began) * 1000
+        headers = [
+            (b"x-request-id", self._request_id),
+            (b"openai-processing-ms", str(int(milliseconds)).encode()),
+        ]
+        return headers + CLOSE if self._gate.draining else headers
+
+    def _route(self) -> str:
+        """The pattern of the route that answered: what a caller wrote is never a label."""
+        route = self._scope.get("route")
+        path = getattr(route, "path", None)
+        return path if isinstance(path, str) else "none"
+
+
+CLOSE: Headers = [(b"connection", b"close")]

@@ -1,0 +1,107 @@
+"""What operators, probes and browsers ask: health, readiness, version, metrics, documentation."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import orjson
+from fastapi import APIRouter
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+
+from server.errors import SERVER_ERROR, RequestError, error_body
+from server.generation import require_ready
+from server.metrics import CONTENT_TYPE
+from server.state import ServerState, state_of
+
+router = APIRouter(tags=["operation"])
+STATIC = Path(__file__).parent.parent / "static"
+ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
+OK = b'{"status":"ok"}'
+
+
+def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")
+
+
+def _unavailable(message: str, code: str) -> Response:
+    return _json(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
+
+
+def _readiness(request: Request, state: ServerState) -> Response:
+    """200 while requests are answered; otherwise 503 and why not."""
+    if request.app.state.gate.draining:
+        return _unavailable("the server is shutting down", "draining")
+    try:
+        require_ready(state)
+    except RequestError as error:
+        return _json(error.body(), 503, error.headers())
+    problem = state.client.unhealthy()
+    return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+
+
+@router.get("/health")
+@router.get("/readyz")
+@router.get("/ready")
+@router.get("/ping")
+async def ready(request: Request) -> Response:
+    """Whether this server answers requests now."""
+    return _readiness(request, state_of(request))
+
+
+@router.get("/livez")
+async def live(request: Request) -> Response:
+    """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
+    state = state_of(request)
+    problem = state.client.unhealthy() if state.client.ready is not None else None
+    return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+
+
+@router.get("/version")
+async def show_version() -> Response:
+    return _json(orjson.dumps({"version": version("wavefill")}))
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> Response:
+    """What runs here, on what, and how much fits."""
+    state = state_of(request)
+    facts = require_ready(state)
+    return _json(
+        orjson.dumps(
+            {
+                "version": version("wavefill"),
+                "models": state.config.served_names,
+                "engine": msgspec.to_builtins(facts),
+                "stats": msgspec.to_builtins(state.client.stats),
+            }
+        )
+    )
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text format."""
+    return Response(state_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> HTMLResponse:
+    """Swagger UI from our own files: it works without a network."""
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Wavefill API",
+        swagger_js_url=f"/static/{ASSETS[0]}",
+        swagger_css_url=f"/static/{ASSETS[1]}",
+        swagger_favicon_url="data:,",
+    )
+
+
+@router.get("/static/{name}", include_in_schema=False)
+async def static(name: str) -> Response:
+    if name not in ASSETS:
+        raise RequestError("there is no such file", code="not_found")
+    return FileResponse(STATIC / name, headers={"cache-control": "max-age=86400"})
