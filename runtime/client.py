@@ -152,7 +152,9 @@ class EngineClient:
         if self.down is not None:
             return self.down
         silent = time.monotonic() - self._heard
-        if self.ready is not None and self._open and silent > self._stall_seconds:
+        # The engine speaks between two steps, and a large model on a CPU takes long ones.
+        patience = max(self._stall_seconds, 5 * self.stats.step_seconds)
+        if self.ready is not None and self._open and silent > patience:
             return (
                 f"the engine has been silent for {silent:.0f} s, requests pending: {self.pending}"
             )

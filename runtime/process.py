@@ -36,6 +36,7 @@ from runtime.messages import (
 IDLE_SECONDS = 1.0  # between two signs of life
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
+GC_THRESHOLD = 50_000  # objects made between two collections: a step makes hundreds, no cycles
 ORPHANED = 3  # exit code
 
 
@@ -117,6 +118,7 @@ def serve(start: Start) -> NoReturn:
         engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
         gc.collect()
         gc.freeze()  # what was made until now stays: the collector need not look at it again
+        gc.set_threshold(GC_THRESHOLD)
         clients.tell(loaded.ready)
         while True:
             for message in receiver.receive(0.0 if engine.has_work else IDLE_SECONDS):

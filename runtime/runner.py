@@ -102,6 +102,8 @@ class Runner:
             states = torch.cat([before, states])
         else:
             tokens = tokens[1:]  # nothing comes before a prompt's first token
+        if not tokens:
+            return []
         targets = upload(np.asarray(tokens, dtype=np.int64), self.device)
         return [
             score(

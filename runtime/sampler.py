@@ -110,6 +110,8 @@ def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> 
 def _mask_stop_ids(logits: Tensor, slots: Slots, slot_ids: Ints, rows: Ints) -> None:
     stop_ids = [slots.stop_ids[slot] for slot in slot_ids[rows].tolist()]
     where = np.repeat(rows, [len(ids) for ids in stop_ids])
+    if not len(where):
+        return
     what = np.fromiter((id for ids in stop_ids for id in ids), np.int64, len(where))
     on_device = upload(np.stack([where, what]), logits.device)
     logits[on_device[0], on_device[1]] = -torch.inf

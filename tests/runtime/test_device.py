@@ -1,0 +1,53 @@
+"""What is chosen where the operator leaves the choice to us."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime import device
+from runtime.config import ConfigError
+from runtime.device import choose_device, choose_dtype, choose_threads, physical_cores
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "model", "has_bfloat16", "chosen"),
+    [
+        ("auto", "bfloat16", True, "bfloat16"),
+        ("auto", "bfloat16", False, "float32"),
+        ("auto", "float16", True, "float32"),
+        ("auto", "float32", True, "float32"),
+        ("float16", "bfloat16", True, "float16"),
+    ],
+)
+def test_cpu_computes_in_the_type_it_is_fast_at(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, model: str, has_bfloat16: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(device, "_cpu_has_bfloat16", lambda: has_bfloat16)
+    assert choose_dtype(wanted, model, CPU) == chosen  # type: ignore[arg-type]
+
+
+def test_one_core_is_left_to_the_api_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (8, 7)):
+        monkeypatch.setattr(device, "physical_cores", lambda cores=cores: cores)
+        assert choose_threads(0) == threads
+        assert choose_threads(5) == 5
+
+
+def test_cores_are_counted_within_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = physical_cores()
+    monkeypatch.setattr(device, "_cpu_quota", lambda: 0.5)
+    assert physical_cores() == 1 <= whole
+
+
+def test_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == CPU
+    with pytest.raises(ConfigError, match="--device cuda"):
+        choose_device("cuda")
+
+
+def test_free_memory_is_a_number_of_bytes_that_this_host_could_have() -> None:
+    assert 2**20 < device.free_bytes(CPU) < 2**46
