@@ -13,13 +13,12 @@ import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 
 from runtime.batch import Batch, Sampled
-from runtime.columns import Launch
 from runtime.config import EngineConfig, Resolved
 from runtime.engine import Engine
 from runtime.messages import Request, SamplingParams
@@ -38,14 +37,25 @@ class Answered:
 
 
 class InstantExecutor:
-    """Samples token 1 for every row, and behaves like a device that works while the host does."""
+    """Samples token 1 for every row, and notes when the engine calls.
+
+    Engine.step() calls forward() right after schedule() and sample() right after commit(), so the
+    two calls divide its time.
+    """
 
     overlap = True
 
+    def __init__(self) -> None:
+        self.scheduled_ns = 0
+        self.committed_ns = 0
+        self.batch: Batch | None = None
+
     def forward(self, batch: Batch) -> None:
-        pass
+        self.scheduled_ns = time.thread_time_ns()
+        self.batch = batch
 
     def sample(self, batch: Batch) -> Answered:
+        self.committed_ns = time.thread_time_ns()
         return Answered(Sampled([1 if samples else -1 for samples in batch.sample]))
 
 
@@ -87,17 +97,12 @@ def no_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    began = time.thread_time_ns()
-    call()
-    return (time.thread_time_ns() - began) / 1000
-
-
 def measure_host(rows: int, steps: int, *, num_waiting: int, aligned: bool) -> dict[str, float]:
-    """Median and 99th percentile of the host's CPU time a step, in microseconds."""
+    """Medians and 99th percentile of the host's CPU time a step, in microseconds."""
     prompt_len = 128
+    executor = InstantExecutor()
     length = prompt_len + PAGE_SIZE + steps + 64
-    engine = Engine(fake_config(rows, length), VOCAB_SIZE, InstantExecutor())
+    engine = Engine(fake_config(rows, length), VOCAB_SIZE, executor)
     for request in prompts(rows, prompt_len, steps + 60, aligned):
         engine.add(request)
     for number in range(num_waiting):
@@ -106,51 +111,33 @@ def measure_host(rows: int, steps: int, *, num_waiting: int, aligned: bool) -> d
         engine.step()
     for _ in range(20):
         engine.step()
-    parts = _decode_steps(engine, steps)
+    parts: list[tuple[float, float]] = []
+    with no_collector():
+        for _ in range(steps):
+            began = time.thread_time_ns()
+            engine.step()
+            scheduled, committed = executor.scheduled_ns, executor.committed_ns
+            parts.append(((scheduled - began) / 1000, (committed - scheduled) / 1000))
+    assert engine.stats().step_tokens == rows, "a sequence ended while it was measured"
     totals = sorted(sum(part) for part in parts)
     return {
         "schedule": statistics.median(part[0] for part in parts),
         "commit": statistics.median(part[1] for part in parts),
         "total": statistics.median(totals),
         "p99": totals[int(len(totals) * 0.99)],
-        "encode": statistics.median(_encode_times(engine)),
+        "encode": encode_microseconds(executor.batch),
     }
 
 
-def _decode_steps(engine: Engine, steps: int) -> list[tuple[float, float]]:
-    """(schedule, commit) of each step, in the order of Engine.step()."""
-    scheduler, executor = engine.scheduler, InstantExecutor()
-    engine.step()
-    under_way: list[tuple[Launch, Answered]] = []
-    # What the engine had under way is read first, then the loop is ours.
-    engine._read()
-    scheduler.take_outputs()
-    parts: list[tuple[float, float]] = []
-    with no_collector():
-        for _ in range(steps):
-            launches: list[Launch | None] = []
-            schedule_us = microseconds(lambda found=launches: found.append(scheduler.schedule()))
-            commit_us = 0.0
-            if under_way:
-                last, pending = under_way.pop()
-                sampled = pending.wait()
-                commit_us = microseconds(lambda a=last, b=sampled: scheduler.commit(a, b))
-            commit_us += microseconds(scheduler.take_outputs)
-            launch = launches[0]
-            assert launch is not None
-            under_way.append((launch, executor.sample(launch.batch)))
-            parts.append((schedule_us, commit_us))
-    last, pending = under_way.pop()
-    scheduler.commit(last, pending.wait())
-    return parts[1:]
-
-
-def _encode_times(engine: Engine) -> list[float]:
+def encode_microseconds(batch: Batch | None) -> float:
     """What a batch costs where it must travel to another rank."""
-    launch = engine.scheduler.schedule()
-    assert launch is not None
     encoder = msgspec.msgpack.Encoder()
-    return [microseconds(lambda: encoder.encode(launch.batch)) for _ in range(50)]
+    times: list[int] = []
+    for _ in range(50):
+        began = time.thread_time_ns()
+        encoder.encode(batch)
+        times.append(time.thread_time_ns() - began)
+    return statistics.median(times) / 1000
 
 
 def bench_fake(steps: int) -> None:
@@ -173,33 +160,33 @@ def bench_fake(steps: int) -> None:
 
 
 def bench_model(path: str, steps: int, prompt_len: int) -> None:
-    """Whole steps: decoding at each number of rows, and one prefill."""
+    """Whole steps of a model: decoding at each number of rows, and the prompts before."""
     from runtime.loading import load
 
-    print(f"{path}: milliseconds a step, median")
-    config = EngineConfig(model=path, prefix_cache=True)
-    loaded = load(config, lambda phase, done, total: None, epoch=0)
+    config = EngineConfig(model=path, max_num_seqs=max(ROWS))
+    loaded = load(config, lambda phase, done, total: None)
+    ready = loaded.ready
+    print(f"{path} on {ready.device}, {ready.dtype}, attention {ready.attention}")
+    print("rows   decode ms/step   decode tokens/s   prompt tokens/s")
     for rows in ROWS:
-        if rows > loaded.resolved.max_num_seqs:
-            print(f"{rows:>5} rows: over --max-num-seqs {loaded.resolved.max_num_seqs}, left out")
-            continue
-        engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+        engine = Engine(loaded.resolved, ready.vocab_size, loaded.executor)
         params = SamplingParams(max_tokens=steps, temperature=0.0)
-        vocab_size = loaded.ready.vocab_size
         for row in range(rows):
-            tokens = [(row * 31 + position * 7) % vocab_size for position in range(prompt_len)]
+            tokens = [(row * 31 + place * 7) % ready.vocab_size for place in range(prompt_len)]
             engine.add(Request(row, 0, tokens, params))
-        prefill: list[float] = []
+        began = time.perf_counter()
+        while engine.stats().prompt_tokens < rows * prompt_len or engine.stats().step_tokens > rows:
+            engine.step()
+        prompt_seconds = time.perf_counter() - began
         decode: list[float] = []
         while engine.has_work:
             engine.step()
-            stats = engine.stats()
-            decoding = stats.generated_tokens >= rows and stats.running == rows
-            (decode if decoding else prefill).append(stats.step_seconds)
+            if engine.stats().step_tokens == rows:
+                decode.append(engine.stats().step_seconds)
+        seconds = statistics.median(decode)
         print(
-            f"{rows:>5} rows: decode {statistics.median(decode) * 1000:8.2f} ms, "
-            f"{rows / statistics.median(decode):8.0f} tokens/s; "
-            f"prefill {rows * prompt_len / sum(prefill):8.0f} tokens/s"
+            f"{rows:>4} {seconds * 1000:>16.2f} {rows / seconds:>17.0f} "
+            f"{rows * prompt_len / prompt_seconds:>17.0f}"
         )
 
 

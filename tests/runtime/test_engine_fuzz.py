@@ -12,9 +12,9 @@ import pytest
 from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 from hypothesis import HealthCheck, Phase, given, settings
 
-import runtime.columns
 import runtime.scheduler
 import runtime.sequence
+from runtime.admission import WaitingLine
 from runtime.batch import LAST, Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
@@ -65,7 +65,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     config = resolved(
         page_size=page_size,
-        num_pages=draw(st.integers(3, 30)),
+        num_pages=draw(st.integers(3, 10) | st.integers(3, 30)),
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
         max_batched_tokens=draw(st.sampled_from([1, 2, 5, 9, 32])),
         max_model_len=draw(st.sampled_from([20, 40])),
@@ -361,6 +361,37 @@ def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
     return release
 
 
+def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Scheduler, sequence: Sequence) -> None:
+        pages = sequence.pages
+        true(self, sequence)
+        sequence.pages = pages
+
+    return leave
+
+
+def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda request, resolved, vocab_size: None
+
+
+def min_tokens_forgotten(true: Callable[..., Output]) -> Callable[..., Output]:
+    def wrong(sequence: Sequence, token: int, logprob: object) -> Output:
+        sequence.prompt_len += 1
+        output = true(sequence, token, logprob)
+        sequence.prompt_len -= 1
+        return output
+
+    return wrong
+
+
+def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
+    def push(self: WaitingLine, sequence: Sequence) -> None:
+        sequence.limit += 1
+        true(self, sequence)
+
+    return push
+
+
 POOLS: list[PagePool] = []
 
 MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
@@ -383,6 +414,10 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
     (Scheduler, "commit", ended_row_committed),
     (Scheduler, "abort", abort_without_an_end),
+    (Scheduler, "_leave", pages_kept_after_leaving),
+    (runtime.scheduler, "refusal", nothing_refused),
+    (runtime.scheduler, "next_output", min_tokens_forgotten),
+    (WaitingLine, "push", one_token_too_many),
 ]
 
 
