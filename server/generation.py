@@ -23,7 +23,6 @@ def require_ready(state: ServerState) -> Ready:
     client = state.client
     if client.ready is not None:
         return client.ready
-    state.metrics.rejected("not_ready")
     if client.down is not None:
         raise Unavailable(
             f"the engine is down ({client.down}) and being restarted: try again soon",

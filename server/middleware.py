@@ -176,7 +176,8 @@ class _Exchange:
             return 413, self._too_large(), "request_too_large", CLOSE
         encoding = fields.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
-            message = "the body has a Content-Encoding: send it without compression"
+            shown = encoding[:40].decode("latin-1")
+            message = f"the body has the Content-Encoding {shown}: send it without compression"
             return 415, message, "unsupported_media_type", CLOSE
         if self._gate.draining and self._scope["path"] not in PUBLIC_PATHS:
             message = "the server is shutting down: send the request to another one"

@@ -92,15 +92,18 @@ class ChatTokenizer:
     bytes_plain: list[bytes] | None  # the same without special tokens
 
     @staticmethod
-    def load(directory: str | Path) -> ChatTokenizer:
-        """Read tokenizer.json and what stands beside it.  Raises TokenizerError."""
+    def load(directory: str | Path, *, chat_template: str | Path = "") -> ChatTokenizer:
+        """Read tokenizer.json and what stands beside it.  Raises TokenizerError.
+
+        `chat_template` is a file that takes the place of the model's own template.
+        """
         folder = Path(directory)
         tokenizer = _read_tokenizer(folder)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         special = frozenset(id for id, token in added.items() if token.special)
         words = _special_words(folder)
-        template = _read_template(folder, words)
+        template = _read_template(folder, words, str(chat_template))
         decoder = _read(folder / "tokenizer.json", TokenizerFile).decoder
         table = byte_table(tokenizer) if decoder and decoder.is_byte_level() else None
         return ChatTokenizer(
@@ -206,8 +209,10 @@ def _special_words(folder: Path) -> dict[str, str]:
     return words
 
 
-def _read_template(folder: Path, words: Mapping[str, str]) -> ChatTemplate | None:
-    path = folder / "chat_template.jinja"
+def _read_template(folder: Path, words: Mapping[str, str], instead: str) -> ChatTemplate | None:
+    path = Path(instead) if instead else folder / "chat_template.jinja"
+    if instead and not path.is_file():
+        raise TokenizerError(f"there is no chat template file {path}: check --chat-template")
     if path.is_file():
         source = path.read_text("utf-8")
     else:

@@ -23,11 +23,6 @@ async def read_body(request: Request) -> dict[str, Any]:
         raise UnsupportedMediaType(
             f"the content type is `{kind[:60] or 'not given'}`: send `application/json`"
         )
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise UnsupportedMediaType(
-            f"the content encoding is `{encoding[:60]}`: send the body as it is"
-        )
     return read_json(await request.body())
 
 

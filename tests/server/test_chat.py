@@ -21,9 +21,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
+def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
     yield shared
     shared.reset()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def prompt_of(fake: FakeServer) -> str:

@@ -14,7 +14,7 @@ from fake_engine import GREETING, FakeServer, fake_server
 
 from server import sse
 from server.errors import RequestError
-from server.sse import ClientGone, DeltaFrame, EventStream, EventWriter, frame
+from server.sse import DeltaFrame, EventStream, EventWriter, frame
 
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 
@@ -26,9 +26,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
+def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
     yield shared
     shared.reset()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def events(answer: httpx.Response) -> list[Any]:
@@ -155,7 +156,7 @@ async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch):
             await asyncio.sleep(0.005)
         await writer.write(b"data: 1\n\n")
 
-    await EventStream(produce)({}, wire.receive, wire.send)
+    await EventStream(produce, lambda: None)({}, wire.receive, wire.send)
     assert wire.sent[0]["type"] == "http.response.start"
     assert wire.body.endswith(sse.KEEP_ALIVE + b"data: 1\n\ndata: [DONE]\n\n")
     assert not wire.sent[-1]["more_body"]
@@ -168,7 +169,7 @@ async def test_a_refusal_before_the_first_frame_is_raised_and_nothing_is_sent():
         raise RequestError("no")
 
     with pytest.raises(RequestError):
-        await EventStream(produce)({}, wire.receive, wire.send)
+        await EventStream(produce, lambda: None)({}, wire.receive, wire.send)
     assert wire.sent == []
 
 
@@ -185,7 +186,36 @@ async def test_a_reader_that_goes_cancels_the_work():
             cancelled.set()
             raise
 
-    with pytest.raises(ClientGone):
-        await EventStream(produce)({}, wire.receive, wire.send)
-    assert cancelled.is_set()
+    closed: list[bool] = []
+    await EventStream(produce, lambda: closed.append(True))({}, wire.receive, wire.send)
+    assert cancelled.is_set() and closed == [True]
     assert sse.DONE not in wire.body
+
+
+async def test_a_mistake_of_ours_is_told_to_the_reader_and_raised_for_the_log():
+    wire = Wire()
+
+    async def produce(writer: EventWriter) -> None:
+        await writer.write(b"data: 1\n\n")
+        raise ZeroDivisionError("secret")
+
+    with pytest.raises(ZeroDivisionError):
+        await EventStream(produce, lambda: None)({}, wire.receive, wire.send)
+    assert wire.body.endswith(b'"code":"internal_error"}}\n\ndata: [DONE]\n\n')
+    assert b"secret" not in wire.body
+
+
+async def test_work_that_never_began_is_closed_all_the_same():
+    wire = Wire()
+    closed = asyncio.Event()
+
+    async def produce(writer: EventWriter) -> None:
+        raise AssertionError("cancelled before it began")
+
+    stream = EventStream(produce, closed.set)
+    task = asyncio.ensure_future(stream({}, wire.receive, wire.send))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.is_set()

@@ -182,6 +182,16 @@ def test_a_template_file_wins_over_the_configured_template(tmp_path: Path):
     assert ChatTokenizer.load(tmp_path).render(HELLO) == "from a file"
 
 
+def test_the_operators_template_wins_over_the_models(tmp_path: Path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("from the model")
+    (tmp_path / "own.jinja").write_text("from the operator")
+    tokenizer = ChatTokenizer.load(tmp_path, chat_template=tmp_path / "own.jinja")
+    assert tokenizer.render(HELLO) == "from the operator"
+    with pytest.raises(TokenizerError, match="--chat-template"):
+        ChatTokenizer.load(tmp_path, chat_template="missing.jinja")
+
+
 def test_of_named_templates_the_default_one_is_used(tmp_path: Path):
     write_tokenizer(tmp_path)
     named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
