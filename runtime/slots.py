@@ -18,6 +18,7 @@ from runtime.messages import SamplingParams
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
 IN_PROMPT = 1 << 30
+MOST = 1 << 30
 
 PARAMS = np.dtype(
     [
@@ -110,20 +111,21 @@ class Slots:
 
 
 def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
+    """In the order of PARAMS.  Counts are cut to what fits; none of them can mean more."""
     params: SamplingParams = row.params
     return (
         params.temperature,
         params.top_p,
-        params.min_p,
+        min(params.min_p, 1.0),  # the most likely token always stays
         params.presence_penalty,
         params.frequency_penalty,
         params.repetition_penalty,
-        params.top_k,
+        min(params.top_k, MOST),
         row.seed & 0xFFFF_FFFF_FFFF_FFFF,
         row.prompt_len,
-        params.min_tokens,
-        -1 if params.logprobs is None else params.logprobs,
+        min(params.min_tokens, MOST),
+        -1 if params.logprobs is None else min(params.logprobs, MOST),
         params.has_penalties,
         bool(params.logit_bias),
-        -1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MOST),
     )

@@ -247,6 +247,22 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     assert 0 <= int(drawn.tokens[1]) < VOCAB
 
 
+def test_values_beyond_every_limit_still_give_a_token_of_the_vocabulary() -> None:
+    """The server refuses them; should one come through, it must not end the engine."""
+    huge = 2**63
+    rows = [
+        (params(top_k=huge, min_tokens=huge, logprobs=huge), 2**70, [0], 1),
+        (params(min_p=7.0), -1, [0], 1),
+        (params(temperature=math.nan), 1, [0], 1),
+        (params(top_p=math.nan), 1, [0], 1),
+        (params(min_p=math.nan, top_p=-1.0, top_k=-5), 1, [0], 1),
+    ]
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(4))
+    drawn = draw_all(logits, fill(rows), [1] * len(rows))
+    assert drawn.usable.all() and 0 <= int(drawn.tokens.min()) <= int(drawn.tokens.max()) < VOCAB
+    assert drawn.tokens[1:3].tolist() == logits[1:3].argmax(-1).tolist()
+
+
 def test_a_tiny_temperature_neither_overflows_nor_wanders() -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2)) * 1e4
     rows = [(params(temperature=t), 1, [0], 1) for t in (1e-30, 1e-6, 1e-4, 1e-3)]
