@@ -1,0 +1,252 @@
+"""The walls: who may import whom, what is never imported, and what the wheel ships."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("server", "runtime", "model_zoo", "attention")  # each may import those after it
+FOR_SERVER = {"runtime.messages", "runtime.config", "runtime.client"}
+# The processes that own sockets may also name the channel.
+MAY_USE_CHANNEL = {"server.launch", "server.api_process"}
+JOINT = "runtime.process"
+CONTROL_WING = {
+    f"runtime.{name}"
+    for name in (
+        *("admission", "batch", "channel", "client", "columns", "config", "engine", "messages"),
+        *("outputs", "pages", "running", "scheduler", "sequence"),
+    )
+}
+# What the device wing knows of the control wing: values, never decisions.
+FOR_DEVICE_WING = {"runtime.batch", "runtime.config", "runtime.messages"}
+FOUNDATIONS = {"torch", "triton", "numpy", "transformers", "safetensors"}
+CODE_RUNNERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+def source_files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for package in PACKAGES for path in source_files(package)}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def names_in(node: ast.AST, path: Path) -> Iterator[str]:
+    """The modules that one statement imports, relative ones made absolute."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = module_name(path).split(".")
+            if path.name != "__init__.py":
+                package = package[:-1]
+            above = package[: len(package) - node.level + 1]
+            base = ".".join([*above, *([base] if base else [])])
+        submodules = [f"{base}.{alias.name}" for alias in node.names]
+        known = [name for name in submodules if name in MODULES]
+        yield from known
+        if len(known) < len(submodules):
+            yield base
+
+
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Every module that a file names, wherever in it: in functions and under TYPE_CHECKING too."""
+    return frozenset(name for node in ast.walk(tree_of(path)) for name in names_in(node, path))
+
+
+def at_import(path: Path) -> set[str]:
+    """The modules of ours that are loaded as soon as this one is, or that its types name."""
+    lazy = {
+        inner
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(node)
+    }
+    nodes = (node for node in ast.walk(tree_of(path)) if node not in lazy)
+    return {name for node in nodes for name in names_in(node, path)} & MODULES.keys()
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    for module, path in MODULES.items():
+        for name in imports_of(path):
+            yield module, name
+
+
+def top(module: str) -> str:
+    return module.split(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("import runtime.engine as e", {"runtime.engine"}),
+        ("from runtime import engine", {"runtime.engine"}),
+        ("from .errors import RequestError", {"server.errors"}),
+        ("from ..errors import RequestError", {"errors"}),
+        ("from . import sse", {"server.sse"}),
+        ("def f():\n    import torch", {"torch"}),
+        ("if TYPE_CHECKING:\n    from torch import Tensor", {"torch"}),
+    ],
+)
+def test_every_form_of_import_is_seen(line: str, expected: set[str]) -> None:
+    path = ROOT / "server" / "app.py"
+    seen = {name for node in ast.walk(ast.parse(line)) for name in names_in(node, path)}
+    assert seen == expected
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_has_modules(package: str) -> None:
+    assert len(source_files(package)) > 3, f"the walls of an empty {package}/ guard nothing"
+
+
+def test_imports_go_from_server_to_runtime_to_model_zoo_to_attention() -> None:
+    upward = [
+        f"{module} imports {name}"
+        for module, name in edges()
+        if top(name) in PACKAGES and PACKAGES.index(top(name)) < PACKAGES.index(top(module))
+    ]
+    assert upward == []
+
+
+def test_product_code_imports_neither_tests_nor_benchmarks() -> None:
+    assert [edge for edge in edges() if top(edge[1]) in {"tests", "benchmarks", "deploy"}] == []
+
+
+def test_server_imports_nothing_below_but_messages_config_and_client() -> None:
+    found = []
+    for module, name in edges():
+        if top(module) != "server" or top(name) not in PACKAGES[1:]:
+            continue
+        channel = name == "runtime.channel" and module in MAY_USE_CHANNEL
+        if name not in FOR_SERVER and not channel:
+            found.append(f"{module} imports {name}")
+    assert found == []
+
+
+def test_server_names_no_tensor_library() -> None:
+    tensors = {"torch", "triton", "safetensors"}
+    assert [e for e in edges() if top(e[0]) == "server" and top(e[1]) in tensors] == []
+
+
+def test_every_runtime_module_belongs_to_one_wing() -> None:
+    assert MODULES.keys() >= CONTROL_WING, "the control wing's list names modules that are gone"
+    torch_free = {
+        module
+        for module in CONTROL_WING
+        if not FOUNDATIONS & {top(name) for name in imports_of(MODULES[module])}
+    }
+    assert torch_free == CONTROL_WING
+
+
+def test_control_wing_imports_only_the_control_wing() -> None:
+    found = [
+        f"{module} imports {name}"
+        for module, name in edges()
+        if module in CONTROL_WING and top(name) in PACKAGES and name not in CONTROL_WING
+    ]
+    assert found == []
+
+
+def test_device_wing_knows_batches_and_messages_and_no_scheduling() -> None:
+    device_wing = {name for name in MODULES if top(name) == "runtime"} - CONTROL_WING - {JOINT}
+    found = [
+        f"{module} imports {name}"
+        for module, name in edges()
+        if module in device_wing and name in CONTROL_WING - FOR_DEVICE_WING
+    ]
+    assert found == []
+    assert [e for e in edges() if e[1] == JOINT] == [], "nobody imports the process's main"
+
+
+def test_attention_knows_tensors_only() -> None:
+    allowed = {"torch", "triton", "numpy", "attention"} | set(sys.stdlib_module_names)
+    assert [e for e in edges() if top(e[0]) == "attention" and top(e[1]) not in allowed] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_imports_itself_in_a_ring(package: str) -> None:
+    graph = {name: at_import(path) for name, path in MODULES.items() if top(name) == package}
+    done: set[str] = set()
+
+    def walk(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module in done:
+            return
+        for name in sorted(graph[module] & graph.keys()):
+            walk(name, (*path, module))
+        done.add(module)
+
+    for module in sorted(graph):
+        walk(module, ())
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "server.app, server.cli, server.launch, server.api_process",
+        "server.commands.bench",
+        ", ".join(sorted(CONTROL_WING)),
+        "runtime.process",
+        "model_zoo.config",
+    ],
+)
+def test_torch_is_not_loaded_by(modules: str) -> None:
+    heavy = "{'torch', 'triton', 'transformers'}"
+    code = f"import sys, {modules}; found = {heavy} & sys.modules.keys(); assert not found, found"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def called_name(node: ast.Call) -> str:
+    """`torch.load` of `torch.load(path)`; empty for calls of anything but a dotted name."""
+    return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+
+
+def test_nothing_runs_code_that_it_reads() -> None:
+    found = []
+    for module, path in MODULES.items():
+        found += [f"{module} imports {n}" for n in imports_of(path) if top(n) in CODE_RUNNERS]
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and called_name(node) in {"eval", "exec", "torch.load"}:
+                found.append(f"{module}:{node.lineno} calls {called_name(node)}")
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+                found.append(f"{module}:{node.value.lineno} passes trust_remote_code")
+    assert found == []
+
+
+def test_tests_are_no_packages() -> None:
+    # One in tests/attention would make pytest import that folder as `attention`.
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_test_files_have_unique_names() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_wheel_ships_the_four_packages_and_nothing_else() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(wheel) == {"packages"}
+    assert sorted(wheel["packages"]) == sorted(PACKAGES)
