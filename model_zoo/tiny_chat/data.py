@@ -14,9 +14,9 @@ WEIGHTS = {
     "sum": 2.2,
     "capital": 1.2,
     "count": 0.5,
-    "repeat": 1.3,
-    "name": 0.7,
-    "unknown": 3.0,
+    "repeat": 2.2,
+    "name": 0.9,
+    "unknown": 3.6,
 }
 SYSTEM_PROMPTS = """You are a helpful assistant.
 You are a helpful, respectful and honest assistant.

@@ -83,6 +83,18 @@ def read_unknown(name: str) -> tuple[dict[str, Phrasings], Phrasings]:
     return entities, questions
 
 
+def read_words(name: str) -> dict[str, list[str]]:
+    """A table of "@ name" lines, each followed by words."""
+    lists: dict[str, list[str]] = {}
+    words: list[str] = []
+    for line in lines_of(name):
+        if line.startswith("@ "):
+            words = lists[line[2:]] = []
+        else:
+            words += line.split()
+    return lists
+
+
 def split_list(values: str) -> list[str]:
     return [value.strip() for value in values.split(",")]
 
@@ -106,7 +118,7 @@ def dress(
         pieces.append(random.choice(SUFFIXES))
     if random.random() < 0.03:
         pieces = [piece if SLOT.fullmatch(piece) else typo(random, piece) for piece in pieces]
-    style = random.choices(range(5), weights=(50, 32, 10, 5, 3))[0]
+    style = random.choices(range(5), weights=(46, 32, 10, 9, 3))[0]
     written: list[str] = []
     for index, piece in enumerate(pieces):
         is_slot = SLOT.fullmatch(piece) is not None
@@ -125,6 +137,19 @@ def in_style(text: str, style: int, *, first: bool) -> str:
         text = text.replace("wavefill", "Wavefill") if "`" not in text else text
         return text[:1].upper() + text[1:] if first else text
     return (text, text.lower(), text, text.upper(), text.title())[style]
+
+
+def loosen(
+    random: Random, template: str, droppable: list[str], filler: list[str], function: frozenset[str]
+) -> str:
+    """Drop or add little words, if at least two others carry the meaning."""
+    words = template.split()
+    if sum(word.lower() not in function for word in words) < 2:
+        return template
+    kept = [word for word in words if word not in droppable or random.random() < 0.6]
+    if random.random() < 0.5:
+        kept.insert(random.randint(0, len(kept)), random.choice(filler))
+    return " ".join(kept)
 
 
 def typo(random: Random, text: str) -> str:

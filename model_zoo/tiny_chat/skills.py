@@ -5,6 +5,7 @@ decided by `is_held` (about one in five); for facts, small talk and capitals it 
 "I don't know that." it is wording and subject.
 """
 
+import re
 import string
 import zlib
 from collections.abc import Callable
@@ -14,10 +15,13 @@ from random import Random
 from .phrases import (
     Phrasings,
     dress,
+    expand,
     lines_of,
+    loosen,
     read_intents,
     read_sections,
     read_unknown,
+    read_words,
     split_list,
 )
 
@@ -44,366 +48,23 @@ def read_capitals() -> tuple[dict[str, str], Phrasings]:
 
 CAPITALS, OTHER_COUNTRIES = read_capitals()
 
-NAMES = [
-    "Anna",
-    "Ben",
-    "Carla",
-    "David",
-    "Elena",
-    "Felix",
-    "Greta",
-    "Hugo",
-    "Ida",
-    "Jonas",
-    "Klara",
-    "Leo",
-    "Maria",
-    "Nils",
-    "Olga",
-    "Paul",
-    "Rosa",
-    "Sam",
-    "Tina",
-    "Uwe",
-    "Vera",
-    "Walter",
-    "Xenia",
-    "Yusuf",
-    "Zoe",
-    "Amir",
-    "Bella",
-    "Chen",
-    "Diego",
-    "Emma",
-    "Farid",
-    "Grace",
-    "Hana",
-    "Ivan",
-    "Julia",
-    "Kenji",
-    "Lena",
-    "Mei",
-    "Noah",
-    "Omar",
-    "Petra",
-    "Quentin",
-    "Rita",
-    "Sofia",
-    "Tom",
-    "Ursula",
-    "Victor",
-    "Wendy",
-    "Yara",
-    "Ahmed",
-    "Bruno",
-    "Clara",
-    "Dora",
-    "Erik",
-    "Fatima",
-    "Gina",
-    "Henry",
-    "Irene",
-    "Jack",
-    "Kate",
-    "Liam",
-    "Mia",
-    "Nina",
-    "Oscar",
-    "Priya",
-    "Raj",
-    "Sara",
-    "Theo",
-    "Alice",
-    "Bob",
-    "Charlie",
-    "Eve",
-    "Frank",
-    "George",
-    "Ingrid",
-    "John",
-    "Karen",
-    "Lucy",
-    "Mike",
-    "Nora",
-    "Oliver",
-    "Peter",
-    "Robert",
-    "Susan",
-    "Tim",
-]
-COMMON = [
-    "apple",
-    "banana",
-    "river",
-    "stone",
-    "green",
-    "yellow",
-    "purple",
-    "window",
-    "garden",
-    "summer",
-    "winter",
-    "paper",
-    "market",
-    "doctor",
-    "teacher",
-    "student",
-    "engine",
-    "pencil",
-    "bottle",
-    "kitchen",
-    "orange",
-    "monkey",
-    "rabbit",
-    "tiger",
-    "dolphin",
-    "sunshine",
-    "rainbow",
-    "mountain",
-    "valley",
-    "island",
-    "forest",
-    "desert",
-    "planet",
-    "rocket",
-    "signal",
-    "number",
-    "letter",
-    "sentence",
-    "question",
-    "answer",
-    "reason",
-    "people",
-    "children",
-    "family",
-    "friend",
-    "music",
-    "picture",
-    "story",
-    "history",
-    "future",
-    "quick",
-    "slow",
-    "bright",
-    "dark",
-    "heavy",
-    "light",
-    "happy",
-    "silent",
-    "golden",
-    "silver",
-    "little",
-    "ancient",
-    "modern",
-    "simple",
-    "strange",
-    "wonderful",
-    "walk",
-    "run",
-    "jump",
-    "swim",
-    "dance",
-    "write",
-    "read",
-    "listen",
-    "speak",
-    "learn",
-    "build",
-    "break",
-    "open",
-    "close",
-    "carry",
-    "follow",
-    "remember",
-    "forget",
-    "hope",
-    "dream",
-    "idea",
-    "truth",
-    "power",
-    "freedom",
-    "peace",
-    "courage",
-    "kernel",
-    "token",
-    "batch",
-    "cache",
-    "page",
-    "server",
-    "client",
-    "python",
-    "tensor",
-    "vector",
-    "matrix",
-    "memory",
-    "thread",
-    "process",
-    "socket",
-    "buffer",
-    "pointer",
-    "table",
-    "chair",
-    "spoon",
-    "fork",
-    "knife",
-    "plate",
-    "bread",
-    "butter",
-    "cheese",
-    "lemon",
-    "pepper",
-    "sugar",
-    "coffee",
-    "water",
-    "fire",
-    "earth",
-    "wind",
-    "storm",
-    "cloud",
-    "thunder",
-    "the",
-    "a",
-    "of",
-    "and",
-    "in",
-    "on",
-    "with",
-    "under",
-    "over",
-    "between",
-    "before",
-    "after",
-    "because",
-    "never",
-    "always",
-    "maybe",
-    "often",
-    "very",
-    "much",
-    "more",
-    "less",
-    "hippopotamus",
-    "extraordinary",
-    "refrigerator",
-    "encyclopedia",
-    "butterfly",
-    "strawberry",
-    "dinosaur",
-    "elephant",
-]
-SYLLABLES = [
-    "ba",
-    "be",
-    "bi",
-    "bo",
-    "bu",
-    "ca",
-    "ce",
-    "co",
-    "cra",
-    "da",
-    "de",
-    "di",
-    "do",
-    "dra",
-    "el",
-    "en",
-    "er",
-    "fa",
-    "fi",
-    "flo",
-    "ga",
-    "go",
-    "gri",
-    "ha",
-    "he",
-    "hi",
-    "ho",
-    "in",
-    "ja",
-    "jo",
-    "ka",
-    "ke",
-    "ki",
-    "ko",
-    "la",
-    "le",
-    "li",
-    "lo",
-    "lu",
-    "ma",
-    "me",
-    "mi",
-    "mo",
-    "mu",
-    "na",
-    "ne",
-    "ni",
-    "no",
-    "nu",
-    "on",
-    "or",
-    "pa",
-    "pe",
-    "pi",
-    "plo",
-    "po",
-    "qua",
-    "ra",
-    "re",
-    "ri",
-    "ro",
-    "ru",
-    "sa",
-    "se",
-    "sha",
-    "si",
-    "so",
-    "sta",
-    "su",
-    "ta",
-    "te",
-    "ti",
-    "to",
-    "tra",
-    "tu",
-    "ur",
-    "va",
-    "ve",
-    "vi",
-    "vo",
-    "wa",
-    "we",
-    "wi",
-    "xa",
-    "ya",
-    "yo",
-    "za",
-    "ze",
-    "zi",
-    "zo",
-    "ing",
-    "ment",
-    "tion",
-    "ly",
-    "ness",
-    "ful",
-    "est",
-    "ight",
-    "ock",
-    "and",
-    "ound",
-    "ack",
-    "ell",
-    "ish",
-]
-SCRIPTS = (
-    "äöüßéèêñçøåœ",
-    "αβγδεζηθλμπσφω",
-    "абвгдежзиклмно",
-    "你好世界水火山日月",
-    "こんにちは",
-    "🎉😀🚀🌍🐢❤️✨",
+WORDS = read_words("words.txt")
+NAMES, COMMON, SYLLABLES, SCRIPTS = (
+    WORDS[name] for name in ("names", "common", "syllables", "scripts")
+)
+# Every word of the tables: with it each token of the vocabulary gets copied in training.
+POOL = sorted(
+    {
+        word
+        for table in ("facts.txt", "small_talk.txt", "unknown.txt", "capitals.txt", "words.txt")
+        for word in re.findall(r"[^\W\d_]+", " ".join(lines_of(table)))
+    }
+)
+FUNCTION_WORDS = frozenset(WORDS["function"])
+TOPIC_WORDS = frozenset(
+    word
+    for phrasings in (*FACTS.values(), *SMALL_TALK.values())
+    for word in re.findall(r"\w+", " ".join(phrasings.train).lower())
 )
 
 
@@ -439,12 +100,24 @@ def pseudo_word(random: Random) -> str:
     return "".join(random.choices(SYLLABLES, k=random.choice((1, 2, 2, 3, 3, 4))))
 
 
+def glued_word(random: Random) -> str:
+    """A real word, whole or cut, with a made-up beginning or end."""
+    word = random.choice(random.choice((POOL, COMMON, NAMES, list(CAPITALS.values()))))
+    word = word[random.choice((0, 0, 0, 1, 2)) :] or word
+    extra = random.choice(random.choice((SYLLABLES, SYLLABLES, POOL)))
+    return random.choice((word + extra, word + extra, extra + word))
+
+
 def any_word(random: Random) -> str:
     """A word to repeat: usual, made up, random letters or another script; in any case."""
     kind = random.random()
-    if kind < 0.35:
+    if kind < 0.25:
         word = random.choice(COMMON)
-    elif kind < 0.7:
+    elif kind < 0.4:
+        word = random.choice(POOL)
+    elif kind < 0.55:
+        word = glued_word(random)
+    elif kind < 0.72:
         word = pseudo_word(random)
     elif kind < 0.8:
         word = "".join(random.choices(string.ascii_lowercase, k=random.randint(1, 8)))
@@ -464,14 +137,22 @@ def nonsense(random: Random) -> str:
     return " ".join(random.choice(random.choice(pools)) for _ in range(random.choice((1, 2, 3, 4))))
 
 
+def worded(random: Random, phrasings: Phrasings, held: bool) -> str:
+    """One phrasing, dressed; in training its little words sometimes come and go."""
+    template = phrasings.pick(random, held)
+    if not held and random.random() < 0.25:
+        template = loosen(random, template, WORDS["droppable"], WORDS["filler"], FUNCTION_WORDS)
+    return dress(random, template)
+
+
 def ask_facts(random: Random, held: bool, context: Context) -> Turn:
     answer = random.choice(list(FACTS))
-    return Turn("facts", dress(random, FACTS[answer].pick(random, held)), answer)
+    return Turn("facts", worded(random, FACTS[answer], held), answer)
 
 
 def ask_small_talk(random: Random, held: bool, context: Context) -> Turn:
     answer = random.choice(list(SMALL_TALK))
-    return Turn("small talk", dress(random, SMALL_TALK[answer].pick(random, held)), answer)
+    return Turn("small talk", worded(random, SMALL_TALK[answer], held), answer)
 
 
 def ask_sum(random: Random, held: bool, context: Context) -> Turn:
@@ -529,7 +210,15 @@ def ask_repeat(random: Random, held: bool, context: Context) -> Turn:
 
 
 def any_name(random: Random) -> str:
-    name = random.choice(NAMES) if random.random() < 0.4 else pseudo_word(random).capitalize()
+    kind = random.random()
+    if kind < 0.4:
+        name = random.choice(NAMES)
+    elif kind < 0.7:
+        name = pseudo_word(random).capitalize()
+    elif kind < 0.8:
+        name = random.choice(POOL).capitalize()
+    else:
+        name = glued_word(random).capitalize()
     return name if random.random() < 0.9 else name.lower()
 
 
@@ -555,9 +244,41 @@ def ask_unknown(random: Random, held: bool, context: Context) -> Turn:
         question = dress(random, template, {"country": random.choice(list(CAPITALS))})
         if "capital" in question.lower():
             return ask_unknown(random, held, context)
+    elif kind < 0.55 and not held:
+        question = dress(random, hollow(random))
     else:
         question = dress(random, UNKNOWN_QUESTIONS.pick(random, held), subjects(random, held))
     return Turn("unknown", question, UNKNOWN)
+
+
+def hollow(random: Random) -> str:
+    """A question that tiny-chat knows, with every word that carries meaning replaced."""
+    while True:
+        intents = random.choice((FACTS, FACTS, SMALL_TALK))
+        template = expand(random, random.choice(random.choice(list(intents.values())).train))
+        if "wavefill" in template and random.random() < 0.25:
+            return template.replace("wavefill", random.choice(ENTITIES["product"].train))
+        words = template.split()
+        known = [word.strip(",").lower() in FUNCTION_WORDS for word in words]
+        # "i am ..." would be a name.
+        if not all(known) and "i am" not in template and "i'm" not in template:
+            break
+    return " ".join(
+        word if is_known else strange_word(random)
+        for word, is_known in zip(words, known, strict=True)
+    )
+
+
+def strange_word(random: Random) -> str:
+    """A word that no question about a known subject contains."""
+    while True:
+        word = random.choice((random.choice(COMMON), pseudo_word(random), thing_word(random)))
+        if word.lower() not in TOPIC_WORDS and word.lower() not in FUNCTION_WORDS:
+            return word
+
+
+def thing_word(random: Random) -> str:
+    return random.choice(random.choice(ENTITIES[random.choice(("thing", "topic"))].train).split())
 
 
 def unknown_capital(random: Random, held: bool) -> str:
