@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
 import orjson
 from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
@@ -75,8 +75,8 @@ async def server_info(request: Request) -> Response:
             {
                 "version": version("wavefill"),
                 "models": state.config.served_names,
-                "engine": msgspec.to_builtins(facts),
-                "stats": msgspec.to_builtins(state.client.stats),
+                "engine": asdict(facts),
+                "stats": asdict(state.client.stats),
             }
         )
     )

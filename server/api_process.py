@@ -1,0 +1,142 @@
+"""One API process: `python -m server.api_process`, started by the launcher.
+
+It reads a `Start` as one line of JSON from stdin, and takes the end of stdin as the death of its
+parent.  SIGTERM drains: the listener stays open, new requests get 503, open streams may finish;
+then the process ends with code 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator
+
+import msgspec
+import prometheus_client
+import uvicorn
+
+from runtime.client import EngineClient
+from server.app import create_app
+from server.config import ServerConfig
+from server.logs import set_up_logging
+from server.metrics import Metrics
+from server.middleware import Gate
+from server.report import Reporter
+from server.state import ServerState
+from server.tokenizer import ChatTokenizer, TokenizerError
+
+ORPHANED = 3  # exit code
+POLL_SECONDS = 0.05
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher says on stdin."""
+
+    config: ServerConfig
+    index: int
+    engine_address: str
+    own_address: str
+    listener: int  # file descriptor
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our signals: it would close the listener before the streams have ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(start: Start) -> None:
+    """Answer requests until SIGTERM, then drain."""
+    config = start.config
+    tokenizer = ChatTokenizer.load(config.model_directory, chat_template=config.chat_template)
+    client = EngineClient(start.index, start.engine_address, start.own_address)
+    await client.start()
+    metrics = Metrics(config.served_names[0], config.metrics_compat)
+    metrics.watch(
+        ready=lambda: client.ready,
+        stats=lambda: client.stats,
+        alive=lambda: client.ready is not None and client.unhealthy() is None,
+    )
+    app = create_app(ServerState(config, client, tokenizer, metrics))
+    server = Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            h11_max_incomplete_event_size=config.max_header_bytes,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    drains: list[asyncio.Task[None]] = []
+
+    async def drain(gate: Gate) -> None:
+        """Let open requests end, at most `drain_seconds` long, then cut them off and stop."""
+        gate.draining = True
+        deadline = loop.time() + config.drain_seconds
+        while gate.open_requests and loop.time() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        client.close()  # what is still open ends with an error event
+        server.should_exit = True
+
+    def on_sigterm() -> None:
+        drains.append(asyncio.create_task(drain(app.state.gate)))
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    report = asyncio.create_task(Reporter(config, client).run())
+    try:
+        await server.serve([socket.socket(fileno=start.listener)])
+    finally:
+        report.cancel()
+
+
+def die_with_parent() -> None:
+    """End this process at once when stdin ends."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
+
+
+def main() -> None:
+    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prometheus_client.disable_created_metrics()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(ORPHANED)
+    start = msgspec.json.decode(line, type=Start)
+    die_with_parent()
+    set_up_logging(start.config.log_level, start.config.log_format)
+    try:
+        with asyncio.Runner(loop_factory=_event_loop) as runner:
+            runner.run(serve(start))
+    except TokenizerError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    main()

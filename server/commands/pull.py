@@ -1,0 +1,24 @@
+"""`wavefill pull HUB_ID`"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Download a model into the local cache, without pickles."
+    parser.add_argument("name", metavar="HUB_ID", help="such as Qwen/Qwen3-0.6B")
+    parser.add_argument("--revision", help="branch, tag or commit")
+
+
+def run(args: argparse.Namespace) -> int:
+    from server.cli import UsageError
+    from server.model_source import HUB_ID, ModelNotFound, download
+
+    if not HUB_ID.fullmatch(args.name):
+        raise UsageError(f"{args.name}: a Hub id such as Qwen/Qwen3-0.6B is needed")
+    try:
+        print(download(args.name, args.revision))
+    except ModelNotFound as error:
+        raise UsageError(str(error)) from None
+    return 0

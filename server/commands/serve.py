@@ -1,0 +1,126 @@
+"""`wavefill serve [MODEL]`"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtime.config import EngineConfig
+from server.cli import UsageError
+from server.config import ServerConfig
+from server.flags import add_flags, read_flags
+from server.model_source import BUILT_IN
+
+PORT_IN_USE = 98  # exit code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Start the server.  Every option may also be set as WAVEFILL_OPTION."
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=BUILT_IN,
+        metavar="MODEL",
+        help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=None,
+        metavar="KEY",
+        help="ask callers for this key; may be repeated (other users of this machine can read "
+        "arguments: prefer WAVEFILL_API_KEY or --api-key-file)",
+    )
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with one key a line")
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from server.launch import AddressInUse, bind, launch
+    from server.logs import set_up_logging
+    from server.model_source import ModelNotFound, resolve_model
+
+    config = wanted_config(args, os.environ)
+    set_up_logging(config.log_level, config.log_format)
+    try:
+        listener = bind(config.host, config.port)
+    except AddressInUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        return PORT_IN_USE
+    except OSError as error:
+        raise UsageError(
+            f"--host {config.host} --port {config.port}: {error.strerror}: choose an address of "
+            "this machine and a port you may open"
+        ) from None
+    warn_if_open(config)
+    with listener:
+        try:
+            directory, name = resolve_model(args.model, args.revision)
+        except ModelNotFound as error:
+            raise UsageError(str(error)) from None
+        return launch(with_model(config, str(directory), name), listener)
+
+
+def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
+    """What flags and environment ask for; the model is not looked up yet.  Raises UsageError."""
+    server, engine = read_flags(args, environment)
+    server.setdefault("served_names", ())
+    config = ServerConfig(
+        **server,
+        api_keys=read_keys(args, environment),
+        engine=EngineConfig(model=args.model, **engine),
+    )
+    if not 1 <= config.port <= 65535:
+        raise UsageError(f"--port {config.port}: ports run from 1 to 65535")
+    if not 0 < config.engine.memory_fraction <= 1:
+        raise UsageError(
+            f"--memory-fraction {config.engine.memory_fraction}: it must be above 0 and at most 1"
+        )
+    if config.chat_template and not Path(config.chat_template).is_file():
+        raise UsageError(f"--chat-template {config.chat_template}: no such file")
+    return config
+
+
+def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
+    from msgspec.structs import replace
+
+    return replace(
+        config,
+        served_names=config.served_names or (name,),
+        model_directory=directory,
+        engine=replace(config.engine, model=directory),
+    )
+
+
+def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys of all three sources, none of them empty."""
+    keys = list(args.api_key or ())
+    keys += environment.get("WAVEFILL_API_KEY", "").split(",")
+    if args.api_key_file:
+        try:
+            keys += Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
+        if not any(key.strip() for key in keys):
+            raise UsageError(f"--api-key-file {args.api_key_file}: it holds no key")
+    return tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))
+
+
+def warn_if_open(config: ServerConfig) -> None:
+    """Tell who lets the whole network in without a key."""
+    try:
+        local = ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        local = config.host == "localhost"
+    if not local and not config.api_keys:
+        logging.getLogger("wavefill.launcher").warning(
+            "listening on %s without a key: everyone who reaches this machine can use it; "
+            "set WAVEFILL_API_KEY",
+            config.host,
+        )

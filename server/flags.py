@@ -1,0 +1,150 @@
+"""Flags made from the fields of the configuration.  A flag beats WAVEFILL_*, that the default."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from runtime.config import EngineConfig
+from server.cli import UsageError
+from server.config import ServerConfig
+
+PREFIX = "WAVEFILL_"
+UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+# Field -> help.  A field that is not here has no flag: the command derives it.
+SERVER_FLAGS = {
+    "host": "address to listen on; 0.0.0.0 lets other machines in",
+    "port": "TCP port",
+    "served_names": "name of the model in the API; several with commas",
+    "chat_template": "file with a chat template, instead of the model's own",
+    "max_queue": "sequences running or waiting before new requests get 429",
+    "drain_seconds": "how long open requests may go on after SIGTERM",
+    "max_body_bytes": "largest request body",
+    "max_header_bytes": "largest sum of request headers",
+    "allowed_origins": "origins that browsers may call from (CORS); several with commas",
+    "metrics_compat": "also export the metric names of this server",
+    "log_level": "least level that is logged",
+    "log_format": "form of the log",
+}
+ENGINE_FLAGS = {
+    "device": "where to compute; auto takes a GPU if there is one",
+    "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
+    "attention": "attention implementation",
+    "load_format": "dummy fills the model with random weights, for benchmarks",
+    "max_model_len": "longest prompt and answer in tokens; 0: as long as the model and KV allow",
+    "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU",
+    "max_batched_tokens": "tokens in one step; 0: 2048 on a GPU, 512 on a CPU",
+    "page_size": "tokens in one KV page: 16, 32, 64 or 128",
+    "kv_tokens": "room for KV in tokens; 0: as much as the memory fraction allows",
+    "memory_fraction": "share of the GPU's free memory to use; of half the host's on a CPU",
+    "prefix_cache": "find prompt prefixes that were computed before",
+    "threads": "compute threads on a CPU; 0: chosen from the number of cores",
+    "seed": "seed of the requests that bring none",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every field of the two tables."""
+    for title, config, table in (
+        ("server", ServerConfig, SERVER_FLAGS),
+        ("engine", EngineConfig, ENGINE_FLAGS),
+    ):
+        group = parser.add_argument_group(title)
+        hints = get_type_hints(config)
+        defaults = _defaults(config)
+        for name, text in table.items():
+            _add_flag(group, name, hints[name], defaults[name], text)
+
+
+def _add_flag(
+    group: argparse._ArgumentGroup,  # pyright: ignore[reportPrivateUsage]
+    name: str,
+    hint: Any,
+    default: Any,
+    text: str,
+) -> None:
+    options: dict[str, Any] = {"dest": name, "default": None}
+    if get_origin(hint) is Literal:
+        options["choices"] = get_args(hint)
+    elif hint is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["metavar"] = {int: "N", float: "X"}.get(hint, "TEXT")
+    shown = default if default != () else ""
+    if isinstance(default, bool):
+        shown = "on" if default else "off"
+    if name != "served_names" and shown != "":
+        text += f" (default: {shown})"
+    group.add_argument(flag_of(name), help=text.replace("%", "%%"), **options)
+
+
+def flag_of(name: str) -> str:
+    return "--" + {"served_names": "served-model-name"}.get(name, name.replace("_", "-"))
+
+
+def read_flags(
+    args: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that were given, for ServerConfig and EngineConfig.  Raises UsageError."""
+    found: list[dict[str, Any]] = []
+    for config, table in ((ServerConfig, SERVER_FLAGS), (EngineConfig, ENGINE_FLAGS)):
+        hints = get_type_hints(config)
+        values: dict[str, Any] = {}
+        for name in table:
+            source, value = flag_of(name), getattr(args, name)
+            if value is None:
+                source = PREFIX + flag_of(name)[2:].replace("-", "_").upper()
+                value = environment.get(source)
+            if value is not None:
+                values[name] = _convert(source, value, hints[name])
+        found.append(values)
+    return found[0], found[1]
+
+
+def _convert(source: str, value: Any, hint: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if get_origin(hint) is Literal:
+        choices: tuple[str, ...] = get_args(hint)
+        if value not in choices:
+            raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}")
+        return value
+    if hint is bool:
+        if value.lower() not in ("1", "0", "true", "false", "on", "off", "yes", "no"):
+            raise UsageError(f"{source} {value}: choose on or off")
+        return value.lower() in ("1", "true", "on", "yes")
+    if get_origin(hint) is tuple:
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    convert: Callable[[str, str], Any] = {int: _integer, float: _number}.get(hint, _text)
+    return convert(source, value)
+
+
+def _integer(source: str, value: str) -> int:
+    """An integer, with k, m or g for powers of 1024: 32k is 32768."""
+    found = re.fullmatch(r"(\d+)([kmg]?)", value.strip().lower())
+    if found is None:
+        raise UsageError(f"{source} {value}: a whole number is needed, such as 4096 or 32k")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def _number(source: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{source} {value}: a number from 0 up is needed")
+    return number
+
+
+def _text(source: str, value: str) -> str:
+    return value
+
+
+def _defaults(config: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(config)}

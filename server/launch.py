@@ -1,0 +1,231 @@
+"""The launcher: starts the engine process and the API process, watches them, stops them in order.
+
+It runs nothing that a request could break.  Its children die with it: each reads its stdin, and
+the end of stdin means that the launcher is gone, however it went.
+
+    exit 0   stopped by SIGTERM or SIGINT, after the drain
+    exit 1   a child kept dying
+    exit 2   the configuration cannot work; the child has said why
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from runtime.client import ClientNotifier
+from server.config import ServerConfig
+
+log = logging.getLogger("wavefill.launcher")
+
+CONFIGURATION_ERROR = 2
+MAX_DEATHS = 5
+DEATHS_WITHIN_SECONDS = 60.0
+STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
+
+
+class AddressInUse(OSError):
+    """Another program listens there; the message names the remedy."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket, opened before anything slow happens.  Raises AddressInUse, OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == 98 or "in use" in str(error):
+            raise AddressInUse(
+                f"{host}:{port} is in use: stop the program that listens there, or choose another "
+                "--port"
+            ) from None
+        raise
+
+
+class Child:
+    """One child process, started again when it dies."""
+
+    def __init__(self, name: str, module: str, fds: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self._module = module
+        self._fds = fds
+        self._process: asyncio.subprocess.Process | None = None
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+
+    async def start(self, message: object) -> None:
+        """Run `python -m MODULE` with `message` as the first line of its stdin."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self._module,
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=self._fds,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+        with contextlib.suppress(ConnectionError):  # it died at once: wait() tells
+            await self._process.stdin.drain()
+
+    async def wait(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    def died(self) -> float | None:
+        """Note a death: seconds to wait before the next start, None if it died too often."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        recent = [death for death in self._deaths if now - death < DEATHS_WITHIN_SECONDS]
+        return None if len(recent) >= MAX_DEATHS else min(2.0 ** (len(recent) - 1), 30.0) / 2
+
+    async def stop(self, seconds: float) -> None:
+        """SIGTERM, and SIGKILL if it is still there after `seconds`."""
+        self.signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), seconds)
+        except TimeoutError:
+            log.warning("%s did not end in %.0f s and is killed", self.name, seconds)
+            self.signal(signal.SIGKILL)
+            await self.wait()
+
+
+class Launcher:
+    """The engine, the API process, and the directory of the sockets between them."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket, directory: Path) -> None:
+        self._config = config
+        self._listener = listener
+        self._engine_address = f"ipc://{directory / 'engine'}"
+        self._api_address = f"ipc://{directory / 'api-0'}"
+        self._engine = Child("the engine", "runtime.process")
+        self._api = Child("the API process", "server.api_process", (listener.fileno(),))
+        self._notifier = ClientNotifier([self._api_address])
+        self._epoch = 0
+        self._stop = asyncio.Event()
+        self._killed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        await asyncio.gather(self._start_api(), self._start_engine())
+        watchers = [
+            asyncio.create_task(self._watch_engine()),
+            asyncio.create_task(self._watch_api()),
+        ]
+        stopped = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait([*watchers, stopped], return_when="FIRST_COMPLETED")
+        code = next((watcher.result() for watcher in watchers if watcher in done), 0)
+        for task in (*watchers, stopped):
+            task.cancel()
+        await self._shut_down(at_once=code != 0)
+        self._notifier.close()
+        return code
+
+    def _on_signal(self) -> None:
+        """The first one drains, the second one ends everything now."""
+        if self._stop.is_set():
+            self._killed.set()
+        self._stop.set()
+
+    async def _start_engine(self) -> None:
+        self._epoch += 1
+        await self._engine.start(
+            {
+                "config": self._config.engine,
+                "epoch": self._epoch,
+                "own_address": self._engine_address,
+                "client_addresses": [self._api_address],
+            }
+        )
+
+    async def _start_api(self) -> None:
+        await self._api.start(
+            {
+                "config": self._config,
+                "index": 0,
+                "engine_address": self._engine_address,
+                "own_address": self._api_address,
+                "listener": self._listener.fileno(),
+            }
+        )
+
+    async def _watch_engine(self) -> int:
+        """Restart the engine when it dies; returns the exit code to give up with."""
+        while True:
+            code = await self._engine.wait()
+            if code == CONFIGURATION_ERROR:
+                return code
+            reason = f"the engine process ended with {_describe(code)}"
+            log.error("%s", reason)
+            self._notifier.engine_down(reason, self._epoch)
+            pause = self._engine.died()
+            if pause is None:
+                return self._too_often(self._engine)
+            await asyncio.sleep(pause)
+            await self._start_engine()
+
+    async def _watch_api(self) -> int:
+        """Restart the API process when it dies; the engine starts over to drop its requests."""
+        while True:
+            code = await self._api.wait()
+            if code == CONFIGURATION_ERROR:
+                return code
+            log.error("the API process ended with %s", _describe(code))
+            pause = self._api.died()
+            if pause is None:
+                return self._too_often(self._api)
+            await asyncio.sleep(pause)
+            await self._start_api()
+            self._engine.signal(signal.SIGKILL)
+
+    def _too_often(self, child: Child) -> int:
+        log.error(
+            "%s died %d times within %.0f s: giving up",
+            child.name,
+            MAX_DEATHS,
+            DEATHS_WITHIN_SECONDS,
+        )
+        return 1
+
+    async def _shut_down(self, at_once: bool) -> None:
+        """The API process first: it drains while the engine still works."""
+        seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
+        ending = asyncio.create_task(self._api.stop(seconds))
+        killed = asyncio.create_task(self._killed.wait())
+        await asyncio.wait([ending, killed], return_when="FIRST_COMPLETED")
+        if not ending.done():
+            self._api.signal(signal.SIGKILL)
+        await ending
+        killed.cancel()
+        await self._engine.stop(0.0 if self._killed.is_set() else STOP_SECONDS)
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def launch(config: ServerConfig, listener: socket.socket) -> int:
+    """Run the server on an open listener; returns the exit code."""
+
+    async def run() -> int:
+        # Only this user can enter the directory of the sockets.
+        with tempfile.TemporaryDirectory(prefix="wavefill-") as directory:
+            return await Launcher(config, listener, Path(directory)).run()
+
+    return asyncio.run(run())

@@ -1,0 +1,71 @@
+"""From the name of a model to a local directory with its files."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+BUILT_IN = "tiny-chat"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# Never pickles: they can run code when they are read.
+WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
+
+
+class ModelNotFound(ValueError):
+    """No model of that name can be had; the message says what to do."""
+
+
+def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str]:
+    """The directory of a model, and the name it is served under.
+
+    `name` is "tiny-chat", a directory, or a Hugging Face id, which is downloaded unless it is in
+    the local cache.  Raises ModelNotFound.
+    """
+    if name == BUILT_IN:
+        return built_in_directory(), BUILT_IN
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve(), path.resolve().name
+    if path.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
+        raise ModelNotFound(
+            f"{name}: no such directory, and not a Hub id like Qwen/Qwen3-0.6B: "
+            f"give one of them, or {BUILT_IN} for the built-in model"
+        )
+    return download(name, revision), name
+
+
+def built_in_directory() -> Path:
+    """Where tiny-chat lies, found without importing the package (and PyTorch with it)."""
+    spec = importlib.util.find_spec("model_zoo")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations))) / "tiny_chat"
+
+
+def download(name: str, revision: str | None = None) -> Path:
+    """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound."""
+    from huggingface_hub import (
+        errors,
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
+    )
+
+    try:
+        folder = snapshot_download(name, revision=revision, allow_patterns=WANTED)
+    except errors.GatedRepoError:
+        raise ModelNotFound(
+            f"{name}: its owners ask for their consent: accept the terms on the model's page, "
+            "then set HF_TOKEN"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelNotFound(
+            f"{name}: the Hub has no such model, or it is private: check the name, or set HF_TOKEN"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelNotFound(f"{name}: no revision {revision}: check --revision") from None
+    except (errors.LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelNotFound(
+            f"{name}: not in the local cache, and the Hub cannot be reached ({reason}): connect, "
+            f"or run `wavefill pull {name}` where there is a network and copy the cache (HF_HOME)"
+        ) from None
+    return Path(folder)

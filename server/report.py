@@ -1,0 +1,96 @@
+"""What a person at the terminal sees: loading, the start-up report, then a line while busy."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from importlib.metadata import version
+
+from runtime.client import EngineClient
+from runtime.messages import Ready, Stats
+from server.config import ServerConfig
+
+POLL_SECONDS = 0.1
+BUSY_SECONDS = 10.0
+GIB = 2**30
+
+
+class Reporter:
+    """Watches the engine and tells what changed, on stdout."""
+
+    def __init__(self, config: ServerConfig, client: EngineClient) -> None:
+        self._config = config
+        self._client = client
+        self._phase = ""
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        told: Ready | None = None
+        before, last = Stats(), time.monotonic()
+        while True:
+            ready = self._client.ready
+            await asyncio.sleep(POLL_SECONDS if ready is None else 1.0)
+            ready = self._client.ready
+            if ready is None:
+                self._loading()
+                continue
+            if ready is not told:
+                told, before, last = ready, Stats(), time.monotonic()
+                say(start_report(self._config, ready, time.monotonic() - self._began))
+            elapsed = time.monotonic() - last
+            if elapsed >= BUSY_SECONDS:
+                stats = self._client.stats
+                if stats.steps != before.steps:
+                    say(busy_line(stats, before, elapsed))
+                before, last = stats, time.monotonic()
+
+    def _loading(self) -> None:
+        progress = self._client.progress
+        if progress is not None and progress.phase != self._phase:
+            self._phase = progress.phase
+            say(f"  {progress.phase} ...")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stdout, flush=True)
+
+
+def start_report(config: ServerConfig, ready: Ready, seconds: float) -> str:
+    """What runs, what fits, and how to talk to it."""
+    name = config.served_names[0]
+    host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+    full = ready.capacity_tokens / ready.max_model_len
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return f"""
+wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
+attention {ready.attention}
+  memory  weights {_size(ready.weight_bytes)} | KV {_size(ready.kv_bytes)}
+  KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {full:.1f} requests of \
+{ready.max_model_len:,} tokens
+  limits  {ready.max_model_len:,} tokens a request | {ready.max_num_seqs} running | \
+{config.max_queue} in all | {ready.max_batched_tokens:,} tokens a step
+  ready   {seconds:.1f} s    {url}/v1   docs /docs   metrics /metrics   health /health
+
+  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
+    -d '{body}'
+"""
+
+
+def busy_line(stats: Stats, before: Stats, seconds: float) -> str:
+    """What the engine did since `before`."""
+    prompt = stats.prompt_tokens - before.prompt_tokens
+    cached = stats.cached_tokens - before.cached_tokens
+    generated = stats.generated_tokens - before.generated_tokens
+    return (
+        f"running {stats.running} | waiting {stats.waiting} | "
+        f"KV {100 * stats.pages_used / max(1, stats.pages_total):.0f} % | "
+        f"prompt {prompt / seconds:.0f} tok/s ({100 * cached / max(1, prompt):.0f} % cached) | "
+        f"generated {generated / seconds:.0f} tok/s"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
