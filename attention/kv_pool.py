@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,10 +30,7 @@ class KVPool:
         device: torch.device,
     ) -> KVPool:
         shape = (layers, pages, kv_heads, page_size, head_dim)
-        return cls(
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
-        )
+        return cls(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
 
     @property
     def page_size(self) -> int:
@@ -44,3 +43,14 @@ class KVPool:
     @property
     def num_bytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU from calloc, so that memory no token has reached is not even touched.
+
+    `torch.zeros` writes it all: 2.4 s for 512 MiB on a small virtual machine.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)
