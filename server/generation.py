@@ -15,7 +15,7 @@ from server.parameters import seed_of
 from server.schema.sampling import SamplingBody
 from server.state import ServerState
 
-Consume = Callable[[Choice, Piece], Awaitable[None]]
+Render = Callable[[Choice, Piece], bytes]  # the frames that tell of a piece, or none
 
 
 def require_ready(state: ServerState) -> Ready:
@@ -100,16 +100,30 @@ class Generation:
             skip_special=body.skip_special_tokens is not False,
         )
 
-    async def run(self, consume: Consume) -> None:
-        """Hand every piece of every choice to `consume`, in order within a choice.
+    async def collect(self) -> list[list[Piece]]:
+        """All pieces of each choice, when all have ended.  Raises as `stream` does."""
+        pieces: list[list[Piece]] = [[] for _ in self.choices]
+
+        def keep(choice: Choice, piece: Piece) -> bytes:
+            pieces[choice.index].append(piece)
+            return b""
+
+        async def write(data: bytes) -> None:
+            raise AssertionError("nothing was rendered")
+
+        await self.stream(keep, write)
+        return pieces
+
+    async def stream(self, render: Render, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write every piece of every choice as it comes, in order within a choice.
 
         Raises EngineFailed if the engine reports an error.  The caller calls `close` afterwards.
         """
         try:
             if len(self.choices) == 1:
-                await self._follow(self.choices[0], consume)
+                await self._follow(self.choices[0], render, write)
             else:
-                await _together([self._follow(choice, consume) for choice in self.choices])
+                await _together([self._follow(c, render, write) for c in self.choices])
         except Exception:
             self._abort("error")
             raise
@@ -118,7 +132,9 @@ class Generation:
         """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
         self._abort("disconnect")
 
-    async def _follow(self, choice: Choice, consume: Consume) -> None:
+    async def _follow(
+        self, choice: Choice, render: Render, write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         mailbox = choice.mailbox
         metrics = self.state.metrics
         last = 0.0
@@ -140,7 +156,9 @@ class Generation:
                 if output.finish is None:  # a stop string: the engine does not know of it
                     self.state.client.abort(mailbox.id)
                 self._count(choice)
-            await consume(choice, piece)
+            data = render(choice, piece)
+            if data:
+                await write(data)
 
     def _count(self, choice: Choice) -> None:
         self.state.metrics.request_finished(

@@ -109,18 +109,16 @@ class ChatAnswer:
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""
-        pieces: dict[Choice, list[Piece]] = {c: [] for c in self._generation.choices}
-
-        async def consume(choice: Choice, piece: Piece) -> None:
-            pieces[choice].append(piece)
-
-        await self._generation.run(consume)
+        generation = self._generation
+        pieces = await generation.collect()
         answer = self._head | {
-            "choices": [self._choice(choice, parts) for choice, parts in pieces.items()],
-            "usage": self._generation.usage(),
+            "choices": [
+                self._choice(choice, pieces[choice.index]) for choice in generation.choices
+            ],
+            "usage": generation.usage(),
         }
         if self._body.prompt_logprobs is not None:
-            first = self._generation.choices[0]
+            first = generation.choices[0]
             answer["prompt_logprobs"] = prompt_logprobs(
                 self._tokenizer, first.prompt, first.prompt_scores, self._body.prompt_logprobs
             )
@@ -144,29 +142,26 @@ class ChatAnswer:
     async def stream(self, writer: EventWriter) -> None:
         """Write role, content, finish and usage chunks."""
         self._head["object"] = "chat.completion.chunk"
-        deltas = {
-            choice: DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
-            for choice in self._generation.choices
-        }
-        begun: set[Choice] = set()
+        deltas: dict[int, DeltaFrame] = {}
         with_logprobs = bool(self._body.logprobs)
 
-        async def consume(choice: Choice, piece: Piece) -> None:
+        def render(choice: Choice, piece: Piece) -> bytes:
             data = b""
-            if choice not in begun:
-                begun.add(choice)
+            delta_frame = deltas.get(choice.index)
+            if delta_frame is None:
+                delta_frame = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
+                deltas[choice.index] = delta_frame
                 data = frame(self._chunk(choice, {"role": "assistant", "content": ""}))
             if with_logprobs and (piece.text or piece.scored):
                 delta = {"content": piece.text}
                 data += frame(self._chunk(choice, delta, logprobs=self._logprobs(piece)))
             elif piece.text:
-                data += deltas[choice].of(piece.text)
+                data += delta_frame.of(piece.text)
             if piece.finish is not None:
                 data += frame(self._chunk(choice, {}, finish=piece.finish))
-            if data:
-                await writer.write(data)
+            return data
 
-        await self._generation.run(consume)
+        await self._generation.stream(render, writer.write)
         if self._body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._generation.usage()}
             await writer.write(frame(self._head | tail))

@@ -126,13 +126,10 @@ class TextAnswer:
 
     async def whole(self) -> bytes:
         """The JSON of a text_completion."""
-        pieces: dict[Choice, list[Piece]] = {c: [] for c in self._generation.choices}
-
-        async def consume(choice: Choice, piece: Piece) -> None:
-            pieces[choice].append(piece)
-
-        await self._generation.run(consume)
-        choices = [self._whole_choice(choice, parts) for choice, parts in pieces.items()]
+        pieces = await self._generation.collect()
+        choices = [
+            self._whole_choice(choice, pieces[choice.index]) for choice in self._generation.choices
+        ]
         return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
 
     def _whole_choice(self, choice: Choice, pieces: list[Piece]) -> dict[str, object]:
@@ -151,16 +148,14 @@ class TextAnswer:
 
     async def stream(self, writer: EventWriter) -> None:
         """Write text, finish and usage chunks."""
-        deltas = {
-            choice: DeltaFrame(self._chunk(self._choice(choice, DeltaFrame.MARK)))
-            for choice in self._generation.choices
-        }
-        begun: set[Choice] = set()
+        deltas: dict[int, DeltaFrame] = {}
         with_logprobs = self._body.logprobs is not None
 
-        async def consume(choice: Choice, piece: Piece) -> None:
-            first = choice not in begun
-            begun.add(choice)
+        def render(choice: Choice, piece: Piece) -> bytes:
+            first = choice.index not in deltas
+            if first:
+                mark = self._chunk(self._choice(choice, DeltaFrame.MARK))
+                deltas[choice.index] = DeltaFrame(mark)
             text = (self._echoed(choice) if first else "") + self._text(piece)
             data = b""
             if with_logprobs:
@@ -168,14 +163,13 @@ class TextAnswer:
                 if text or (logprobs and logprobs["tokens"]):
                     data = frame(self._chunk(self._choice(choice, text, logprobs=logprobs)))
             elif text:
-                data = deltas[choice].of(text)
+                data = deltas[choice.index].of(text)
             if piece.finish is not None:
                 finish = self._finish(piece.finish)
                 data += frame(self._chunk(self._choice(choice, "", finish=finish)))
-            if data:
-                await writer.write(data)
+            return data
 
-        await self._generation.run(consume)
+        await self._generation.stream(render, writer.write)
         if self._body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._usage()}
             await writer.write(frame(self._head | tail))
