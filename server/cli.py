@@ -39,9 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command")
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        subparser = subparsers.add_parser(name, help=summary)
         if name == chosen:
             _command(name).add_arguments(subparser)
     args = parser.parse_args(words)

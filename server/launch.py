@@ -66,6 +66,7 @@ class Child:
         """Run `python -m MODULE` with `message` as the first line of its stdin."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # the folder we were started in may hold a `server` or a `runtime` of its own
             "-m",
             self._module,
             stdin=asyncio.subprocess.PIPE,
