@@ -1,0 +1,64 @@
+"""The two ways to load a server: as many callers as agreed, or as many arrivals as agreed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.bench.client import BenchClient
+from server.bench.metrics import Failure, Outcome
+from server.bench.workload import Workload, poisson_arrivals
+
+
+@dataclass(frozen=True)
+class Run:
+    outcomes: list[Outcome]
+    lag_s: float  # the latest that a request left after it was due; 0 in a closed loop
+
+
+class Load:
+    """Sends the requests of one workload.  `tell` hears of every request that ended."""
+
+    def __init__(self, client: BenchClient, workload: Workload, tell: Callable[[], None]) -> None:
+        self._client = client
+        self._workload = workload
+        self._tell = tell
+
+    async def warm_up(self, count: int, concurrency: int) -> Failure | None:
+        """Send requests that are not measured; what the first failure was, if there was one."""
+        outcomes = (await self.closed(count, concurrency, "warm-up")).outcomes
+        return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+
+    async def closed(self, count: int, concurrency: int, stage: str = "measured") -> Run:
+        """`concurrency` callers; each sends its next request when its last one was answered."""
+        outcomes: list[Outcome] = []
+        indices = iter(range(count))
+
+        async def caller() -> None:
+            for index in indices:
+                body = self._workload.body(index, stage)
+                outcomes.append(await self._send(body, time.perf_counter()))
+
+        await asyncio.gather(*(caller() for _ in range(min(concurrency, count))))
+        return Run(outcomes, 0.0)
+
+    async def open(self, count: int, rate: float) -> Run:
+        """`rate` arrivals a second whatever the server does, with exponential gaps."""
+        bodies = [self._workload.body(index) for index in range(count)]
+        tasks: list[asyncio.Task[Outcome]] = []
+        lag = 0.0
+        began = time.perf_counter()
+        for body, due in zip(
+            bodies, poisson_arrivals(rate, count, self._workload.seed), strict=True
+        ):
+            await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+            lag = max(lag, time.perf_counter() - began - due)
+            tasks.append(asyncio.create_task(self._send(body, began + due)))
+        return Run(list(await asyncio.gather(*tasks)), lag)
+
+    async def _send(self, body: dict[str, object], start: float) -> Outcome:
+        outcome = await self._client.ask(self._workload, body, start)
+        self._tell()
+        return outcome
