@@ -18,8 +18,8 @@ class UnsupportedAttention(ValueError):
 class Backend(Protocol):
     name: str
 
-    def plan(self, meta: ForwardMeta) -> ForwardMeta:
-        """Prepare once a step what every layer will use."""
+    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+        """Prepare once a step what every layer will use; kv is the pool that the step will use."""
         ...
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:

@@ -37,6 +37,14 @@ class KVPool:
         return self.k.shape[3]
 
     @property
+    def kv_heads(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.k.shape[4]
+
+    @property
     def num_pages(self) -> int:
         return self.k.shape[1]
 

@@ -30,6 +30,7 @@ class ForwardMeta:
     decode_rows: int
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host
     kv_lens: tuple[int, ...]
+    plan: object = None  # what Backend.plan made for its own attend
 
     @property
     def num_rows(self) -> int:

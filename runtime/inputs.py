@@ -64,7 +64,7 @@ def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> Mod
         tokens=token_ids,
         positions=token_positions,
         logit_rows=rows_with_logits,
-        meta=backend.plan(meta),
+        meta=backend.plan(meta, kv),
         kv=kv,
         backend=backend,
     )

@@ -60,7 +60,7 @@ class PagedRow:
             tokens=tokens,
             positions=positions,
             logit_rows=torch.arange(count),
-            meta=self.backend.plan(meta),
+            meta=self.backend.plan(meta, self.kv),
             kv=self.kv,
             backend=self.backend,
         )

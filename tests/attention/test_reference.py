@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import reference
 from attention.backend import UnsupportedAttention, choose
@@ -88,7 +89,7 @@ class Step:
 
     def run(self) -> Tensor:
         backend = ReferenceBackend()
-        meta = backend.plan(self.meta)
+        meta = backend.plan(self.meta, self.kv)
         new_k = torch.cat([k[-q:] for k, q in zip(self.k, meta.q_lens, strict=True)])
         new_v = torch.cat([v[-q:] for v, q in zip(self.v, meta.q_lens, strict=True)])
         backend.write(new_k, new_v, self.kv, 1, meta)
@@ -149,8 +150,55 @@ def test_a_prompt_in_query_tiles_equals_the_whole(monkeypatch: pytest.MonkeyPatc
     torch.manual_seed(1)
     step = Step([(75, 90), (1, 3)])
     whole = step.run()
-    monkeypatch.setattr(reference, "MAX_SCORES", 4 * 90 * 7)  # seven queries a tile
+    monkeypatch.setattr(reference, "TILE", 7)
     torch.testing.assert_close(step.run(), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2 * 6 * 16 * 16 * 4, 1 << 30])
+def test_rows_that_decode_in_pieces_equal_dense_attention(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+):
+    """One KV head of one row at a time, a few rows, and all rows at once."""
+    torch.manual_seed(3)
+    monkeypatch.setattr(reference, "PIECE_BYTES", piece_bytes)
+    step = Step([(1, length) for length in (90, 3, 64, 16, 17, 88, 1, 65, 40)] + [(5, 9)])
+    torch.testing.assert_close(step.run().double(), step.oracle(), rtol=1e-5, atol=1e-5)
+
+
+def test_short_rows_are_not_padded_to_a_long_one():
+    step = Step([(1, 1000), *[(1, 20)] * 30])
+    plan = ReferenceBackend().plan(step.meta, step.kv).plan
+    assert isinstance(plan, reference.ReferencePlan)
+    pages = 63 + 30 * 2
+    assert sum(len(piece.cells) for piece in plan.pieces) == pages * step.kv.kv_heads
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the elements of the largest tensor that any operation made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.numel = max(self.numel, made.numel())
+        return made
+
+
+def test_a_prompt_of_8192_tokens_makes_no_square_of_scores():
+    torch.manual_seed(4)
+    step = Step([(8192, 8192)], kv_heads=1, group=2)
+    with LargestTensor() as largest:
+        out = step.run()
+    assert largest.numel <= 2 * reference.TILE * 8192
+    last = dense(step.q[-3:], step.k[0], step.v[0])
+    torch.testing.assert_close(out[-3:].double(), last, rtol=1e-5, atol=1e-5)
+
+
+def test_attend_without_a_plan_is_refused():
+    step = Step([(1, 5)])
+    with pytest.raises(AssertionError, match="plan"):
+        ReferenceBackend().attend(step.q, step.kv, 1, step.meta, scale=1.0)
 
 
 def test_a_page_may_be_shared_by_rows():
