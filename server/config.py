@@ -32,4 +32,4 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Without the keys: a configuration may be logged."""
-        return f"ServerConfig({self.host}:{self.port}, {self.served_names[0]})"
+        return f"ServerConfig({self.host}:{self.port}, {self.model_directory or self.engine.model})"

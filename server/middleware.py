@@ -8,6 +8,8 @@ Both decide on the raw path of the connection; nothing that a header says can mo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import re
@@ -25,6 +27,7 @@ from server.state import ServerState
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
+DISCARD_SECONDS = 2.0
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -135,6 +138,7 @@ class _Exchange:
             await self._guarded(receive, start)
         except BodyTooLarge:
             if not self._status:
+                await self._discard(receive)
                 await refuse(start, 413, self._too_large(), "request_too_large", CLOSE)
         except Exception:
             self._status = self._status or 500  # answered outside of us
@@ -183,6 +187,17 @@ class _Exchange:
             message = "the server is shutting down: send the request to another one"
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
         return None
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read on for a while: a caller that is still sending would not see the answer."""
+        left = self._state.config.max_body_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return
 
     def _too_large(self) -> str:
         return f"the body is larger than {self._state.config.max_body_bytes} bytes: send less"

@@ -1,0 +1,129 @@
+"""The `wavefill` command: flags, their sources, and what it says when they are wrong."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.config import EngineConfig
+from server.cli import UsageError
+from server.commands import serve
+from server.config import ServerConfig
+from server.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of
+
+COMMAND = Path(sys.executable).parent / "wavefill"
+
+
+def config(*words: str, **environment: str) -> ServerConfig:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return serve.wanted_config(parser.parse_args(words), environment)
+
+
+def wavefill(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=60)
+
+
+def test_help_names_every_command_without_importing_torch():
+    code = "import sys, server.cli\ntry: server.cli.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for word in ("serve", "chat", "bench", "pull", "version"):
+        assert word in done.stdout
+
+
+def test_every_flag_has_a_field_and_a_line_of_help():
+    text = wavefill("serve", "--help").stdout
+    fields = {*ServerConfig.__struct_fields__, *EngineConfig.__struct_fields__}
+    for name in (*SERVER_FLAGS, *ENGINE_FLAGS):
+        assert name in fields
+        assert flag_of(name) in text
+
+
+def test_a_flag_beats_the_environment_and_that_the_default():
+    assert config().port == 8000
+    assert config(WAVEFILL_PORT="9000").port == 9000
+    assert config("--port", "9001", WAVEFILL_PORT="9000").port == 9001
+    assert config(WAVEFILL_SERVED_MODEL_NAME="a, b").served_names == ("a", "b")
+
+
+def test_numbers_may_have_units():
+    assert config("--max-model-len", "32k").engine.max_model_len == 32768
+    assert config("--max-body-bytes", "1M").max_body_bytes == 1 << 20
+
+
+def test_switches_have_both_directions():
+    assert config().engine.prefix_cache
+    assert not config("--no-prefix-cache").engine.prefix_cache
+    assert not config(WAVEFILL_PREFIX_CACHE="off").engine.prefix_cache
+
+
+def test_keys_come_from_all_three_sources_and_are_never_shown(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("three\n\n four \n")
+    words = ("--api-key", "one", "--api-key-file", str(file))
+    found = config(*words, WAVEFILL_API_KEY="two,one")
+    assert found.api_keys == ("one", "two", "three", "four")
+    assert not any(key in repr(found) for key in found.api_keys)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        (["--port", "many"], {}, "--port many: a whole number is needed"),
+        (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
+        (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
+        (["--memory-fraction", "1.5"], {}, "--memory-fraction 1.5: it must be above 0"),
+        (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
+        (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
+        ([], {"WAVEFILL_DEVICE": "tpu"}, "WAVEFILL_DEVICE tpu: choose one of auto, cpu, cuda"),
+        ([], {"WAVEFILL_PREFIX_CACHE": "maybe"}, "WAVEFILL_PREFIX_CACHE maybe: choose on or off"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_source(
+    words: list[str], environment: dict[str, str], expected: str
+):
+    with pytest.raises(UsageError) as caught:
+        config(*words, **environment)
+    assert expected in str(caught.value)
+
+
+def test_a_port_in_use_is_told_before_the_model_is_looked_at():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = wavefill("serve", "/no/such/model", "--port", str(port))
+    assert done.returncode == serve.PORT_IN_USE
+    assert done.stderr == (
+        f"error: 127.0.0.1:{port} is in use: stop the program that listens there, or choose "
+        "another --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/no/such/model"], "/no/such/model: no such directory, and not a Hub id"),
+        (["nobody/nothing"], "run `wavefill pull nobody/nothing`"),
+        (["--attention", "flash2"], "--attention flash2 is not available"),
+        (["--max-model-len", "9999"], "--max-model-len 9999 exceeds the 2048 positions"),
+        (["--page-size", "17"], "--page-size 17: choose one of 16, 32, 64, 128"),
+        (["--kv-tokens", "900g"], "--kv-tokens"),
+    ],
+)
+def test_a_model_that_cannot_be_served_ends_the_command_with_one_line(
+    words: list[str], expected: str
+):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    done = wavefill("serve", *words, "--device", "cpu", "--port", port)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and expected in lines[0], done.stderr
+    assert "Traceback" not in done.stderr

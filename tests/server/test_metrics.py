@@ -1,0 +1,129 @@
+"""The metrics' names, their values, and the aliases that other tools read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.messages import Ready, Stats
+from server.metrics import Metrics
+
+# What vLLM's dashboards, the inference gateway and common autoscalers read.
+READ_BY_OTHERS = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens",
+    "vllm:generation_tokens",
+    "vllm:request_success",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+}
+
+
+def ready() -> Ready:
+    return Ready(
+        epoch=1,
+        model_type="qwen3",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        vocab_size=100,
+        max_model_len=1000,
+        page_size=16,
+        num_pages=250,
+        max_num_seqs=8,
+        max_batched_tokens=64,
+        weight_bytes=1,
+        kv_bytes=1,
+        load_seconds=2.5,
+    )
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    metrics = Metrics("tiny")
+    stats = Stats(running=3, waiting=2, pages_used=50, pages_total=250, cached_tokens=7)
+    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    return metrics
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_native_names_follow_the_rules_of_prometheus(metrics: Metrics):
+    metrics.rejected("queue_full")
+    metrics.aborted("disconnect")
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        if family.name.startswith("vllm:"):
+            continue
+        assert re.fullmatch(r"wavefill_[a-z0-9_]+", family.name)
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "tiny"
+            ends_in_total = sample.name.endswith("_total")
+            assert ends_in_total == (family.type == "counter") or "_created" in sample.name
+
+
+def test_the_engines_numbers_are_read_at_the_scrape(metrics: Metrics):
+    found = values(metrics)
+    assert found["wavefill_requests_running"] == found["vllm:num_requests_running"] == 3
+    assert found["wavefill_requests_waiting"] == 2
+    assert found["wavefill_kv_cache_usage_ratio"] == 0.2
+    assert found["wavefill_kv_capacity_tokens"] == 4000
+    assert found["wavefill_max_concurrency"] == 4
+    assert found["wavefill_prefix_cache_hits_total"] == 7
+    assert found["wavefill_model_load_seconds"] == 2.5
+    assert found["wavefill_engine_up"] == 1
+
+
+def test_a_request_is_split_into_its_phases(metrics: Metrics):
+    metrics.request_finished("chat", "stop", 10, 0, 5, 1.0, 1.5, 2.0, 4.0)
+    found = values(metrics)
+    assert found["wavefill_request_queue_time_seconds_sum"] == 0.5
+    assert found["wavefill_request_prefill_time_seconds_sum"] == 0.5
+    assert found["wavefill_time_to_first_token_seconds_sum"] == 1.0
+    assert found["wavefill_request_decode_time_seconds_sum"] == 2.0
+    assert found["wavefill_time_per_output_token_seconds_sum"] == 0.5
+    assert found["wavefill_e2e_request_latency_seconds_sum"] == 3.0
+
+
+def test_a_request_that_never_started_has_no_phases(metrics: Metrics):
+    metrics.request_finished("chat", "abort", 10, 0, 0, 1.0, 0.0, 0.0, 4.0)
+    found = values(metrics)
+    assert found["wavefill_e2e_request_latency_seconds_count"] == 1
+    assert found["wavefill_time_to_first_token_seconds_count"] == 0
+    assert found["wavefill_request_queue_time_seconds_count"] == 0
+
+
+def test_a_token_time_below_a_millisecond_is_told_from_one_above(metrics: Metrics):
+    metrics.inter_token(0.0007)
+    text = metrics.render().decode()
+    assert 'inter_token_latency_seconds_bucket{le="0.0005",model_name="tiny"} 0.0' in text
+    assert 'inter_token_latency_seconds_bucket{le="0.001",model_name="tiny"} 1.0' in text
+
+
+def test_every_name_that_other_tools_read_is_there_with_the_native_value(metrics: Metrics):
+    metrics.request_finished("chat", "stop", 10, 0, 5, 1.0, 1.5, 2.0, 4.0)
+    names = {f.name for f in text_string_to_metric_families(metrics.render().decode())}
+    assert names >= READ_BY_OTHERS
+    found = values(metrics)
+    for phase in ("queue", "prefill", "decode"):
+        name = f"request_{phase}_time_seconds_sum"
+        assert found[f"vllm:{name}"] == found[f"wavefill_{name}"]
+
+
+def test_the_aliases_can_be_left_out():
+    assert "vllm:" not in Metrics("tiny", "none").render().decode()

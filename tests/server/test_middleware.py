@@ -1,0 +1,153 @@
+"""What stands before every route: keys, limits, the request id, the drain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fake_engine
+import httpx
+import pytest
+from fake_engine import FakeServer, fake_server
+from msgspec.structs import replace
+
+from server.app import create_app
+from server.middleware import PUBLIC_PATHS
+from server.state import ServerState
+
+KEYS = ("first-key", "second-key")
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@contextmanager
+def serving(folder: Path, patch: pytest.MonkeyPatch, **changes: object) -> Iterator[FakeServer]:
+    """A fake server with a changed configuration."""
+    plain = fake_engine.fake_config
+
+    def changed(folder: Path):
+        return replace(plain(folder), **changes)
+
+    with patch.context() as patched:
+        patched.setattr(fake_engine, "fake_config", changed)
+        with fake_server(folder) as fake:
+            yield fake
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    with serving(tmp_path, monkeypatch, api_keys=KEYS) as fake:
+        yield fake
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    limits = {"max_body_bytes": 2000, "max_header_bytes": 4000}
+    with serving(tmp_path, monkeypatch, **limits) as fake:
+        yield fake
+
+
+def error(answer: httpx.Response) -> dict[str, object]:
+    body = answer.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    return body
+
+
+def test_every_route_but_the_probes_needs_a_key(locked: FakeServer):
+    state = ServerState(fake_engine.fake_config(Path()), None, None, None)  # type: ignore[arg-type]
+    documented = create_app(state).openapi()["paths"]
+    assert len(documented) > 12
+    hidden = {"/docs": ["get"], "/openapi.json": ["get"], "/static/swagger-ui.css": ["get"]}
+    for path, methods in {**documented, **hidden}.items():
+        for method in methods:
+            answer = httpx.request(method, locked.url + path)
+            if path in PUBLIC_PATHS:
+                assert answer.status_code == 200, path
+            else:
+                assert answer.status_code == 401, path
+                assert error(answer)["code"] == "invalid_api_key"
+    assert httpx.get(f"{locked.url}/no/such/route").status_code == 401
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_each_key_opens_every_route(locked: FakeServer, key: str, header: str):
+    value = f"Bearer {key}" if header == "authorization" else key
+    answer = httpx.post(f"{locked.url}/v1/chat/completions", json=CHAT, headers={header: value})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value", ["", "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer é"]
+)
+def test_a_wrong_key_opens_nothing(locked: FakeServer, value: str):
+    headers = {"authorization": value.encode()}
+    assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 401
+
+
+def test_a_host_header_cannot_move_the_path(locked: FakeServer):
+    answer = httpx.get(f"{locked.url}/v1/models", headers={"host": "x/health?"})
+    assert answer.status_code in (400, 401)
+
+
+def test_a_request_id_is_given_back_or_made(small: FakeServer):
+    named = httpx.get(f"{small.url}/health", headers={"x-request-id": "my-id.1"})
+    assert named.headers["x-request-id"] == "my-id.1"
+    made = [httpx.get(f"{small.url}/health").headers["x-request-id"] for _ in range(2)]
+    assert len(set(made)) == 2
+    bad = httpx.get(f"{small.url}/health", headers={"x-request-id": "a b" + "c" * 200})
+    assert len(bad.headers["x-request-id"]) == 32
+
+
+def test_a_declared_body_over_the_limit_is_413(small: FakeServer):
+    answer = httpx.post(f"{small.url}/v1/chat/completions", content=b" " * 2001)
+    assert answer.status_code == 413
+    assert error(answer)["code"] == "request_too_large"
+
+
+async def test_an_undeclared_body_over_the_limit_is_413(small: FakeServer):
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100
+
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(
+            f"{small.url}/v1/chat/completions",
+            content=endless(),
+            headers={"content-type": "application/json"},
+        )
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-large": "y" * 4000}, {f"x-{number}": "y" for number in range(120)}]
+)
+def test_too_many_headers_are_431(small: FakeServer, headers: dict[str, str]):
+    answer = httpx.get(f"{small.url}/health", headers=headers)
+    assert answer.status_code == 431
+    assert error(answer)["code"] == "headers_too_large"
+
+
+def test_a_browser_is_let_in_only_from_an_allowed_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with serving(tmp_path, monkeypatch, allowed_origins=("https://app.example",)) as fake:
+        for origin, allowed in (("https://app.example", True), ("https://evil.example", False)):
+            answer = httpx.get(f"{fake.url}/v1/models", headers={"origin": origin})
+            assert ("access-control-allow-origin" in answer.headers) == allowed
+
+
+def test_without_allowed_origins_no_browser_is_let_in(small: FakeServer):
+    answer = httpx.get(f"{small.url}/v1/models", headers={"origin": "https://app.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_http_answers_are_counted_by_route_pattern(small: FakeServer):
+    httpx.get(f"{small.url}/v1/models/fake")
+    httpx.get(f"{small.url}/v1/models/other")
+    httpx.get(f"{small.url}/made/up")
+    text = httpx.get(f"{small.url}/metrics").text
+    for code in ("200", "404"):
+        series = f'wavefill_http_requests_total{{code="{code}",model_name="model",route='
+        assert f'{series}"/v1/models/{{' in text
+    assert 'route="none"' in text and "made" not in text
