@@ -5,67 +5,32 @@ decided by `is_held` (about one in five); for facts, small talk and capitals it 
 "I don't know that." it is wording and subject.
 """
 
-import re
-import string
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from .phrases import (
-    Phrasings,
-    dress,
-    expand,
-    lines_of,
-    loosen,
-    read_intents,
-    read_sections,
-    read_unknown,
-    read_words,
-    split_list,
+from .phrases import Phrasings, dress, expand, loosen
+from .words import (
+    CAPITALS,
+    COMMON,
+    ENTITIES,
+    FACTS,
+    FUNCTION_WORDS,
+    OTHER_COUNTRIES,
+    PHRASINGS,
+    SMALL_TALK,
+    UNKNOWN_QUESTIONS,
+    WORDS,
+    any_name,
+    any_word,
+    nonsense,
+    pseudo_word,
+    strange_word,
 )
 
 UNKNOWN = "I don't know that."
 NO_NAME = "You have not told me your name."
-
-FACTS = read_intents("facts.txt")
-SMALL_TALK = read_intents("small_talk.txt")
-ENTITIES, UNKNOWN_QUESTIONS = read_unknown("unknown.txt")
-PHRASINGS = read_sections("phrasings.txt")
-
-
-def read_capitals() -> tuple[dict[str, str], Phrasings]:
-    capitals: dict[str, str] = {}
-    others = Phrasings()
-    for line in lines_of("capitals.txt"):
-        if line[0] in "?!":
-            (others.train if line[0] == "?" else others.held).extend(split_list(line[2:]))
-        else:
-            country, capital = line.split(" = ")
-            capitals[country] = capital
-    return capitals, others
-
-
-CAPITALS, OTHER_COUNTRIES = read_capitals()
-
-WORDS = read_words("words.txt")
-NAMES, COMMON, SYLLABLES, SCRIPTS = (
-    WORDS[name] for name in ("names", "common", "syllables", "scripts")
-)
-# Every word of the tables: with it each token of the vocabulary gets copied in training.
-POOL = sorted(
-    {
-        word
-        for table in ("facts.txt", "small_talk.txt", "unknown.txt", "capitals.txt", "words.txt")
-        for word in re.findall(r"[^\W\d_]+", " ".join(lines_of(table)))
-    }
-)
-FUNCTION_WORDS = frozenset(WORDS["function"])
-TOPIC_WORDS = frozenset(
-    word
-    for phrasings in (*FACTS.values(), *SMALL_TALK.values())
-    for word in re.findall(r"\w+", " ".join(phrasings.train).lower())
-)
 
 
 @dataclass(frozen=True)
@@ -94,47 +59,6 @@ def draw(make: Callable[[], str], held: bool) -> str:
     while is_held(value := make()) != held:
         pass
     return value
-
-
-def pseudo_word(random: Random) -> str:
-    return "".join(random.choices(SYLLABLES, k=random.choice((1, 2, 2, 3, 3, 4))))
-
-
-def glued_word(random: Random) -> str:
-    """A real word, whole or cut, with a made-up beginning or end."""
-    word = random.choice(random.choice((POOL, COMMON, NAMES, list(CAPITALS.values()))))
-    word = word[random.choice((0, 0, 0, 1, 2)) :] or word
-    extra = random.choice(random.choice((SYLLABLES, SYLLABLES, POOL)))
-    return random.choice((word + extra, word + extra, extra + word))
-
-
-def any_word(random: Random) -> str:
-    """A word to repeat: usual, made up, random letters or another script; in any case."""
-    kind = random.random()
-    if kind < 0.25:
-        word = random.choice(COMMON)
-    elif kind < 0.4:
-        word = random.choice(POOL)
-    elif kind < 0.55:
-        word = glued_word(random)
-    elif kind < 0.72:
-        word = pseudo_word(random)
-    elif kind < 0.8:
-        word = "".join(random.choices(string.ascii_lowercase, k=random.randint(1, 8)))
-    elif kind < 0.85:
-        word = "".join(random.choices(string.ascii_letters + string.digits, k=random.randint(2, 7)))
-    elif kind < 0.93:
-        word = "".join(random.choices(random.choice(SCRIPTS), k=random.randint(1, 4)))
-    else:
-        word = random.choice(random.choice((NAMES, list(CAPITALS.values()))))
-    return random.choice((word, word, word, word.capitalize(), word.upper()))
-
-
-def nonsense(random: Random) -> str:
-    """One to four words that mean nothing together."""
-    things = [word for thing in random.sample(ENTITIES["thing"].train, 2) for word in thing.split()]
-    pools = (COMMON, things, [pseudo_word(random)])
-    return " ".join(random.choice(random.choice(pools)) for _ in range(random.choice((1, 2, 3, 4))))
 
 
 def worded(random: Random, phrasings: Phrasings, held: bool) -> str:
@@ -174,13 +98,8 @@ def ask_capital(random: Random, held: bool, context: Context) -> Turn:
     following = context.last == "capital" and random.random() < 0.5
     template = PHRASINGS["next capital" if following else "capital"].pick(random, held)
     shown = country.removeprefix("the ") if random.random() < 0.3 else country
-    name = country[0].upper() + country[1:] if country.startswith("the ") else country
     question = dress(random, template, {"country": shown})
-    return Turn("capital", question, f"The capital of {uncapital(name)} is {CAPITALS[country]}.")
-
-
-def uncapital(name: str) -> str:
-    return "t" + name[1:] if name.startswith("The ") else name
+    return Turn("capital", question, f"The capital of {country} is {CAPITALS[country]}.")
 
 
 def ask_count(random: Random, held: bool, context: Context) -> Turn:
@@ -207,19 +126,6 @@ def ask_repeat(random: Random, held: bool, context: Context) -> Turn:
     quote = random.choice(("", "", "", "", "", '"', "'"))
     question = dress(random, template, {"word": quote + word + quote}, keep=True)
     return Turn("repeat", question, word)
-
-
-def any_name(random: Random) -> str:
-    kind = random.random()
-    if kind < 0.4:
-        name = random.choice(NAMES)
-    elif kind < 0.7:
-        name = pseudo_word(random).capitalize()
-    elif kind < 0.8:
-        name = random.choice(POOL).capitalize()
-    else:
-        name = glued_word(random).capitalize()
-    return name if random.random() < 0.9 else name.lower()
 
 
 def ask_name(random: Random, held: bool, context: Context) -> Turn:
@@ -267,18 +173,6 @@ def hollow(random: Random) -> str:
         word if is_known else strange_word(random)
         for word, is_known in zip(words, known, strict=True)
     )
-
-
-def strange_word(random: Random) -> str:
-    """A word that no question about a known subject contains."""
-    while True:
-        word = random.choice((random.choice(COMMON), pseudo_word(random), thing_word(random)))
-        if word.lower() not in TOPIC_WORDS and word.lower() not in FUNCTION_WORDS:
-            return word
-
-
-def thing_word(random: Random) -> str:
-    return random.choice(random.choice(ENTITIES[random.choice(("thing", "topic"))].train).split())
 
 
 def unknown_capital(random: Random, held: bool) -> str:
