@@ -28,6 +28,7 @@ PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
 DISCARD_SECONDS = 2.0
+DISCARD_BYTES = 64 << 20
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -130,7 +131,10 @@ class _Exchange:
         async def start(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._status = message["status"]
-                message = {**message, "headers": [*message["headers"], *self._own_headers()]}
+                headers: Headers = [*message["headers"], *self._own_headers()]
+                if self._gate.draining and CLOSE[0] not in headers:
+                    headers += CLOSE  # the next request should find another server
+                message = {**message, "headers": headers}
             await send(message)
 
         self._gate.open_requests += 1
@@ -190,7 +194,7 @@ class _Exchange:
 
     async def _discard(self, receive: Receive) -> None:
         """Read on for a while: a caller that is still sending would not see the answer."""
-        left = self._state.config.max_body_bytes
+        left = DISCARD_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
                 while left > 0:
@@ -210,11 +214,10 @@ class _Exchange:
 
     def _own_headers(self) -> Headers:
         milliseconds = (time.perf_counter() - self._began) * 1000
-        headers = [
+        return [
             (b"x-request-id", self._request_id),
             (b"openai-processing-ms", str(int(milliseconds)).encode()),
         ]
-        return headers + CLOSE if self._gate.draining else headers
 
     def _route(self) -> str:
         """The pattern of the route that answered: what a caller wrote is never a label."""
