@@ -86,6 +86,7 @@ def save(tokenizer: Tokenizer, out: Path) -> None:
     # Greedy: every question has one right answer, so there is nothing to gain from sampling.
     generation = {
         "do_sample": False,
+        "temperature": 0.0,  # what servers read; do_sample is what transformers reads
         "eos_token_id": [message_end, end],
         "pad_token_id": end,
     }

@@ -82,6 +82,12 @@ def test_config_and_tokenizer_agree_on_vocabulary_and_end():
     assert config["eos_token_id"] == ends[0]
 
 
+def test_it_is_greedy_unless_asked_otherwise():
+    generation = json.loads((FOLDER / "generation_config.json").read_text())
+    assert generation["temperature"] == 0
+    assert generation["do_sample"] is False
+
+
 def test_template_renders_a_conversation_of_several_turns(tokenizer: PreTrainedTokenizerFast):
     messages = [
         {"role": "system", "content": "Be brief."},
