@@ -107,12 +107,14 @@ class Child:
 class Launcher:
     """The engine, the API process, and the directory of the sockets between them."""
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, directory: Path) -> None:
+    def __init__(
+        self, config: ServerConfig, listener: socket.socket, directory: Path, engine_module: str
+    ) -> None:
         self._config = config
         self._listener = listener
         self._engine_address = f"ipc://{directory / 'engine'}"
         self._api_address = f"ipc://{directory / 'api-0'}"
-        self._engine = Child("the engine", "runtime.process")
+        self._engine = Child("the engine", engine_module)
         self._api = Child("the API process", "server.api_process", (listener.fileno(),))
         self._notifier = ClientNotifier([self._api_address])
         self._epoch = 0
@@ -221,12 +223,14 @@ def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def launch(config: ServerConfig, listener: socket.socket) -> int:
+def launch(
+    config: ServerConfig, listener: socket.socket, engine_module: str = "runtime.process"
+) -> int:
     """Run the server on an open listener; returns the exit code."""
 
     async def run() -> int:
         # Only this user can enter the directory of the sockets.
         with tempfile.TemporaryDirectory(prefix="wavefill-") as directory:
-            return await Launcher(config, listener, Path(directory)).run()
+            return await Launcher(config, listener, Path(directory), engine_module).run()
 
     return asyncio.run(run())

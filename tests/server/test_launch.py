@@ -1,0 +1,248 @@
+"""The launcher and its children: signals, deaths and exit codes, with an engine without a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from server_process import free_port
+
+from server.launch import MAX_DEATHS, Child
+
+TESTS = Path(__file__).parent.parent
+REQUEST = {"model": "tiny-chat", "prompt": "once upon", "ignore_eos": True, "temperature": 0}
+ENDLESS = {**REQUEST, "max_tokens": 2000, "stream": True}
+
+
+@dataclass(frozen=True)
+class Launched:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    folder: Path  # where it makes the directory of its sockets
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=5)
+
+    def status(self, path: str = "/health") -> int:
+        try:
+            return self.get(path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, module: str) -> psutil.Process:
+        return next(child for child in self.children() if module in child.cmdline())
+
+    def has(self, module: str) -> bool:
+        return any(module in child.cmdline() for child in self.children())
+
+
+Start = Callable[..., Launched]
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie that init has not reaped yet does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def assert_all_end(family: list[psutil.Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [process for process in family if alive(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts launchers with a stub engine; nothing of them is left at the end of a test."""
+    started: list[Launched] = []
+
+    def launch(mode: str = "", drain_seconds: float = 20.0) -> Launched:
+        port, log, sockets = free_port(), tmp_path / "log", tmp_path / "s"
+        sockets.mkdir()
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, TESTS / "stub_launcher.py", str(port), str(drain_seconds)],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "STUB_ENGINE": mode,
+                    "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+                    "TMPDIR": str(sockets),
+                },
+                start_new_session=True,
+            )
+        started.append(Launched(process, f"http://127.0.0.1:{port}", log, sockets))
+        return started[-1]
+
+    yield launch
+    for launched in started:
+        family = launched.children() if launched.process.poll() is None else []
+        launched.process.kill()
+        launched.process.wait(5)
+        assert_all_end(family, 5)
+
+
+def serving(start: Start, **options: object) -> Launched:
+    launched = start(**options)
+    launched.wait_until(lambda: launched.status() == 200)
+    return launched
+
+
+class Stream(threading.Thread):
+    """Reads an endless answer until something ends it."""
+
+    def __init__(self, launched: Launched, **changes: object) -> None:
+        super().__init__()
+        self._url, self._body = f"{launched.url}/v1/completions", {**ENDLESS, **changes}
+        self.lines: list[str] = []
+        self.broken = False
+        self.start()
+        launched.wait_until(lambda: len(self.lines) > 2)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
+                for line in response.iter_lines():
+                    if line:
+                        self.lines.append(line)
+        except httpx.TransportError:
+            self.broken = True
+
+    def ended(self) -> list[str]:
+        self.join(20)
+        assert not self.is_alive()
+        return self.lines
+
+
+def test_while_draining_new_requests_are_refused_and_the_open_one_ends_whole(start: Start):
+    launched = serving(start)
+    stream = Stream(launched, max_tokens=120)  # more than two seconds
+    launched.process.send_signal(signal.SIGTERM)
+    launched.wait_until(lambda: launched.status() == 503, 2)
+    refused = httpx.post(f"{launched.url}/v1/completions", json=REQUEST)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "draining"
+    assert refused.headers["retry-after"].isdigit()
+    assert refused.headers["connection"] == "close"
+    assert launched.status("/readyz") == 503
+    assert launched.status("/livez") == 200
+    lines = stream.ended()
+    assert lines[-1] == "data: [DONE]" and not stream.broken
+    assert not any('"error"' in line for line in lines)
+    assert launched.process.wait(10) == 0
+
+
+def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
+    launched = serving(start, drain_seconds=0.5)
+    stream = Stream(launched)
+    launched.process.send_signal(signal.SIGINT)
+    lines = stream.ended()
+    assert lines[-1] == "data: [DONE]" and not stream.broken
+    assert "the server is shutting down" in lines[-2]
+    assert launched.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_everything_at_once(start: Start):
+    launched = serving(start, drain_seconds=60)
+    stream, family = Stream(launched), launched.children()
+    launched.process.send_signal(signal.SIGINT)
+    launched.wait_until(lambda: launched.status() == 503)
+    launched.process.send_signal(signal.SIGINT)
+    launched.process.wait(5)
+    stream.ended()
+    assert_all_end(family, 1)
+
+
+def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
+    launched = serving(start)
+    stream = Stream(launched)
+    engine = launched.child("stub_engine")
+    engine.kill()
+    launched.wait_until(lambda: launched.status() == 503, 1)
+    assert launched.status("/livez") == 200
+    assert "SIGKILL" in stream.ended()[-2]
+    launched.wait_until(lambda: launched.status() == 200)
+    assert launched.child("stub_engine").pid != engine.pid
+    answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    info = launched.get("/server_info").json()
+    assert info["engine"]["epoch"] == 2
+
+
+def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
+    launched = serving(start)
+    first = launched.child("server.api_process")
+    first.kill()
+    first.wait(5)
+    launched.wait_until(lambda: launched.status() == 200)
+    answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_wrong_configuration_of_the_engine_ends_all_with_code_2(start: Start):
+    launched = start("wrong")
+    assert launched.process.wait(20) == 2
+    assert launched.log.read_text().count("error: --device moon") == 1
+
+
+def test_while_loading_health_says_what_is_being_loaded(start: Start):
+    launched = start("loading")
+    launched.wait_until(lambda: launched.status() == 503)
+    launched.wait_until(lambda: "load weights 1/4" in launched.get("/readyz").text)
+    assert launched.status("/livez") == 200
+    assert httpx.post(f"{launched.url}/v1/completions", json=REQUEST).status_code == 503
+
+
+@pytest.mark.parametrize("mode", ["", "loading"])
+def test_no_child_outlives_a_launcher_that_was_killed(start: Start, mode: str):
+    launched = start(mode)
+    launched.wait_until(lambda: launched.status() == (503 if mode else 200))
+    family = launched.children()
+    assert len(family) == 2
+    os.kill(launched.process.pid, signal.SIGKILL)
+    launched.process.wait(5)
+    assert_all_end(family, 5)
+
+
+def test_the_sockets_are_for_this_user_only_and_gone_at_the_end(start: Start):
+    launched = serving(start)
+    (directory,) = launched.folder.iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in directory.iterdir()) == ["api-0", "engine"]
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(10) == 0
+    assert list(launched.folder.iterdir()) == []
+
+
+def test_a_child_that_keeps_dying_is_started_ever_later_and_then_given_up():
+    child = Child("the engine", "nothing")
+    pauses = [child.died() for _ in range(MAX_DEATHS)]
+    assert pauses[-1] is None
+    waits = [pause for pause in pauses if pause is not None]
+    assert len(waits) == MAX_DEATHS - 1
+    assert all(later == 2 * sooner for sooner, later in pairwise(waits))

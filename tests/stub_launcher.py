@@ -1,0 +1,23 @@
+"""The real launcher and API process around stub_engine: `python stub_launcher.py PORT DRAIN`."""
+
+from __future__ import annotations
+
+import sys
+
+from server.config import ServerConfig
+from server.launch import bind, launch
+from server.logs import set_up_logging
+from server.model_source import built_in_directory
+
+
+def main() -> int:
+    port, drain_seconds = int(sys.argv[1]), float(sys.argv[2])
+    set_up_logging("info", "text")
+    config = ServerConfig(
+        port=port, drain_seconds=drain_seconds, model_directory=str(built_in_directory())
+    )
+    return launch(config, bind(config.host, port), engine_module="stub_engine")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
