@@ -1,0 +1,203 @@
+"""What deploy/ ships asks only for what the server has: metrics, labels, services, files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.messages import Ready, Stats
+from server.metrics import Metrics
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+DASHBOARD = DEPLOY / "grafana" / "dashboards" / "wavefill.json"
+METRIC = re.compile(r"(?<![\w:])wavefill[_:][\w:]+")
+SUFFIXES = {
+    "counter": ("",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+}
+BY_SCRAPING = {"instance", "job"}
+
+
+def exported() -> tuple[set[str], set[str]]:
+    """The names of all series that a server exports, and of all their labels."""
+    metrics = Metrics("tiny-chat")
+    ready = Ready(1, "m", "cpu", "float32", "mha", 99, 64, 16, 4, 8, 64, 1, 1, 0.5)
+    metrics.watch(ready=lambda: ready, stats=Stats, alive=lambda: True)
+    metrics.request_finished("chat", "stop", 1, 0, 2, 1.0, 2.0, 3.0, 4.0)
+    metrics.inter_token(0.1)
+    metrics.rejected("queue_full")
+    metrics.aborted("client")
+    metrics.http_request("/v1/completions", 200)
+    text = metrics.render().decode()
+    families = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)
+    names = {name + suffix for name, kind in families for suffix in SUFFIXES[kind]}
+    return names, set(re.findall(r'[{,](\w+)="', text))
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    board = json.loads(DASHBOARD.read_text())
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+RECORDED = {rule["record"] for rule in rules() if "record" in rule}
+EXPRESSIONS = [
+    *((f"rule {rule.get('alert', rule.get('record'))}", rule["expr"]) for rule in rules()),
+    *(
+        (f"panel {panel['title']}", target["expr"])
+        for panel in panels()
+        for target in panel["targets"]
+    ),
+]
+
+
+def labels_in(expression: str) -> set[str]:
+    matched = re.findall(r"(\w+)\s*(?:=~|!~|!=|=(?!=))\s*\"", expression)
+    grouped = re.findall(r"\b(?:by|without)\s*\(([^)]*)\)", expression)
+    return {*matched, *(label.strip() for group in grouped for label in group.split(","))}
+
+
+@pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[w for w, _ in EXPRESSIONS])
+def test_every_expression_names_metrics_and_labels_that_exist(where: str, expression: str) -> None:
+    names, labels = exported()
+    used = set(METRIC.findall(expression))
+    assert used or "up{" in expression, f"{where} reads no metric"
+    assert used - names - RECORDED == set()
+    assert labels_in(expression) - labels - BY_SCRAPING == set()
+
+
+def test_label_and_metric_names_are_found_in_an_expression() -> None:
+    expression = 'sum by (le, gone) (rate(wavefill_x_bucket{code=~"5..", a!="b"}[5m])) == 0'
+    assert labels_in(expression) == {"le", "gone", "code", "a"}
+    assert METRIC.findall(expression) == ["wavefill_x_bucket"]
+
+
+def test_dashboard_has_three_rows_of_four_panels_each_with_its_title_and_unit() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    kinds = [panel["type"] for panel in board["panels"]]
+    assert [kind == "row" for kind in kinds] == [True, False, False, False, False] * 3
+    titles = [panel["title"] for panel in board["panels"]]
+    assert len(set(titles)) == len(titles)
+    assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels())
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_dashboard_reads_the_data_source_that_is_provisioned() -> None:
+    file = DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yaml"
+    (source,) = yaml.safe_load(file.read_text())["datasources"]
+    used = {panel["datasource"]["uid"] for panel in panels()}
+    assert used == {source["uid"]}
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_alerts_have_a_duration_a_severity_and_a_summary() -> None:
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert alerts
+    for alert in alerts:
+        assert alert["for"] and alert["labels"]["severity"] in {"warning", "critical"}
+        assert alert["annotations"]["summary"]
+
+
+def test_every_alert_is_seen_firing_in_the_rule_tests() -> None:
+    tests = yaml.safe_load((DEPLOY / "rules_test.yml").read_text())["tests"]
+    fired = {
+        case["alertname"]
+        for test in tests
+        for case in test.get("alert_rule_test", [])
+        if case["exp_alerts"]
+    }
+    assert fired == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return document
+
+
+def test_prometheus_scrapes_the_name_that_the_servers_answer_to() -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    assert job["job_name"] == "wavefill", "the rules ask for this job"
+    host, port = target.split(":")
+    for name in ("server-cpu", "server-gpu"):
+        service = compose()["services"][name]
+        assert service["networks"]["default"]["aliases"] == [host]
+        assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
+
+
+def test_compose_starts_one_server_a_profile_with_both_monitors() -> None:
+    services = compose()["services"]
+    for profile in ("cpu", "gpu"):
+        chosen = {name for name, service in services.items() if profile in service["profiles"]}
+        assert chosen == {f"server-{profile}", "prometheus", "grafana"}
+
+
+def test_compose_builds_targets_of_the_dockerfile_and_mounts_files_that_exist() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert stages[-1] == "cuda", "the last stage is the default"
+    for service in compose()["services"].values():
+        if "build" in service:
+            assert service["build"]["target"] in stages
+            assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists()
+            else:
+                assert source in compose()["volumes"]
+
+
+def test_servers_run_read_only_without_capabilities_and_are_given_time_to_drain() -> None:
+    for name in ("server-cpu", "server-gpu"):
+        service = compose()["services"][name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert int(service["stop_grace_period"].removesuffix("s")) > 30
+
+
+def test_image_runs_as_a_user_that_is_not_root_under_an_init() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert lines.count("USER 10001:0") == 2, "one for each target"
+    assert 'ENTRYPOINT ["tini", "-s", "--", "wavefill"]' in lines
+    assert "STOPSIGNAL SIGTERM" in lines
+
+
+def test_image_copies_what_the_ignore_file_lets_through() -> None:
+    allowed = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY ((?!--).+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert {name for line in copied for name in line.split()} == set(allowed)
+    assert all((ROOT / name).exists() for name in allowed)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "config", "--syntax-only", "prometheus.yml"],
+        ["check", "rules", "rules.yml"],
+        ["test", "rules", "rules_test.yml"],
+    ],
+)
+def test_promtool_accepts(arguments: list[str]) -> None:
+    ran = subprocess.run(
+        ["promtool", *arguments], cwd=DEPLOY, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_verify_script_is_a_shell_script() -> None:
+    ran = subprocess.run(["sh", "-n", str(DEPLOY / "verify.sh")], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
