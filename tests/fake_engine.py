@@ -99,6 +99,7 @@ class FakeEngine:
     delay: float = 0.0  # seconds before each token
     step: int = 1  # tokens an Output
     fail_after: int | None = None  # Outputs before the engine reports an error
+    failing: Callable[[Request], bool] = lambda request: True  # which requests that concerns
     held: bool = False  # no answer at all until released
     cached: int = 0
     requests: list[Request] = field(default_factory=list)
@@ -138,7 +139,7 @@ class FakeEngine:
             await asyncio.sleep(self.delay)
             while self.held:
                 await asyncio.sleep(0.005)
-            if place == self.fail_after:
+            if place == self.fail_after and self.failing(mailbox.request):
                 output = Output(mailbox.id, [], finish="error", error="a seeded fault")
             if output.finish is not None:
                 del self._open[mailbox.id]

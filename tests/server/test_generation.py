@@ -216,12 +216,60 @@ def test_a_client_that_goes_frees_every_sequence(
     assert sorted(fake.engine.aborted) == list(range(1, n + 1))
 
 
+def counted(fake: FakeServer, name: str, label: str) -> float:
+    """The value of the series of a metric that has this label."""
+    lines = httpx.get(f"{fake.url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if name in line and label in line)
+
+
 def test_a_failing_completion_takes_its_siblings_with_it(fake: FakeServer):
+    before = counted(fake, "wavefill_aborted_total", 'by="error"')
+    fake.engine.delay = 0.01
     fake.engine.fail_after = 2
+    fake.engine.failing = lambda request: request.id == 2
     answer = httpx.post(fake.url + CHAT, json=HELLO | {"n": 3})
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "engine_error"
     wait_until(lambda: fake.engine.pending == 0)
+    assert counted(fake, "wavefill_aborted_total", 'by="error"') == before + 2
+    assert fake.engine.aborted == [1, 3]
+
+
+def test_every_end_is_counted_once_under_its_reason(fake: FakeServer):
+    def ends() -> list[float]:
+        reasons = ("stop", "length", "error")
+        name = "wavefill_requests_total"
+        aborts = counted(fake, "wavefill_aborted_total", 'by="disconnect"')
+        return [counted(fake, name, f'finished_reason="{r}"') for r in reasons] + [aborts]
+
+    before = ends()
+    post(fake, n=2)
+    post(fake, stop="w")
+    post(fake, max_tokens=2)
+    fake.engine.fail_after = 0
+    httpx.post(fake.url + CHAT, json=HELLO)
+    fake.engine.fail_after = None
+    fake.engine.held = True
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(fake.url + CHAT, json=HELLO, timeout=0.1)
+    wait_until(lambda: fake.engine.pending == 0)
+    after = ends()
+    assert [b - a for a, b in zip(before, after, strict=True)] == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("ask", [said, streamed])
+@pytest.mark.parametrize("options", [{}, {"stop": "zzz"}, {"logprobs": True}])
+def test_an_answer_cut_inside_a_character_loses_nothing(
+    fake: FakeServer, ask: Any, options: dict[str, Any]
+):
+    tokens = fake.tokenizer.encode("Hi \N{WAVING HAND SIGN}")
+    fake.engine.reply = lambda request: tokens
+    assert ask(fake, max_tokens=len(tokens) - 1, **options) == ("Hi \ufffd", "length")
+
+
+def test_an_answer_that_ends_inside_a_stop_string_shows_what_was_held(fake: FakeServer):
+    fake.say("Hello ST")
+    assert said(fake, stop="STOP") == streamed(fake, stop="STOP") == ("Hello ST", "stop")
 
 
 def refused(fake: FakeServer, status: int, code: str, **change: object) -> httpx.Response:
