@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.linear import can_pack, packed_linear
+from model_zoo.layers.linear import Linear
 
 
 class Embedding(nn.Module):
@@ -20,24 +20,17 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-class Head(nn.Module):
+class Head(Linear):
     """hidden [R, size] -> logits [R, vocab] float32; `tied` is the embedding that it shares."""
 
     def __init__(self, vocab: int, size: int, dtype: torch.dtype, tied: Embedding | None) -> None:
-        super().__init__()
-        self.weight = (
-            nn.Parameter(torch.empty(vocab, size, dtype=dtype), requires_grad=False)
-            if tied is None
-            else tied.weight
-        )
-        self._packed: Tensor | None = None
+        super().__init__(size, vocab, bias=False, dtype=dtype)
+        self._tied = tied is not None
+        if tied is not None:
+            self.weight = tied.weight
 
-    def prepare(self) -> None:
-        """As Linear.prepare(); the plain weights stay, the embedding may need them."""
-        if self.weight.device.type == "cpu" and can_pack(self.weight.dtype):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+    def prepare(self, *, keep_weight: bool = False) -> None:
+        super().prepare(keep_weight=keep_weight or self._tied)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self._packed is None:
-            return F.linear(hidden, self.weight).float()
-        return packed_linear(hidden, self._packed, None).float()
+        return super().forward(hidden).float()
