@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ import uvicorn
 from runtime.client import EngineClient
 from server.app import create_app
 from server.config import ServerConfig
+from server.connection import BoundedProtocol
 from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.middleware import Gate
@@ -32,6 +34,8 @@ from server.tokenizer import ChatTokenizer, TokenizerError
 
 ORPHANED = 3  # exit code
 POLL_SECONDS = 0.05
+MAX_DESCRIPTORS = 1 << 16
+RESERVED_DESCRIPTORS = 64  # for the listener, the engine's sockets, files of /docs
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +72,15 @@ async def serve(start: Start) -> None:
     server = Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedProtocol,
             loop="none",
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            h11_max_incomplete_event_size=config.max_header_bytes,
+            h11_max_incomplete_event_size=config.max_header_bytes,  # BoundedProtocol reads it
+            limit_concurrency=raise_descriptor_limit() - RESERVED_DESCRIPTORS,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=5,
         )
@@ -101,6 +106,16 @@ async def serve(start: Start) -> None:
         await server.serve([socket.socket(fileno=start.listener)])
     finally:
         report.cancel()
+
+
+def raise_descriptor_limit() -> int:
+    """As many open connections as the system grants; returns the number of descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def die_with_parent() -> None:

@@ -25,6 +25,7 @@ from server.errors import INVALID_REQUEST, SERVER_ERROR, error_body
 from server.state import ServerState
 
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
+WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
 DISCARD_SECONDS = 2.0
@@ -187,7 +188,7 @@ class _Exchange:
             shown = encoding[:40].decode("latin-1")
             message = f"the body has the Content-Encoding {shown}: send it without compression"
             return 415, message, "unsupported_media_type", CLOSE
-        if self._gate.draining and self._scope["path"] not in PUBLIC_PATHS:
+        if self._gate.draining and self._scope["path"] not in WATCHING_PATHS:
             message = "the server is shutting down: send the request to another one"
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
         return None

@@ -1,0 +1,88 @@
+"""One HTTP connection: uvicorn's protocol, bounded before a request reaches the application.
+
+uvicorn's own limit of header bytes holds for its h11 protocol only, and it waits for ever for the
+rest of a request that was begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from server.errors import INVALID_REQUEST, error_body
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes the connection of a caller whose headers are too large, or who does not go on."""
+
+    header_seconds = 10.0  # from the first byte (or the connection) to the end of the headers
+    body_seconds = 60.0  # from there to the end of the body
+    _deadline: asyncio.TimerHandle | None = None
+    _header_bytes: int | None = 0  # None while no header is being read
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(self.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser.  What the application may hold of a body is the middleware's matter."""
+        if self._header_bytes is not None:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        # At most one read too many has arrived when this is noticed; the middleware is exact.
+        limit = self.config.h11_max_incomplete_event_size or 0
+        if self._header_bytes is not None and self._header_bytes > 2 * limit > 0:
+            self._refuse(431, f"the headers are larger than {limit} bytes", "headers_too_large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = self._header_bytes or 0
+        self._expect(self.header_seconds)
+
+    def on_headers_complete(self) -> None:
+        self._header_bytes = None
+        self._expect(self.body_seconds)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._expect(None)
+        self._header_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in the form of every other error."""
+        self._refuse(400, "the request is not valid HTTP", "invalid_http")
+
+    def _expect(self, seconds: float | None) -> None:
+        """Close the connection unless this is called again in time."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        answering = cycle is not None and not cycle.response_complete
+        if answering and self._header_bytes is not None:
+            # An answer is on its way, and its caller has begun to send the next request.
+            self._expect(self.header_seconds)
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body(message, INVALID_REQUEST, None, code)
+        reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

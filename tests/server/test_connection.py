@@ -1,0 +1,145 @@
+"""What a connection may send before its request is let in, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from server.connection import BoundedProtocol
+
+LIMIT = 4096
+HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n"
+
+
+class HastyProtocol(BoundedProtocol):
+    header_seconds = 0.3
+    body_seconds = 0.3
+
+
+async def echo(scope, receive, send) -> None:
+    """Answers with the body; /slow takes longer than any time-out."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/slow":
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            await send({"type": "http.response.body", "body": b".", "more_body": True})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(
+        echo,
+        http=HastyProtocol,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        h11_max_incomplete_event_size=LIMIT,
+    )
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=lambda: server.run([listener]))
+    thread.start()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+    listener.close()
+    assert not thread.is_alive()
+
+
+class Caller:
+    """A connection that sends what a test likes."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
+
+    def send(self, *parts: bytes, pause: float = 0.0) -> None:
+        for part in parts:
+            self.socket.sendall(part)
+            time.sleep(pause)
+
+    def rest(self) -> bytes:
+        """Everything until the server closes."""
+        data = b""
+        with self.socket:
+            while part := self.socket.recv(65536):
+                data += part
+        return data
+
+
+@pytest.fixture
+def caller(port: int) -> Iterator[Caller]:
+    caller = Caller(port)
+    yield caller
+    caller.socket.close()
+
+
+def error_of(answer: bytes) -> dict[str, str]:
+    return json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+
+
+def test_a_whole_request_is_answered_however_it_is_cut(caller: Caller):
+    caller.send(HEAD[:20], HEAD[20:], b"connection: close\r\n\r\n", b"01234", b"56789", pause=0.02)
+    assert caller.rest().endswith(b"\r\n\r\na\r\n0123456789\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param((), id="nothing"),
+        pytest.param((HEAD[:10],), id="part of the request line"),
+        pytest.param((HEAD,), id="headers without an end"),
+        pytest.param((HEAD + b"\r\n", b"01234"), id="part of the body"),
+        pytest.param(tuple(HEAD[i : i + 1] for i in range(20)), id="a byte at a time"),
+    ],
+)
+def test_who_does_not_go_on_is_cut_off(caller: Caller, parts: tuple[bytes, ...]):
+    caller.send(*parts)
+    began = time.monotonic()
+    assert caller.rest() == b""
+    assert time.monotonic() - began < 3
+
+
+def test_a_header_that_never_ends_is_431_before_it_fills_memory(caller: Caller):
+    caller.send(HEAD + b"x-long: " + b"a" * (2 * LIMIT))
+    answer = caller.rest()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert error_of(answer)["code"] == "headers_too_large"
+
+
+def test_a_body_larger_than_the_headers_may_be_is_let_through(caller: Caller):
+    size = 5 * LIMIT
+    head = HEAD.replace(b"10", str(size).encode()) + b"connection: close\r\n\r\n"
+    caller.send(head, b"~" * size)
+    assert caller.rest().count(b"~") == size
+
+
+def test_what_is_not_http_is_400_in_the_form_of_every_error(caller: Caller):
+    caller.send(b"\x16\x03\x01 this is no request\r\n\r\n")
+    answer = caller.rest()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert error_of(answer)["code"] == "invalid_http"
+
+
+def test_an_answer_longer_than_the_time_outs_is_not_cut(caller: Caller):
+    caller.send(HEAD.replace(b"/x", b"/slow") + b"connection: close\r\n\r\n0123456789")
+    assert caller.rest().count(b"1\r\n.\r\n") == 8
+
+
+def test_half_of_a_next_request_does_not_cut_the_answer_before_it(caller: Caller):
+    caller.send(HEAD.replace(b"/x", b"/slow") + b"\r\n0123456789" + HEAD[:20])
+    assert caller.rest().count(b"1\r\n.\r\n") == 8
