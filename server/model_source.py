@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import logging
 import re
+import sys
+import time
 from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("wavefill.model")
 
 BUILT_IN = "tiny-chat"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles: they can run code when they are read.
 WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
+LOG_SECONDS = 10.0  # between two lines about a download, where there is no terminal for a bar
 
 
 class ModelNotFound(ValueError):
@@ -50,7 +58,12 @@ def download(name: str, revision: str | None = None) -> Path:
     )
 
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=WANTED)
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=WANTED,
+            tqdm_class=None if sys.stderr.isatty() else logged_progress(name),
+        )
     except errors.GatedRepoError:
         raise ModelNotFound(
             f"{name}: its owners ask for their consent: accept the terms on the model's page, "
@@ -69,3 +82,24 @@ def download(name: str, revision: str | None = None) -> Path:
             f"or run `wavefill pull {name}` where there is a network and copy the cache (HF_HOME)"
         ) from None
     return Path(folder)
+
+
+def logged_progress(name: str) -> type[Any]:
+    """A progress bar that is a line of the log every LOG_SECONDS."""
+    from huggingface_hub.utils import are_progress_bars_disabled, tqdm
+
+    class LoggedProgress(tqdm):
+        _told = time.monotonic()
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options |= {"disable": are_progress_bars_disabled(), "file": io.StringIO()}
+            super().__init__(*args, **options)  # pyright: ignore[reportUnknownMemberType]
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            now = time.monotonic()
+            if self.unit == "B" and self.total and now - LoggedProgress._told >= LOG_SECONDS:
+                LoggedProgress._told = now
+                done, total = int(self.n) >> 20, int(self.total) >> 20
+                log.info("%s: %d of %d MiB are here", name, done, total)
+
+    return LoggedProgress

@@ -13,10 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from server.cli import UsageError
+    from server.logs import set_up_logging
     from server.model_source import HUB_ID, ModelNotFound, download
 
     if not HUB_ID.fullmatch(args.name):
         raise UsageError(f"{args.name}: a Hub id such as Qwen/Qwen3-0.6B is needed")
+    set_up_logging("info", "text")
     try:
         print(download(args.name, args.revision))
     except ModelNotFound as error:
