@@ -15,8 +15,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "runtime", "model_zoo", "attention")  # each may import those after it
 FOR_SERVER = {"runtime.messages", "runtime.config", "runtime.client"}
-# The processes that own sockets may also name the channel.
-MAY_USE_CHANNEL = {"server.launch", "server.api_process"}
 JOINT = "runtime.process"
 CONTROL_WING = {
     f"runtime.{name}"
@@ -132,13 +130,11 @@ def test_product_code_imports_neither_tests_nor_benchmarks() -> None:
 
 
 def test_server_imports_nothing_below_but_messages_config_and_client() -> None:
-    found = []
-    for module, name in edges():
-        if top(module) != "server" or top(name) not in PACKAGES[1:]:
-            continue
-        channel = name == "runtime.channel" and module in MAY_USE_CHANNEL
-        if name not in FOR_SERVER and not channel:
-            found.append(f"{module} imports {name}")
+    found = [
+        f"{module} imports {name}"
+        for module, name in edges()
+        if top(module) == "server" and top(name) in PACKAGES[1:] and name not in FOR_SERVER
+    ]
     assert found == []
 
 
