@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 
 import torch
-from torch import nn
 
 from model_zoo.config import ModelConfig
+from model_zoo.model import Model
 
 MODELS = {
     "llama": "model_zoo.models.llama:Llama",
@@ -18,8 +18,8 @@ MODELS = {
 }
 
 
-def build(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model with memory for its weights, not yet filled."""
+def build(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+    """The model with memory for its weights on `device` (none on "meta"), not yet filled."""
     module, _, name = MODELS[config.model_type].partition(":")
     with device:
         return getattr(importlib.import_module(module), name)(config, dtype)

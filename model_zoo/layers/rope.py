@@ -11,20 +11,25 @@ from model_zoo.config import RopeConfig
 
 
 class Rope(nn.Module):
-    """cos and sin of every position, [max_position, head_dim] float32, built once."""
+    """cos and sin of positions.
 
-    def __init__(self, config: RopeConfig, head_dim: int, max_position: int) -> None:
+    They are computed, not looked up: a table for the million positions of a long-context model
+    would take a gigabyte, and a step needs three operations to go without.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int) -> None:
         super().__init__()
         frequencies = inverse_frequencies(config, head_dim)
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-        angles = torch.cat([angles, angles], -1)
-        scale = attention_factor(config)
-        self.cos = nn.Buffer(angles.cos() * scale, persistent=False)
-        self.sin = nn.Buffer(angles.sin() * scale, persistent=False)
+        self.frequencies = nn.Buffer(torch.cat([frequencies, frequencies]), persistent=False)
+        self.scale = attention_factor(config)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos, sin [T, 1, head_dim] of positions [T]; once a step, for all layers."""
-        return self.cos[positions].to(dtype)[:, None], self.sin[positions].to(dtype)[:, None]
+        """cos, sin [T, 1, head_dim] of positions [T]; once a step, for all layers.
+
+        The angles are float32; the results have the type of what they turn, as in transformers.
+        """
+        angles = positions[:, None, None].float() * self.frequencies
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from model_zoo.layers.embedding import Embedding, Head
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.mlp import MLP
 from model_zoo.layers.norm import LayerNorm
+from model_zoo.model import Model
 from model_zoo.weights import Weights
 
 
@@ -28,9 +29,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class GPT2(nn.Module):
-    """forward: ModelInput -> hidden [T, hidden]; logits: [R, hidden] -> [R, vocab] float32."""
-
+class GPT2(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
@@ -57,7 +56,6 @@ class GPT2(nn.Module):
         return self.head(hidden)
 
     def weights(self) -> Weights:
-        """Checkpoint name -> where its values go."""
         table: Weights = {
             "transformer.wte.weight": self.embedding.weight,
             "transformer.wpe.weight": self.position.weight,

@@ -15,6 +15,7 @@ from model_zoo.layers.embedding import Embedding, Head
 from model_zoo.layers.mlp import GatedMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
+from model_zoo.model import Model
 from model_zoo.weights import Weights, fused, shared
 
 
@@ -33,15 +34,13 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Llama(nn.Module):
-    """forward: ModelInput -> hidden [T, hidden]; logits: [R, hidden] -> [R, vocab] float32."""
-
+class Llama(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         assert config.rope is not None
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.rope = Rope(config.rope, config.head_dim, config.max_position)
+        self.rope = Rope(config.rope, config.head_dim)
         self.layers = nn.ModuleList(
             [Layer(config, index, dtype) for index in range(config.num_layers)]
         )
@@ -64,7 +63,6 @@ class Llama(nn.Module):
         return self.head(hidden)
 
     def weights(self) -> Weights:
-        """Checkpoint name -> where its values go."""
         config = self.config
         table: Weights = {
             "model.embed_tokens.weight": self.embedding.weight,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import ModelError, read_config
+from model_zoo.layers.linear import Linear, can_pack
 from model_zoo.loader import load_model
 
 CPU = torch.device("cpu")
@@ -62,7 +64,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path):
 def test_an_unexpected_tensor_is_named(tmp_path: Path):
     write_checkpoint("llama2", tmp_path)
     change(tmp_path, lambda tensors: tensors.update(strange=torch.zeros(2)))
-    with pytest.raises(ModelError, match="tensor strange is unexpected"):
+    with pytest.raises(ModelError, match="unexpected: strange:"):
         load(tmp_path)
 
 
@@ -100,7 +102,71 @@ def test_an_index_names_only_files_beside_it(tmp_path: Path, name: str):
     directory = tmp_path / "model"
     write_checkpoint("gpt2", directory)
     (tmp_path / "outside.safetensors").write_bytes(b"")
+    (directory / "model.safetensors").unlink()
     index = {"weight_map": {"transformer.wte.weight": name}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match="names files that are not there"):
+    with pytest.raises(ModelError, match=f"index.json: .*{re.escape(name)}"):
         load(directory)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path):
+    write_checkpoint("qwen2", tmp_path, max_shard_size="100KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(ModelError, match=f"not there: {gone.name}.*not complete"):
+        load(tmp_path)
+
+
+def test_all_that_differs_is_named_at_once(tmp_path: Path):
+    write_checkpoint("llama2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.update(model_type="qwen3", num_hidden_layers=4)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"missing: .*q_norm.* more") as caught:
+        load(tmp_path)
+    assert "unexpected" not in str(caught.value)
+    config.update(model_type="llama", num_hidden_layers=1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.1\..* and 13 more"):
+        load(tmp_path)
+
+
+def test_a_base_model_without_its_outer_name_loads(tmp_path: Path):
+    """Early GPT-2 checkpoints and embedding models are saved so; the former hold their masks."""
+    write_checkpoint("gpt2", tmp_path)
+    before = PagedRow(load(tmp_path), read_config(tmp_path), torch.float32).feed(torch.arange(9))
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 512, 512)
+    save_file(bare, tmp_path / "model.safetensors")
+    after = PagedRow(load(tmp_path), read_config(tmp_path), torch.float32).feed(torch.arange(9))
+    assert torch.equal(before, after)
+
+
+def test_quantized_tensors_are_refused_by_type(tmp_path: Path):
+    write_checkpoint("llama2", tmp_path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    change(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    with pytest.raises(ModelError, match=f"{re.escape(name)} is I8: supported are .*BF16"):
+        load(tmp_path)
+
+
+def test_weights_of_another_tool_beside_the_usual_file_are_not_read(tmp_path: Path):
+    write_checkpoint("llama2", tmp_path)
+    save_file({"tok_embeddings.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packing_keeps_the_answer_and_frees_the_plain_weights(dtype: torch.dtype):
+    torch.manual_seed(0)
+    linear = Linear(48, 80, bias=True, dtype=dtype)
+    with torch.no_grad():
+        linear.weight.normal_()
+        linear.bias.normal_()
+    x = torch.randn(5, 48, dtype=dtype)
+    plain = linear(x)
+    packable = can_pack(linear.weight)
+    linear.prepare()
+    torch.testing.assert_close(linear(x), plain)
+    assert linear.weight.numel() == (0 if packable else 48 * 80)
