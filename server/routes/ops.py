@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from server.errors import SERVER_ERROR, RequestError, error_body
+from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation import require_ready
 from server.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
@@ -103,5 +103,5 @@ async def docs() -> HTMLResponse:
 @router.get("/static/{name}", include_in_schema=False)
 async def static(name: str) -> Response:
     if name not in ASSETS:
-        raise RequestError("there is no such file", code="not_found")
+        raise NotFound("there is no such file: /docs is the page", code="not_found")
     return FileResponse(STATIC / name, headers={"cache-control": "max-age=86400"})

@@ -1,0 +1,121 @@
+"""What probes, operators and browsers are told, whatever state the engine is in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import httpx
+import pytest
+from fake_engine import FakeServer, fake_server
+
+from runtime.messages import Progress, Stats
+
+HEALTH = ["/health", "/readyz", "/ready", "/ping"]
+
+
+@pytest.fixture(scope="module")
+def module_fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
+        yield server
+
+
+@pytest.fixture
+def fake(module_fake: FakeServer) -> FakeServer:
+    module_fake.reset()
+    return module_fake
+
+
+def get(fake: FakeServer, path: str) -> httpx.Response:
+    return httpx.get(fake.url + path, timeout=5)
+
+
+@pytest.mark.parametrize("path", [*HEALTH, "/livez"])
+def test_every_probe_is_200_while_the_engine_serves(fake: FakeServer, path: str):
+    answer = get(fake, path)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", HEALTH)
+def test_while_loading_a_probe_is_503_and_says_what_is_loaded(fake: FakeServer, path: str):
+    fake.engine.ready = None
+    fake.engine.progress = Progress("load weights", 3, 8)
+    answer = get(fake, path)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["code"] == "loading"
+    assert "load weights 3/8" in answer.json()["error"]["message"]
+    assert get(fake, "/livez").status_code == 200
+
+
+@pytest.mark.parametrize("path", HEALTH)
+def test_while_the_engine_is_down_a_probe_is_503_and_says_why(fake: FakeServer, path: str):
+    fake.engine.ready = None
+    fake.engine.down = "the engine process ended with signal SIGKILL"
+    error = get(fake, path).json()["error"]
+    assert error["code"] == "engine_down" and "SIGKILL" in error["message"]
+    assert get(fake, "/livez").status_code == 200, "the launcher restarts it, not the probe"
+
+
+@pytest.mark.parametrize("path", [*HEALTH, "/livez"])
+def test_an_engine_that_has_fallen_silent_fails_every_probe(fake: FakeServer, path: str):
+    fake.engine.down = "the engine has been silent for 31 s"  # FakeEngine.unhealthy() says it
+    answer = get(fake, path)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_stalled"
+    assert "silent for 31 s" in answer.json()["error"]["message"]
+
+
+def test_server_info_tells_the_capacity_and_what_runs(fake: FakeServer):
+    fake.engine.stats = Stats(running=3, pages_total=64)
+    info = get(fake, "/server_info").json()
+    assert info["version"] == version("wavefill")
+    assert info["models"] == ["fake", "alias"]
+    assert info["engine"]["num_pages"] * info["engine"]["page_size"] == 1024
+    assert info["stats"]["running"] == 3
+
+
+def test_server_info_names_no_key_and_no_path(fake: FakeServer, tmp_path_factory):
+    text = get(fake, "/server_info").text
+    assert "key" not in text and str(tmp_path_factory.getbasetemp()) not in text
+
+
+def test_version_is_that_of_the_distribution(fake: FakeServer):
+    assert get(fake, "/version").json() == {"version": version("wavefill")}
+
+
+def test_the_documentation_loads_nothing_from_another_host(fake: FakeServer):
+    page = get(fake, "/docs").text
+    links = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert [link for link in links if "//" in link] == []
+    for link in links:
+        if link.startswith("/"):
+            asset = get(fake, link)
+            assert asset.status_code == 200 and len(asset.content) > 10_000
+    assert "url: '/openapi.json'" in page
+
+
+def test_static_gives_two_files_and_no_way_out(fake: FakeServer):
+    for path in ("/static/LICENSE.swagger-ui", "/static/..%2Fapp.py", "/static/%2e%2e/app.py"):
+        assert get(fake, path).status_code == 404, path
+
+
+def test_openapi_describes_every_route_that_callers_use(fake: FakeServer):
+    paths = get(fake, "/openapi.json").json()["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"):
+        assert path in paths
+
+
+def test_promtool_finds_no_fault_in_the_native_metrics(fake: FakeServer):
+    fake.client().completions.create(model="fake", prompt="Hello", max_tokens=3)
+    text = get(fake, "/metrics").text
+    native = "\n".join(line for line in text.splitlines() if "vllm:" not in line) + "\n"
+    try:
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=native, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        pytest.skip("promtool is not installed")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

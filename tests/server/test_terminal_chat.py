@@ -1,0 +1,82 @@
+"""`wavefill chat` against a server: what it says, remembers and forgets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_engine import GREETING, FakeServer, fake_server
+from server_process import free_port
+
+
+@pytest.fixture(scope="module")
+def module_fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
+        yield server
+
+
+@pytest.fixture
+def fake(module_fake: FakeServer) -> FakeServer:
+    module_fake.reset()
+    return module_fake
+
+
+def chat(url: str, *lines: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).parent / "wavefill", "chat", "--url", url, *words],
+        input="".join(f"{line}\n" for line in lines),
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+
+
+def prompts(fake: FakeServer) -> list[str]:
+    """What the engine was asked, with the marks of the template."""
+    decode = fake.tokenizer.decode
+    return [decode(request.tokens, skip_special=False) for request in fake.engine.requests]
+
+
+def test_the_answer_is_printed_and_the_next_turn_remembers_it(fake: FakeServer):
+    done = chat(fake.url, "Hello", "and now?")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(GREETING) == 2
+    first, second = prompts(fake)
+    assert first == "<|user|>Hello<|end|><|assistant|>"
+    assert second.startswith(f"<|user|>Hello<|end|><|assistant|>{GREETING}<|end|><|user|>and now?")
+
+
+def test_reset_forgets_and_system_stays(fake: FakeServer):
+    chat(fake.url, "one", "/system Be brief.", "two", "/reset", "three", "/exit", "four")
+    system = "<|system|>Be brief.<|end|>"
+    assert prompts(fake) == [
+        "<|user|>one<|end|><|assistant|>",
+        f"{system}<|user|>two<|end|><|assistant|>",
+        f"{system}<|user|>three<|end|><|assistant|>",
+    ]
+
+
+def test_an_unknown_command_is_told_and_not_sent(fake: FakeServer):
+    done = chat(fake.url, "/save this")
+    assert "/save is no command here" in done.stdout
+    assert fake.engine.requests == []
+
+
+def test_a_failed_turn_is_told_and_forgotten(fake: FakeServer):
+    fake.engine.fail_after = 0
+    done = chat(fake.url, "one", "two")
+    assert done.stderr.count("a seeded fault") == 2
+    assert prompts(fake)[1] == "<|user|>two<|end|><|assistant|>"
+
+
+def test_a_server_that_is_not_there_is_one_line_and_code_1():
+    done = chat(f"http://127.0.0.1:{free_port()}", "Hello")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: 127.0.0.1:") and "is the server running?" in line
