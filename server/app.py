@@ -10,7 +10,7 @@ from starlette.responses import Response
 from server import middleware
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
 from server.routes import chat, completions, models, ops, tokenize
-from server.sse import ClientGone
+from server.sse import ClientGone, ShortCut
 from server.state import ServerState
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
@@ -33,6 +33,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _our_fault)
     middleware.install(app, state)
+    app.add_middleware(ShortCut)  # last, so that it is the outermost
     return app
 
 
