@@ -94,6 +94,25 @@ def test_a_wrong_value_is_named_with_its_source(
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ((), False),
+        (("--host", "localhost"), False),
+        (("--host", "::1"), False),
+        (("--host", "0.0.0.0"), True),
+        (("--host", "::"), True),
+        (("--host", "0.0.0.0", "--api-key", "secret"), False),
+    ],
+)
+def test_who_lets_the_network_in_without_a_key_is_warned(
+    words: tuple[str, ...], warned: bool, caplog: pytest.LogCaptureFixture
+):
+    serve.warn_if_open(config(*words))
+    assert ("without a key" in caplog.text) == warned
+    assert "secret" not in caplog.text
+
+
 def test_a_port_in_use_is_told_before_the_model_is_looked_at():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -218,6 +218,15 @@ def test_while_loading_health_says_what_is_being_loaded(start: Start):
     assert httpx.post(f"{launched.url}/v1/completions", json=REQUEST).status_code == 503
 
 
+def test_a_server_that_is_still_loading_stops_at_once_when_told(start: Start):
+    launched = start("loading", drain_seconds=60)
+    launched.wait_until(lambda: launched.status() == 503)
+    family = launched.children()
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(5) == 0
+    assert_all_end(family, 1)
+
+
 @pytest.mark.parametrize("mode", ["", "loading"])
 def test_no_child_outlives_a_launcher_that_was_killed(start: Start, mode: str):
     launched = start(mode)

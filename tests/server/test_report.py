@@ -1,0 +1,81 @@
+"""What the operator reads: the start-up report, the line while busy, the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+
+import pytest
+from fake_engine import ready
+from msgspec.structs import replace
+
+from runtime.messages import Stats
+from server.config import ServerConfig
+from server.logs import JsonFormatter
+from server.report import busy_line, start_report
+
+FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len=512)
+
+
+def report(**changes: object) -> str:
+    return start_report(ServerConfig(**changes), FACTS, 1.26)
+
+
+def test_the_report_tells_what_fits():
+    text = report()
+    assert "weights 3.0 GiB | KV 512 MiB" in text
+    assert "1,024 tokens (16 a page) = 2.0 requests of 512 tokens" in text
+    assert "64 running | 1024 in all | 512 tokens a step" in text
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("10.0.0.7", "http://10.0.0.7:8000"),
+    ],
+)
+def test_the_report_names_an_address_that_a_caller_can_use(host: str, url: str):
+    assert f"{url}/v1 " in report(host=host)
+
+
+def test_the_command_of_the_report_can_be_pasted():
+    text = report(served_names=("tiny-chat", "alias"))
+    words = shlex.split(text[text.index("curl ") :])
+    assert words[1] == "http://127.0.0.1:8000/v1/chat/completions"
+    assert json.loads(words[words.index("-d") + 1])["model"] == "tiny-chat"
+
+
+def test_the_report_says_that_a_key_is_needed_and_not_which():
+    text = report(api_keys=("a-secret",))
+    assert "Bearer KEY" in text and "a-secret" not in text
+
+
+def test_the_busy_line_counts_what_happened_since_the_last_one():
+    before = Stats(prompt_tokens=100, cached_tokens=10, generated_tokens=50)
+    now = Stats(
+        running=3,
+        waiting=4,
+        pages_used=16,
+        pages_total=64,
+        prompt_tokens=300,
+        cached_tokens=60,
+        generated_tokens=250,
+    )
+    assert busy_line(now, before, 10.0) == (
+        "running 3 | waiting 4 | KV 25 % | prompt 20 tok/s (25 % cached) | generated 20 tok/s"
+    )
+
+
+def test_a_log_line_is_json_whatever_the_message_holds():
+    record = logging.LogRecord("w", logging.ERROR, "file", 1, 'a "quote"\n%s', ("é",), None)
+    assert json.loads(JsonFormatter().format(record)) | {"time": ""} == {
+        "time": "",
+        "level": "error",
+        "logger": "w",
+        "message": 'a "quote"\né',
+    }
