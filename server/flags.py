@@ -46,6 +46,7 @@ ENGINE_FLAGS = {
     "threads": "compute threads on a CPU; 0: chosen from the number of cores",
     "seed": "seed of the requests that bring none",
 }
+ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -100,10 +101,22 @@ def read_flags(
             if value is None:
                 source = PREFIX + flag_of(name)[2:].replace("-", "_").upper()
                 value = environment.get(source)
+                if value is not None and value.startswith("tcp://"):
+                    value = None  # Kubernetes' word for a Service that is named "wavefill"
             if value is not None:
                 values[name] = _convert(source, value, hints[name])
         found.append(values)
     return found[0], found[1]
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Names that look like ours and set nothing; those of Kubernetes' service links left out."""
+    known = {"API_KEY", *(flag_of(name)[2:].replace("-", "_").upper() for name in ALL_FLAGS)}
+    names = (name for name in environment if name.startswith(PREFIX))
+    links = (f"{PREFIX}SERVICE_", f"{PREFIX}PORT_")
+    return sorted(
+        name for name in names if name[len(PREFIX) :] not in known and not name.startswith(links)
+    )
 
 
 def _convert(source: str, value: Any, hint: Any) -> Any:

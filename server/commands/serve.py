@@ -13,8 +13,10 @@ from pathlib import Path
 from runtime.config import EngineConfig
 from server.cli import UsageError
 from server.config import ServerConfig
-from server.flags import add_flags, read_flags
+from server.flags import add_flags, read_flags, unknown_variables
 from server.model_source import BUILT_IN
+
+log = logging.getLogger("wavefill.launcher")
 
 PORT_IN_USE = 98  # exit code
 
@@ -59,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
             "this machine and a port you may open"
         ) from None
     warn_if_open(config)
+    for variable in unknown_variables(os.environ):
+        log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
     with listener:
         try:
             directory, name = resolve_model(args.model, args.revision)
@@ -119,7 +123,7 @@ def warn_if_open(config: ServerConfig) -> None:
     except ValueError:
         local = config.host == "localhost"
     if not local and not config.api_keys:
-        logging.getLogger("wavefill.launcher").warning(
+        log.warning(
             "listening on %s without a key: everyone who reaches this machine can use it; "
             "set WAVEFILL_API_KEY",
             config.host,

@@ -14,7 +14,7 @@ from runtime.config import EngineConfig
 from server.cli import UsageError
 from server.commands import serve
 from server.config import ServerConfig
-from server.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of
+from server.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variables
 
 COMMAND = Path(sys.executable).parent / "wavefill"
 
@@ -92,6 +92,21 @@ def test_a_wrong_value_is_named_with_its_source(
     with pytest.raises(UsageError) as caught:
         config(*words, **environment)
     assert expected in str(caught.value)
+
+
+def test_the_service_links_of_kubernetes_are_not_taken_for_options():
+    links = {
+        "WAVEFILL_PORT": "tcp://10.0.0.1:8000",
+        "WAVEFILL_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "WAVEFILL_SERVICE_HOST": "10.0.0.1",
+    }
+    assert config(**links).port == 8000
+    assert unknown_variables(links) == []
+
+
+def test_a_misspelt_variable_is_named():
+    given = {"WAVEFILL_MAX_MODELLEN": "1", "WAVEFILL_MAX_MODEL_LEN": "1", "WAVEFILL_API_KEY": "k"}
+    assert unknown_variables(given) == ["WAVEFILL_MAX_MODELLEN"]
 
 
 @pytest.mark.parametrize(
