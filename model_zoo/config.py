@@ -1,37 +1,18 @@
-"""ModelConfig: a model's shape, read from Hugging Face's config.json.  Needs no torch."""
+"""ModelConfig: the shape of a model, read from a Hugging Face config.json.  Imports no torch."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MODEL_TYPES = ("qwen3", "qwen2", "llama", "mistral", "gpt2")
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+from model_zoo.fields import Fields, ModelError
+from model_zoo.rope_config import RopeConfig, read_rope
+
+__all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]
+
+MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-class ModelError(ValueError):
-    """The model's files cannot be served; the message names the file, the value and the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary positions and their scaling beyond the length the model was first trained at."""
-
-    kind: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,210 +25,166 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position: int  # tokens a sequence may have
+    max_position: int  # longest sequence for which the model's maths is exact
     norm_eps: float
-    tie_embeddings: bool
+    rope: RopeConfig | None  # None: learned positions
+    tie_embeddings: bool  # the output projection is the input embedding
+    qkv_bias: bool
+    out_bias: bool  # of the projection after attention
+    mlp_bias: bool
+    qk_norm: bool  # each head's query and key are normalised
     eos_ids: tuple[int, ...]
-    dtype: str  # of the weights
-    rope: RopeConfig | None = None  # None: learned positions (GPT-2)
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    activation: str = "silu"
+    dtype: str  # of the weights on disk: "float32" | "bfloat16" | "float16"
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
 def read_config(directory: Path | str) -> ModelConfig:
-    """Read and check `directory`/config.json (and generation_config.json for the end tokens).
-
-    Raises ModelError for a missing file, an unsupported architecture or a value we cannot honour.
-    """
+    """The model in `directory`.  Raises ModelError, naming file, field, value and what works."""
     path = Path(directory) / "config.json"
-    raw = _read_json(path)
-    model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if not path.is_file():
         raise ModelError(
-            f"{path}: model_type {model_type!r} is not supported: this version serves "
-            f"{', '.join(MODEL_TYPES)}"
+            f"{path} does not exist: give a directory that holds config.json, *.safetensors and "
+            "tokenizer.json of a model, as its Hugging Face repository does"
         )
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(
-            f"{path}: quantization_config ({method}) is not supported: use the model's "
-            "unquantized bf16 or fp16 weights"
+    fields = Fields.read(path)
+    model_type = fields.choice("model_type", MODEL_TYPES)
+    fields.refuse(
+        "quantization_config",
+        "quantized weights are not supported: use the unquantized repository of this model",
+        allowed=(None,),
+    )
+    _check_head(fields)
+    dtype = _dtype(fields)
+    if model_type == "gpt2":
+        return _gpt2(fields, dtype)
+    return _llama_family(fields, model_type, dtype)
+
+
+def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
+    """llama, mistral, qwen2 and qwen3: one block, with and without biases and q/k norms."""
+    hidden_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    head_dim = fields.integer("head_dim", hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error(
+            "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} heads is expected"
         )
-    fields = _Fields(path, raw)
-    eos_ids = _eos_ids(Path(directory), raw)
-    return _gpt2(fields, eos_ids) if model_type == "gpt2" else _llama_like(fields, eos_ids)
-
-
-class _Fields:
-    """Typed access to config.json with errors that name file and field."""
-
-    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
-        self.path = path
-        self.raw = raw
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{self.path}: {name} is {value!r}: a positive integer is needed")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.raw.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelError(f"{self.path}: {name} is {value!r}: a number is needed")
-        return float(value)
-
-    def dtype(self) -> str:
-        name = str(self.raw.get("dtype") or self.raw.get("torch_dtype") or "float32")
-        if name not in DTYPES:
-            raise ModelError(f"{self.path}: dtype {name!r}: one of {', '.join(DTYPES)} is needed")
-        return name
-
-
-def _llama_like(fields: _Fields, eos_ids: tuple[int, ...]) -> ModelConfig:
-    raw, model_type = fields.raw, str(fields.raw["model_type"])
-    heads = fields.integer("num_attention_heads")
-    hidden = fields.integer("hidden_size")
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ModelError(
-            f"{fields.path}: {heads} query heads are no multiple of {kv_heads} KV heads"
-        )
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{fields.path}: hidden_act {raw['hidden_act']!r}: only silu is supported")
-    rope = _rope(fields)
+    if head_dim % 2:
+        raise fields.error("head_dim", head_dim, "an even number is expected")
+    fields.choice("hidden_act", ("silu",), "silu")
+    attention_bias = False
+    if model_type in ("llama", "qwen3"):
+        attention_bias = fields.flag("attention_bias", False)
+    rope, max_position = read_rope(fields, fields.integer("max_position_embeddings"))
+    vocab_size = fields.integer("vocab_size")
     return ModelConfig(
         model_type=model_type,
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=fields.integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=fields.integer("head_dim", hidden // heads),
-        max_position=_max_position(fields, rope),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position=min(max_position, _window(fields, model_type) or max_position),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        # The default differs between Llama's and Qwen's configuration classes, but both save it.
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        eos_ids=eos_ids,
-        dtype=fields.dtype(),
-        rope=rope,
-        qkv_bias=model_type == "qwen2" or bool(raw.get("attention_bias")),
-        out_bias=model_type != "qwen2" and bool(raw.get("attention_bias")),
-        mlp_bias=bool(raw.get("mlp_bias")),
         qk_norm=model_type == "qwen3",
+        rope=rope,
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        qkv_bias=attention_bias or model_type == "qwen2",
+        out_bias=attention_bias,
+        mlp_bias=model_type == "llama" and fields.flag("mlp_bias", False),
+        eos_ids=_eos_ids(fields, vocab_size),
+        dtype=dtype,
     )
 
 
-def _gpt2(fields: _Fields, eos_ids: tuple[int, ...]) -> ModelConfig:
-    raw = fields.raw
-    hidden, heads = fields.integer("n_embd"), fields.integer("n_head")
-    for name, supported in (
-        ("activation_function", "gelu_new"),
-        ("scale_attn_weights", True),
-        ("scale_attn_by_inverse_layer_idx", False),
-    ):
-        if raw.get(name, supported) != supported:
-            raise ModelError(f"{fields.path}: {name} {raw[name]!r}: only {supported!r} works")
+def _gpt2(fields: Fields, dtype: str) -> ModelConfig:
+    hidden_size = fields.integer("n_embd")
+    num_heads = fields.integer("n_head")
+    if hidden_size % num_heads:
+        raise fields.error("n_head", num_heads, f"a divisor of n_embd {hidden_size} is expected")
+    fields.refuse("scale_attn_weights", "only true is supported", allowed=(None, True))
+    fields.refuse("scale_attn_by_inverse_layer_idx", "only false is supported")
+    fields.refuse("add_cross_attention", "only false is supported")
+    # Two names of one function: the approximation by tanh.
+    fields.choice("activation_function", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
+    vocab_size = fields.integer("vocab_size")
     return ModelConfig(
         model_type="gpt2",
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=fields.integer("n_inner", 4 * hidden),
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("n_inner", 4 * hidden_size),
         num_layers=fields.integer("n_layer"),
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
         max_position=fields.integer("n_positions"),
         norm_eps=fields.number("layer_norm_epsilon", 1e-5),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", True)),
-        eos_ids=eos_ids,
-        dtype=fields.dtype(),
+        qk_norm=False,
+        rope=None,
+        tie_embeddings=fields.flag("tie_word_embeddings", True),
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        activation="gelu_new",
+        eos_ids=_eos_ids(fields, vocab_size),
+        dtype=dtype,
     )
 
 
-def _rope(fields: _Fields) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    raw = fields.raw
-    scaling = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    inner = _Fields(fields.path, scaling)
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    if kind not in ROPE_KINDS:
-        raise ModelError(
-            f"{fields.path}: rope type {kind!r} is not supported: one of {', '.join(ROPE_KINDS)}"
-        )
-    if raw.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelError(f"{fields.path}: partial_rotary_factor must be 1.0")
-    attention_factor = scaling.get("attention_factor")
-    return RopeConfig(
-        kind=kind,
-        theta=inner.number("rope_theta", fields.number("rope_theta", 10000.0)),
-        factor=inner.number("factor", 1.0),
-        original_max_position=inner.integer(
-            "original_max_position_embeddings", fields.integer("max_position_embeddings")
-        ),
-        low_freq_factor=inner.number("low_freq_factor", 1.0),
-        high_freq_factor=inner.number("high_freq_factor", 4.0),
-        beta_fast=inner.number("beta_fast", 32.0),
-        beta_slow=inner.number("beta_slow", 1.0),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        mscale=inner.number("mscale", 0.0),
-        mscale_all_dim=inner.number("mscale_all_dim", 0.0),
-        truncate=bool(scaling.get("truncate", True)),
-    )
+def _check_head(fields: Fields) -> None:
+    """A classifier or reward model has the weights of a chat model but no language head."""
+    names = fields.get("architectures") or []
+    generative = ("ForCausalLM", "LMHeadModel", "Model")
+    if names and not any(str(name).endswith(generative) for name in names):
+        raise fields.error("architectures", names, "a causal language model is expected")
 
 
-def _max_position(fields: _Fields, rope: RopeConfig) -> int:
-    """The longest sequence on which we compute what the model's authors computed.
+def _window(fields: Fields, model_type: str) -> int | None:
+    """Tokens that every layer sees, or None for all of them.
 
-    Linear and yarn scaling stretch the trained length by their factor.  Dynamic scaling changes
-    all positions' angles as a sequence grows, which keys in a cache cannot follow: it is served up
-    to the trained length, where it scales nothing.  A sliding window narrower than the model's
-    length is served up to the window, where it hides nothing.
+    Attention here is never windowed, so a model with a sliding window is served up to the window:
+    no longer, and exactly.
     """
-    limit = fields.integer("max_position_embeddings")
-    if rope.kind == "linear":
-        limit = int(limit * rope.factor)
-    elif rope.kind == "yarn":
-        limit = max(limit, int(rope.original_max_position * rope.factor))
-    raw = fields.raw
-    window = raw.get("sliding_window")
-    if window and raw.get("use_sliding_window", raw["model_type"] == "mistral"):
-        limit = min(limit, int(window))
-    return limit
+    layer_types = fields.get("layer_types")
+    kinds: set[Any] = set(layer_types) if isinstance(layer_types, list) else set()
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise fields.error(
+            "layer_types", sorted(map(str, kinds)), "supported: full_attention, sliding_attention"
+        )
+    if kinds == {"full_attention"}:
+        return None
+    if model_type == "mistral":
+        if "sliding_window" in fields.values:
+            return fields.integer("sliding_window", None)
+        return 4096  # what transformers takes where the field is absent
+    if not fields.flag("use_sliding_window", False) and "sliding_attention" not in kinds:
+        return None
+    return fields.integer("sliding_window", None)
 
 
-def _eos_ids(directory: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """All ids that end a text, the generation config's first."""
-    path = directory / "generation_config.json"
-    generation = _read_json(path) if path.exists() else {}
+def _dtype(fields: Fields) -> str:
+    name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    value = fields.get(name)
+    if value is None:
+        return "float32"
+    if str(value).removeprefix("torch.") not in DTYPES:
+        raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
+    return str(value).removeprefix("torch.")
+
+
+def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """All tokens that end a text: those of generation_config.json first."""
+    generation = fields.path.with_name("generation_config.json")
+    files = [Fields.read(generation), fields] if generation.is_file() else [fields]
     ids: list[int] = []
-    for value in (generation.get("eos_token_id"), raw.get("eos_token_id")):
-        ids += value if isinstance(value, list) else [] if value is None else [value]
+    for file in files:
+        value: Any = file.get("eos_token_id")
+        for token in value if isinstance(value, list) else [] if value is None else [value]:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise file.error("eos_token_id", value, f"ids below {vocab_size} are expected")
+            ids.append(token)
     return tuple(dict.fromkeys(ids))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path}: no such file: give a directory that holds config.json, "
-            "*.safetensors and tokenizer.json"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: a JSON object is needed")
-    return value

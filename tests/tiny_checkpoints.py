@@ -19,10 +19,20 @@ SHAPE = {
     "eos_token_id": 1,
     "bos_token_id": 0,
 }
+GPT2_SHAPE = {
+    "vocab_size": 131,
+    "n_positions": 512,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "eos_token_id": 1,
+}
 KINDS = (
     "qwen3",
     "qwen3-tied",
+    "qwen3-one-kv-head",
     "qwen2",
+    "qwen2-tied",
     "llama2",
     "llama3",
     "llama-linear",
@@ -30,6 +40,7 @@ KINDS = (
     "llama-yarn",
     "mistral",
     "gpt2",
+    "gpt2-untied",
 )
 
 
@@ -45,8 +56,14 @@ def _config(kind: str):
             return Qwen3Config(**SHAPE, head_dim=32)
         case "qwen3-tied":
             return Qwen3Config(**{**SHAPE, "tie_word_embeddings": True}, head_dim=16)
+        case "qwen3-one-kv-head":
+            heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "attention_bias": True}
+            yarn = _scaled("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)
+            return Qwen3Config(**{**SHAPE, **heads}, **yarn, head_dim=16)
         case "qwen2":
             return Qwen2Config(**SHAPE)
+        case "qwen2-tied":
+            return Qwen2Config(**{**SHAPE, "tie_word_embeddings": True, "vocab_size": 97})
         case "llama2":
             return LlamaConfig(**{**SHAPE, "num_key_value_heads": 4}, rms_norm_eps=1e-5)
         case "llama3":
@@ -66,11 +83,11 @@ def _config(kind: str):
             scaling = _scaled("yarn", factor=4.0, original_max_position_embeddings=128)
             return LlamaConfig(**SHAPE, **scaling)
         case "mistral":
-            return MistralConfig(**{**SHAPE, "num_key_value_heads": 1}, sliding_window=None)
+            return MistralConfig(**{**SHAPE, "num_key_value_heads": 1}, head_dim=24)
         case "gpt2":
-            return GPT2Config(
-                vocab_size=131, n_positions=512, n_embd=64, n_layer=3, n_head=4, eos_token_id=1
-            )
+            return GPT2Config(**GPT2_SHAPE)
+        case "gpt2-untied":
+            return GPT2Config(**GPT2_SHAPE, n_inner=80, tie_word_embeddings=False)
     raise ValueError(kind)
 
 

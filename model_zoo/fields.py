@@ -1,0 +1,92 @@
+"""Typed access to the fields of a Hugging Face JSON file, with errors that name file and field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_REQUIRED = object()
+
+
+class ModelError(ValueError):
+    """The model in this directory cannot be served; the message says what, where and what to do."""
+
+
+class Fields:
+    """The object in `path`, or the one nested in it under `prefix`."""
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
+        self.path = path
+        self.values = values
+        self._prefix = prefix
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """Raises ModelError if the file is not a JSON object."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ModelError(f"{path}: a JSON object is expected, found {type(values).__name__}")
+        return cls(path, values)
+
+    def error(self, name: str, value: object, supported: str) -> ModelError:
+        return ModelError(
+            f"{self.path}: `{self._prefix}{name}` is {json.dumps(value)}: {supported}"
+        )
+
+    def get(self, name: str) -> Any:
+        """The raw value; None where the field is absent."""
+        return self.values.get(name)
+
+    def integer(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A positive integer.  A field that is absent or null has the default value."""
+        value = self._value(name, default)
+        if value is default:
+            return value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.error(name, value, "a positive integer is expected")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED) -> Any:
+        """A positive, finite number.  A field that is absent or null has the default value."""
+        value = self._value(name, default)
+        if value is default:
+            return value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
+            raise self.error(name, value, "a positive number is expected")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false is expected")
+        return value
+
+    def choice(self, name: str, supported: tuple[str, ...], default: Any = _REQUIRED) -> str:
+        value = self._value(name, default)
+        if value not in supported:
+            raise self.error(name, value, "supported: " + ", ".join(supported))
+        return value
+
+    def nested(self, name: str) -> Fields:
+        value = self.values.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.error(name, value, "a JSON object is expected")
+        return Fields(self.path, value, f"{self._prefix}{name}.")
+
+    def refuse(self, name: str, why: str, *, allowed: tuple[object, ...] = (None, False)) -> None:
+        """Refuse the field by name unless it has one of the allowed values."""
+        value = self.values.get(name)
+        if value not in allowed:
+            raise self.error(name, value, why)
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ModelError(f"{self.path}: `{self._prefix}{name}` is missing")
+        return default

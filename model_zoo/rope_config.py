@@ -1,0 +1,95 @@
+"""RopeConfig: how positions are rotated into queries and keys.  Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from model_zoo.fields import Fields
+
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Values of the fields that `kind` uses; the others keep their defaults."""
+
+    kind: RopeKind = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0  # how many times longer the context is than the original one
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None  # None: derived from factor and the two below
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+
+def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
+    """The rope of a config.json, and the number of positions that it makes usable.
+
+    Reads both spellings: `rope_scaling` beside `rope_theta`, and `rope_parameters` around both.
+    linear and yarn stretch the context by their factor.  dynamic is the identity up to
+    `max_position_embeddings` and later depends on the length of the whole sequence, which would
+    leave keys that are already in pages (and shared between requests) with stale rotations: such
+    a model is served up to `max_position_embeddings`, where it is exact.
+    Raises ModelError, naming the field.
+    """
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    rope = fields.nested(name)
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        raise fields.error(name, rope.values, "one rope for all layers is supported")
+    rope.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
+    fields.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
+    kind_field = "rope_type" if rope.get("rope_type") is not None else "type"
+    kind = rope.choice(kind_field, KINDS, "default")
+    theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10_000.0)
+    if kind == "default":
+        return RopeConfig("default", theta), max_position
+    outer = fields.integer("original_max_position_embeddings", None)
+    original = outer or rope.integer("original_max_position_embeddings", max_position)
+    if kind == "linear":
+        factor = _factor(rope)
+        return RopeConfig("linear", theta, factor), int(max_position * factor)
+    if kind == "dynamic":
+        return RopeConfig("dynamic", theta, _factor(rope), max_position), max_position
+    if kind == "llama3":
+        return _llama3(rope, theta, original), max_position
+    yarn = _yarn(rope, theta, original, max_position)
+    return yarn, max(max_position, int(original * yarn.factor))
+
+
+def _factor(rope: Fields) -> float:
+    factor = rope.number("factor")
+    if factor < 1:
+        raise rope.error("factor", factor, "at least 1 is expected")
+    return factor
+
+
+def _llama3(rope: Fields, theta: float, original: int) -> RopeConfig:
+    low = rope.number("low_freq_factor")
+    high = rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.error("high_freq_factor", high, f"more than `low_freq_factor` {low} is expected")
+    return RopeConfig(
+        "llama3", theta, _factor(rope), original, low_freq_factor=low, high_freq_factor=high
+    )
+
+
+def _yarn(rope: Fields, theta: float, original: int, max_position: int) -> RopeConfig:
+    return RopeConfig(
+        "yarn",
+        theta,
+        max_position / original if rope.get("factor") is None else _factor(rope),
+        original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.number("attention_factor", None),
+        mscale=rope.number("mscale", None),
+        mscale_all_dim=rope.number("mscale_all_dim", None),
+    )
