@@ -136,7 +136,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 
 def test_a_directory_without_config_says_what_to_give(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"does not exist: give a directory that holds config\.json"):
+    with pytest.raises(ModelError, match=r"does not exist: give a directory that holds config\."):
         read_config(tmp_path)
 
 
