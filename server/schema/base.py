@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticKnownError
 
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 
 MAX_DEPTH = 64
+MAX_BRACKETS = 1_000_000  # those inside strings, too; a million empty arrays take half a second
+MAX_FIELDS = 128  # of one object
+MAX_NAME = 64  # characters of a field's name in a message
 WRONG_KIND = "wrong_kind"  # error type of a union whose message is what it takes
 TAG = "~"  # union tags begin with it, so that they can be left out of a field's path
 
@@ -21,6 +24,25 @@ class Body(BaseModel):
     """Base of every request body: nothing is converted, nothing unknown is let through."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: object) -> object:
+        # pydantic makes a record of every wrong field: a million of them would hold the server up.
+        return few_entries(MAX_FIELDS)(value)
+
+
+def few_entries(limit: int) -> Callable[[object], object]:
+    """A validator that looks at the number of an object's fields before anything else does."""
+
+    def check(value: object) -> object:
+        size = len(fields_of(value))
+        if size > limit:
+            context = {"field_type": "Object", "max_length": limit, "actual_length": size}
+            raise PydanticKnownError("too_long", context)
+        return value
+
+    return check
 
 
 B = TypeVar("B", bound=Body)
@@ -40,11 +62,19 @@ class Unsupported:
 
 def read_json(raw: bytes) -> dict[str, Any]:
     """Parse a request body.  Raises RequestError (code invalid_json) that says where it broke."""
+    brackets = raw.count(b"[") + raw.count(b"{")
+    if brackets > MAX_BRACKETS:
+        raise RequestError(
+            f"the body has {brackets} opening brackets, at most {MAX_BRACKETS} are taken: "
+            "send less",
+            code="invalid_json",
+        )
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise _json_error(raw, error) from None
-    _check_depth(raw, value)
+    if brackets > MAX_DEPTH:
+        _check_depth(value)
     if kind_of(value) != "object":
         raise RequestError(
             f"the body is a JSON {kind_of(value)}: send a JSON object", code="invalid_type"
@@ -87,9 +117,7 @@ def _too_deep() -> RequestError:
     )
 
 
-def _check_depth(raw: bytes, value: object) -> None:
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
-        return
+def _check_depth(value: object) -> None:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -126,8 +154,8 @@ def path_of(location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(TAG):
-            path += f".{part}" if path else part
+        elif not part.startswith(TAG) and part != "[key]":
+            path += f".{part[:MAX_NAME]}" if path else part[:MAX_NAME]
     return path
 
 
@@ -180,7 +208,7 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
     context: dict[str, Any] = error.get("ctx", {})
     if kind == "missing":
         return RequestError(
-            f"`{path}` is required: add it", param=path, code="missing_required_parameter"
+            f"`{path}` is required: add it", param=path or None, code="missing_required_parameter"
         )
     if kind == "extra_forbidden":
         return UnknownParameter(_unknown(model, path), param=path)
@@ -195,14 +223,15 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
         message = f"`{path}` is {_shown(value)}: it must be {words} {limit:g}"
     elif kind in LENGTHS:
         key, words, unit = LENGTHS[kind]
-        message = f"`{path}` has {len(value)} {unit}: send {words} {context[key]}"
+        name = f"`{path}`" if path else "the body"
+        message = f"{name} has {len(value)} {unit}: send {words} {context[key]}"
     elif kind == "literal_error":
         message = f"`{path}` is {_shown(value)}: it must be {context['expected']}"
     elif kind == "finite_number":
         message = f"`{path}` must be a finite number"
     else:
         message = f"`{path}`: {error['msg']}"
-    return RequestError(message, param=path, code="invalid_value")
+    return RequestError(message, param=path or None, code="invalid_value")
 
 
 def _unknown(model: type[Body], path: str) -> str:

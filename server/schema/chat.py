@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, Unsupported, fields_of, items_of
+from server.schema.base import WRONG_KIND, Body, Unsupported, few_entries, fields_of, items_of
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -72,17 +72,27 @@ class Message(Body):
         return "\n".join(part.text for part in self.content)
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    BeforeValidator(few_entries(16)),
+]
+
+
 class ChatRequest(SamplingBody):
-    messages: list[Message] = Field(min_length=1, max_length=16384)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=16384
+    )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Scalar], Field(max_length=32)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
+        None
+    )
     # These describe the caller to OpenAI's own services; they change no answer.
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

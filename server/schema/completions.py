@@ -12,7 +12,7 @@ from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
-Tokens = Annotated[list[int], Field(min_length=1)]
+Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 
 
 def _prompt_kind(value: object) -> str | None:
@@ -30,9 +30,11 @@ def _prompt_kind(value: object) -> str | None:
 
 Prompt = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[str], Field(min_length=1, max_length=1024), Tag("~texts")]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~texts")]
     | Annotated[Tokens, Tag("~tokens")]
-    | Annotated[list[Tokens], Field(min_length=1, max_length=1024), Tag("~token_lists")],
+    | Annotated[
+        list[Tokens], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~token_lists")
+    ],
     Discriminator(
         _prompt_kind,
         custom_error_type=WRONG_KIND,

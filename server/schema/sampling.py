@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Body, Unsupported, fields_of, items_of, kind_of
+from server.schema.base import (
+    WRONG_KIND,
+    Body,
+    Unsupported,
+    few_entries,
+    fields_of,
+    items_of,
+    kind_of,
+)
 
 INT64 = 2**63
 
@@ -48,7 +56,7 @@ class SamplingBody(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
-    logit_bias: Annotated[dict[str, float], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(few_entries(1024))] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None

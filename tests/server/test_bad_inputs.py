@@ -10,6 +10,11 @@ import httpx
 import orjson
 import pytest
 from fake_engine import CONTEXT, VOCAB, FakeServer, fake_server
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, Message
+from server.schema.completions import CompletionRequest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -183,6 +188,12 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"chat_template_kwargs": {"x": [1]}}, TYPE, "chat_template_kwargs.x", "true, false"),
     (CHAT, {"user": 5}, TYPE, "user", "a string"),
     (CHAT, {"metadata": {"a": 1}}, TYPE, "metadata.a", "a string"),
+    (CHAT, {"metadata": {"a": "x" * 513}}, VALUE, "metadata.a", "at most 512"),
+    (CHAT, {"metadata": {"a" * 65: "x"}}, VALUE, "metadata." + "a" * 64, "at most 64"),
+    (CHAT, {"metadata": {str(key): "x" for key in range(17)}}, VALUE, "metadata", "at most 16"),
+    (CHAT, {str(key): 1 for key in range(200)}, VALUE, None, "the body has 202 entries"),
+    (CHAT, {"messages": [{str(key): 1 for key in range(200)}]}, VALUE, M0, "200 entries"),
+    (CHAT, {"x" * 10_000: 1}, UNKNOWN, "x" * 64, "not a parameter"),
     # prompts
     (TEXT, {"prompt": 5}, TYPE, "prompt", "token ids"),
     (TEXT, {"prompt": None}, TYPE, "prompt", "token ids"),
@@ -303,6 +314,7 @@ BODIES: list[tuple[str | None, bytes, int, str, str]] = [
     ("application/json", b'{"a":' * 100_000, 400, "invalid_json", "64 levels"),
     ("application/json", b'{"tools":' + b"[" * 64 + b"]" * 64 + b"}", 400, "invalid_json", "64"),
     ("application/json", b'{"model": "a\x00b"}', 400, "invalid_json", "control"),
+    ("application/json", b"[" + b"[]," * 1_000_000 + b"[]]", 400, "invalid_json", "opening"),
     ("text/plain", GOOD, 415, "unsupported_media_type", "text/plain"),
     ("application/x-www-form-urlencoded", b"model=fake", 415, "unsupported_media_type", "form"),
     ("multipart/form-data; boundary=x", b"--x--", 415, "unsupported_media_type", "multipart"),
@@ -399,3 +411,45 @@ def test_of_a_repeated_key_the_last_value_counts(http: httpx.Client):
 def test_a_json_content_type_may_name_its_charset(http: httpx.Client):
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     assert http.post(CHAT, content=GOOD, headers=headers).status_code == 200
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(["user", "text", "fake", "auto", "assistant", "tool", "image_url"]),
+)
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+names = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT_UNSUPPORTED})
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    route=st.sampled_from(list(BASE)),
+    change=st.dictionaries(st.sampled_from(names), values, max_size=3),
+    message=st.dictionaries(st.sampled_from(sorted(Message.model_fields)), values, max_size=4),
+)
+def test_no_json_makes_the_server_fail(
+    http: httpx.Client, route: str, change: dict[str, Any], message: dict[str, Any]
+):
+    body = BASE[route] | change
+    if message and "messages" in body:
+        body = body | {"messages": [message]}
+    answer = http.post(route, content=json.dumps(body), headers=JSON)
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@settings(deadline=None, max_examples=200)
+@given(place=st.integers(0, len(GOOD)), junk=st.binary(max_size=3), cut=st.integers(0, 3))
+def test_no_bytes_make_the_server_fail(http: httpx.Client, place: int, junk: bytes, cut: int):
+    body = GOOD[:place] + junk + GOOD[place + cut :]
+    answer = http.post(CHAT, content=body, headers=JSON)
+    assert answer.status_code in (200, 400, 404), answer.text
