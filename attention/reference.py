@@ -22,6 +22,7 @@ from attention.metadata import ForwardMeta
 PIECE_BYTES = 2 << 20  # keys of decode rows gathered at once
 TILE = 64  # queries of a prompt computed at once, for as many KV heads as fit MAX_SCORES
 MAX_SCORES = 1 << 20  # float32 scores of a tile; one KV head may have eight times as many
+GPU_FACTOR = 64  # a GPU wants fewer, larger pieces: all three times this
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,20 @@ class ReferenceBackend:
         return out.view(num_tokens, num_heads, head_dim)
 
 
+def _factor(tensor: Tensor) -> int:
+    return 1 if tensor.device.type == "cpu" else GPU_FACTOR
+
+
 def _pieces(meta: ForwardMeta, kv: KVPool) -> list[Piece]:
     """Cut the rows that decode, longest first, into pieces of like length."""
     lens = meta.kv_lens
     by_length = sorted(range(meta.decode_rows), key=lambda row: -lens[row])
+    piece_bytes = PIECE_BYTES * _factor(meta.page_table)
     page_bytes = kv.kv_heads * kv.page_size * kv.head_dim * kv.k.element_size()
     pieces: list[Piece] = []
     while by_length:
         num_pages = -(-lens[by_length[0]] // kv.page_size)
-        most = max(1, PIECE_BYTES // (num_pages * page_bytes))
+        most = max(1, piece_bytes // (num_pages * page_bytes))
         count = 1
         # A row is padded to at most twice its pages.
         while (
@@ -121,7 +127,7 @@ def _pieces(meta: ForwardMeta, kv: KVPool) -> list[Piece]:
         num_heads = kv.kv_heads
         if count == 1:
             head_bytes = num_pages * page_bytes // kv.kv_heads
-            num_heads = min(kv.kv_heads, max(1, 2 * PIECE_BYTES // head_bytes))
+            num_heads = min(kv.kv_heads, max(1, 2 * piece_bytes // head_bytes))
         for first in range(0, kv.kv_heads, num_heads):
             heads = slice(first, min(first + num_heads, kv.kv_heads))
             pieces.append(_piece(meta, kv, rows, num_pages, heads))
@@ -170,13 +176,14 @@ def _prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None
     """
     q_len, kv_heads, group, head_dim = q.shape
     kv_len = k.shape[1]
-    tile = max(1, min(TILE, 8 * MAX_SCORES // (group * kv_len)))
+    max_scores = MAX_SCORES * _factor(q)
+    tile = max(1, min(TILE * _factor(q), 8 * max_scores // (group * kv_len)))
     for begin in range(0, q_len, tile):
         end = min(begin + tile, q_len)
         count, seen = end - begin, kv_len - q_len + end  # later keys concern no query of the tile
         future = torch.ones(count, count, dtype=torch.bool, device=q.device).triu_(1)
         rows = q[begin:end].permute(1, 2, 0, 3).reshape(kv_heads, group * count, head_dim)
-        num_heads = max(1, MAX_SCORES // (group * count * seen))
+        num_heads = max(1, max_scores // (group * count * seen))
         for first in range(0, kv_heads, num_heads):
             heads = slice(first, first + num_heads)
             scores = torch.bmm(rows[heads], k[heads, :seen].transpose(1, 2)).float().mul_(scale)
