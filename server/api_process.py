@@ -91,7 +91,8 @@ async def serve(start: Start) -> None:
         """Let open requests end, at most `drain_seconds` long, then cut them off and stop."""
         gate.draining = True
         deadline = loop.time() + config.drain_seconds
-        while gate.open_requests and loop.time() < deadline:
+        # A dead engine is not started again during a drain: nothing is left to wait for.
+        while gate.open_requests and client.down is None and loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         client.close()  # what is still open ends with an error event
         server.should_exit = True

@@ -14,6 +14,7 @@ from server.cli import UsageError
 from server.config import ServerConfig
 
 PREFIX = "WAVEFILL_"
+OTHER_VARIABLES = ("MODEL", "REVISION", "API_KEY", "API_KEY_FILE")  # `serve` reads them itself
 UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 # Field -> help.  A field that is not here has no flag: the command derives it.
@@ -111,7 +112,7 @@ def read_flags(
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Names that look like ours and set nothing; those of Kubernetes' service links left out."""
-    known = {"API_KEY", *(flag_of(name)[2:].replace("-", "_").upper() for name in ALL_FLAGS)}
+    known = {*OTHER_VARIABLES, *(flag_of(name)[2:].replace("-", "_").upper() for name in ALL_FLAGS)}
     names = (name for name in environment if name.startswith(PREFIX))
     links = (f"{PREFIX}SERVICE_", f"{PREFIX}PORT_")
     return sorted(

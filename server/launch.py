@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,7 @@ CONFIGURATION_ERROR = 2
 MAX_DEATHS = 5
 DEATHS_WITHIN_SECONDS = 60.0
 STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
+MAX_DIRECTORY_BYTES = 90  # the kernel takes 107 for a socket's whole path
 
 
 class AddressInUse(OSError):
@@ -50,6 +52,10 @@ def bind(host: str, port: int) -> socket.socket:
                 "--port"
             ) from None
         raise
+
+
+class NoSocketDirectory(OSError):
+    """There is no place for the sockets; the message names the remedy."""
 
 
 class Child:
@@ -183,6 +189,11 @@ class Launcher:
             await asyncio.sleep(pause)
             await self._start_engine()
 
+    async def _tell_death(self) -> None:
+        """During the drain the engine is not started again: who waits for it should know."""
+        code = await self._engine.wait()
+        self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
+
     async def _watch_api(self) -> int:
         """Restart the API process when it dies; the engine starts over to drop its requests."""
         while True:
@@ -209,6 +220,7 @@ class Launcher:
     async def _shut_down(self, at_once: bool) -> None:
         """The API process first: it drains while the engine still works."""
         seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
+        watching = asyncio.create_task(self._tell_death())
         ending = asyncio.create_task(self._api.stop(seconds))
         killed = asyncio.create_task(self._killed.wait())
         await asyncio.wait([ending, killed], return_when="FIRST_COMPLETED")
@@ -216,6 +228,7 @@ class Launcher:
             self._api.signal(signal.SIGKILL)
         await ending
         killed.cancel()
+        watching.cancel()
         await self._engine.stop(0.0 if self._killed.is_set() else STOP_SECONDS)
 
 
@@ -223,14 +236,32 @@ def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
+@contextlib.contextmanager
+def socket_directory() -> Generator[Path]:
+    """A directory that only this user can enter, gone at the end.  Raises NoSocketDirectory."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise NoSocketDirectory(
+            f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
+            "user may write to"
+        ) from None
+    with made as name:
+        if len(name.encode()) > MAX_DIRECTORY_BYTES:
+            raise NoSocketDirectory(
+                f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
+                "name of a socket: set TMPDIR to a shorter path, such as /tmp"
+            )
+        yield Path(name)
+
+
 def launch(
     config: ServerConfig, listener: socket.socket, engine_module: str = "runtime.process"
 ) -> int:
-    """Run the server on an open listener; returns the exit code."""
+    """Run the server on an open listener; returns the exit code.  Raises NoSocketDirectory."""
 
-    async def run() -> int:
-        # Only this user can enter the directory of the sockets.
-        with tempfile.TemporaryDirectory(prefix="wavefill-") as directory:
-            return await Launcher(config, listener, Path(directory), engine_module).run()
+    async def run(directory: Path) -> int:
+        return await Launcher(config, listener, directory, engine_module).run()
 
-    return asyncio.run(run())
+    with socket_directory() as directory:
+        return asyncio.run(run(directory))

@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        default=BUILT_IN,
         metavar="MODEL",
         help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
     )
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.launch import AddressInUse, bind, launch
+    from server.launch import AddressInUse, NoSocketDirectory, bind, launch
     from server.logs import set_up_logging
     from server.model_source import ModelNotFound, resolve_model
 
@@ -65,10 +64,11 @@ def run(args: argparse.Namespace) -> int:
         log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
     with listener:
         try:
-            directory, name = resolve_model(args.model, args.revision)
-        except ModelNotFound as error:
+            revision = args.revision or os.environ.get("WAVEFILL_REVISION")
+            directory, name = resolve_model(config.engine.model, revision)
+            return launch(with_model(config, str(directory), name), listener)
+        except (ModelNotFound, NoSocketDirectory) as error:
             raise UsageError(str(error)) from None
-        return launch(with_model(config, str(directory), name), listener)
 
 
 def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
@@ -78,7 +78,9 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
     config = ServerConfig(
         **server,
         api_keys=read_keys(args, environment),
-        engine=EngineConfig(model=args.model, **engine),
+        engine=EngineConfig(
+            model=args.model or environment.get("WAVEFILL_MODEL") or BUILT_IN, **engine
+        ),
     )
     if not 1 <= config.port <= 65535:
         raise UsageError(f"--port {config.port}: ports run from 1 to 65535")
@@ -103,16 +105,20 @@ def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
 
 
 def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys of all three sources, none of them empty."""
+    """The keys of all sources, none of them empty.  Raises UsageError."""
     keys = list(args.api_key or ())
     keys += environment.get("WAVEFILL_API_KEY", "").split(",")
-    if args.api_key_file:
+    file = args.api_key_file or environment.get("WAVEFILL_API_KEY_FILE")
+    if file:
         try:
-            keys += Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
-        if not any(key.strip() for key in keys):
-            raise UsageError(f"--api-key-file {args.api_key_file}: it holds no key")
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise UsageError(f"--api-key-file {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"--api-key-file {file}: it is no UTF-8 text") from None
+        if not any(line.strip() for line in lines):
+            raise UsageError(f"--api-key-file {file}: it holds no key")
+        keys += lines
     return tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))
 
 

@@ -15,6 +15,7 @@ from server.cli import UsageError
 from server.commands import serve
 from server.config import ServerConfig
 from server.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variables
+from server.launch import NoSocketDirectory, socket_directory
 
 COMMAND = Path(sys.executable).parent / "wavefill"
 
@@ -71,6 +72,29 @@ def test_keys_come_from_all_three_sources_and_are_never_shown(tmp_path: Path):
     found = config(*words, WAVEFILL_API_KEY="two,one")
     assert found.api_keys == ("one", "two", "three", "four")
     assert not any(key in repr(found) for key in found.api_keys)
+
+
+def test_the_model_and_the_file_of_keys_may_be_set_by_variables(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("secret")
+    given = {"WAVEFILL_MODEL": "some/model", "WAVEFILL_API_KEY_FILE": str(file)}
+    assert unknown_variables({**given, "WAVEFILL_REVISION": "main"}) == []
+    assert config(**given).engine.model == "some/model"
+    assert config(**given).api_keys == ("secret",)
+    assert config("other/model", **given).engine.model == "other/model"
+    assert config().engine.model == "tiny-chat"
+
+
+@pytest.mark.parametrize("folder", ["x" * 100, "missing"])
+def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if folder != "missing":
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / folder))
+    with pytest.raises(NoSocketDirectory, match="set TMPDIR to a"), socket_directory():
+        pass
+    assert not list(tmp_path.glob("*/*"))
 
 
 @pytest.mark.parametrize(

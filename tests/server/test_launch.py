@@ -167,6 +167,18 @@ def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
     assert launched.process.wait(10) == 0
 
 
+def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
+    launched = serving(start, drain_seconds=60)
+    stream = Stream(launched)
+    launched.process.send_signal(signal.SIGTERM)
+    launched.wait_until(lambda: launched.status() == 503)
+    launched.child("stub_engine").kill()
+    assert launched.process.wait(10) == 0
+    lines = stream.ended()
+    assert lines[-1] == "data: [DONE]" and not stream.broken
+    assert "SIGKILL" in lines[-2]
+
+
 def test_a_second_signal_ends_everything_at_once(start: Start):
     launched = serving(start, drain_seconds=60)
     stream, family = Stream(launched), launched.children()
