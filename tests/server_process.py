@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 from openai import AsyncOpenAI, OpenAI
 
 START_SECONDS = 60

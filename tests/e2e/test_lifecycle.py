@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-import httpx
+import httpx2 as httpx
 import psutil
 import pytest
 from openai import APIError

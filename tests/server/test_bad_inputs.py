@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import orjson
 import pytest
 from fake_engine import CONTEXT, VOCAB, FakeServer, fake_server

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import openai
 import pytest
 from fake_engine import GREETING, VOCAB, FakeServer, fake_server

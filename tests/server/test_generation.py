@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 from fake_engine import CONTEXT, GREETING, FakeServer, fake_server, ready
 from hypothesis import given, settings

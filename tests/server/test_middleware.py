@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fake_engine
-import httpx
+import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer, fake_server
 from msgspec.structs import replace

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import version
 
-import httpx
+import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer, fake_server
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 from fake_engine import GREETING, FakeServer, fake_server
 
