@@ -62,7 +62,8 @@ async def serve(start: Start) -> None:
     tokenizer = ChatTokenizer.load(config.model_directory, chat_template=config.chat_template)
     client = EngineClient(start.index, start.engine_address, start.own_address)
     await client.start()
-    metrics = Metrics(config.served_names[0], config.metrics_compat)
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
     metrics.watch(
         ready=lambda: client.ready,
         stats=lambda: client.stats,
@@ -102,11 +103,13 @@ async def serve(start: Start) -> None:
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)
-    report = asyncio.create_task(Reporter(config, client).run())
+    # What one process tells is true of all of them.
+    report = asyncio.create_task(Reporter(config, client).run()) if start.index == 0 else None
     try:
         await server.serve([socket.socket(fileno=start.listener)])
     finally:
-        report.cancel()
+        if report is not None:
+            report.cancel()
 
 
 def raise_descriptor_limit() -> int:

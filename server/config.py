@@ -20,6 +20,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...] = ("tiny-chat",)  # the first one is reported in answers
     model_directory: str = ""
     chat_template: str = ""  # a file that takes the place of the model's own template
+    api_workers: int = 1  # API processes; they share the port and the engine
     max_queue: int = 1024  # sequences running or waiting
     drain_seconds: float = 30.0
     max_body_bytes: int = 32 << 20

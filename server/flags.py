@@ -23,6 +23,7 @@ SERVER_FLAGS = {
     "port": "TCP port",
     "served_names": "name of the model in the API; several with commas",
     "chat_template": "file with a chat template, instead of the model's own",
+    "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",
     "max_queue": "sequences running or waiting before new requests get 429",
     "drain_seconds": "how long open requests may go on after SIGTERM",
     "max_body_bytes": "largest request body",

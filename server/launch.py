@@ -1,4 +1,4 @@
-"""The launcher: starts the engine process and the API process, watches them, stops them in order.
+"""The launcher: starts the engine process and the API processes, watches them, stops them in order.
 
 It runs nothing that a request could break.  Its children die with it: each reads its stdin, and
 the end of stdin means that the launcher is gone, however it went.
@@ -13,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime.client import ClientNotifier
 from server.config import ServerConfig
@@ -61,10 +63,17 @@ class NoSocketDirectory(OSError):
 class Child:
     """One child process, started again when it dies."""
 
-    def __init__(self, name: str, module: str, fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        fds: tuple[int, ...] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._module = module
         self._fds = fds
+        self._environment = {**os.environ, **(variables or {})}
         self._process: asyncio.subprocess.Process | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
@@ -77,6 +86,7 @@ class Child:
             self._module,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=self._fds,
+            env=self._environment,
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -111,7 +121,7 @@ class Child:
 
 
 class Launcher:
-    """The engine, the API process, and the directory of the sockets between them."""
+    """The engine, the API processes, and the directory of the sockets between them."""
 
     def __init__(
         self, config: ServerConfig, listener: socket.socket, directory: Path, engine_module: str
@@ -119,10 +129,15 @@ class Launcher:
         self._config = config
         self._listener = listener
         self._engine_address = f"ipc://{directory / 'engine'}"
-        self._api_address = f"ipc://{directory / 'api-0'}"
+        indices = range(config.api_workers)
+        self._api_addresses = [f"ipc://{directory / f'api-{index}'}" for index in indices]
         self._engine = Child("the engine", engine_module)
-        self._api = Child("the API process", "server.api_process", (listener.fileno(),))
-        self._notifier = ClientNotifier([self._api_address])
+        variables = shared_metrics(directory) if config.api_workers > 1 else {}
+        self._apis = [
+            Child(f"API process {index}", "server.api_process", (listener.fileno(),), variables)
+            for index in indices
+        ]
+        self._notifier = ClientNotifier(self._api_addresses)
         self._epoch = 0
         self._stop = asyncio.Event()
         self._killed = asyncio.Event()
@@ -132,10 +147,11 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        await asyncio.gather(self._start_api(), self._start_engine())
+        indices = range(len(self._apis))
+        await asyncio.gather(*map(self._start_api, indices), self._start_engine())
         watchers = [
             asyncio.create_task(self._watch_engine()),
-            asyncio.create_task(self._watch_api()),
+            *(asyncio.create_task(self._watch_api(index)) for index in indices),
         ]
         stopped = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([*watchers, stopped], return_when="FIRST_COMPLETED")
@@ -159,17 +175,19 @@ class Launcher:
                 "config": self._config.engine,
                 "epoch": self._epoch,
                 "own_address": self._engine_address,
-                "client_addresses": [self._api_address],
+                "client_addresses": self._api_addresses,
             }
         )
 
-    async def _start_api(self) -> None:
-        await self._api.start(
+    async def _start_api(self, index: int) -> None:
+        # Each takes its share of the queue: none of them knows what the others have let in.
+        share = -(-self._config.max_queue // len(self._apis))
+        await self._apis[index].start(
             {
-                "config": self._config,
-                "index": 0,
+                "config": replace(self._config, max_queue=share),
+                "index": index,
                 "engine_address": self._engine_address,
-                "own_address": self._api_address,
+                "own_address": self._api_addresses[index],
                 "listener": self._listener.fileno(),
             }
         )
@@ -194,18 +212,19 @@ class Launcher:
         code = await self._engine.wait()
         self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
 
-    async def _watch_api(self) -> int:
-        """Restart the API process when it dies; the engine starts over to drop its requests."""
+    async def _watch_api(self, index: int) -> int:
+        """Restart an API process when it dies; the engine starts over to drop its requests."""
+        api = self._apis[index]
         while True:
-            code = await self._api.wait()
+            code = await api.wait()
             if code == CONFIGURATION_ERROR:
                 return code
-            log.error("the API process ended with %s", _describe(code))
-            pause = self._api.died()
+            log.error("%s ended with %s", api.name, _describe(code))
+            pause = api.died()
             if pause is None:
-                return self._too_often(self._api)
+                return self._too_often(api)
             await asyncio.sleep(pause)
-            await self._start_api()
+            await self._start_api(index)
             self._engine.signal(signal.SIGKILL)
 
     def _too_often(self, child: Child) -> int:
@@ -218,18 +237,26 @@ class Launcher:
         return 1
 
     async def _shut_down(self, at_once: bool) -> None:
-        """The API process first: it drains while the engine still works."""
+        """The API processes first: they drain while the engine still works."""
         seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
         watching = asyncio.create_task(self._tell_death())
-        ending = asyncio.create_task(self._api.stop(seconds))
+        ending = asyncio.gather(*(api.stop(seconds) for api in self._apis))
         killed = asyncio.create_task(self._killed.wait())
         await asyncio.wait([ending, killed], return_when="FIRST_COMPLETED")
         if not ending.done():
-            self._api.signal(signal.SIGKILL)
+            for api in self._apis:
+                api.signal(signal.SIGKILL)
         await ending
         killed.cancel()
         watching.cancel()
         await self._engine.stop(0.0 if self._killed.is_set() else STOP_SECONDS)
+
+
+def shared_metrics(directory: Path) -> dict[str, str]:
+    """Variables by which several API processes count in files that each of them can sum."""
+    folder = directory / "metrics"
+    folder.mkdir()
+    return {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
 
 
 def _describe(code: int) -> str:

@@ -1,4 +1,6 @@
-"""Prometheus metrics of one API process: what its requests saw, and what its engine reports.
+"""Prometheus metrics: what requests saw, and what the engine reports.
+
+Several API processes count into files of one folder, and whichever is scraped sums them.
 
 Native names follow Prometheus' rules (`wavefill_` prefix, base units, counters end in `_total`).
 The names that vLLM's dashboards, routers and autoscalers read are aliases of the same numbers.
@@ -15,6 +17,7 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from runtime.messages import Ready, Stats
@@ -51,11 +54,16 @@ VLLM_HISTOGRAMS = {
 }
 
 
-class Metrics:
-    """The numbers of one API process.  `name` labels every series with the served model."""
+class Metrics(Collector):
+    """The numbers that this process counts.  `name` labels every series with the served model.
 
-    def __init__(self, name: str = "model", compat: str = "vllm") -> None:
+    `shared` is the folder in PROMETHEUS_MULTIPROC_DIR, if other API processes count there too.
+    """
+
+    def __init__(self, name: str = "model", compat: str = "vllm", shared: str = "") -> None:
         self._registry = CollectorRegistry()
+        own = self._registry
+        self._counted: Collector = MultiProcessCollector(None, shared) if shared else own
         self._label = {"model_name": name}
         self._compat = compat == "vllm"
         self._ready: Callable[[], Ready | None] = lambda: None
@@ -84,7 +92,6 @@ class Metrics:
         self._decode = self._histogram("request_decode_time_seconds", "First token to end.", PHASE)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Tokens generated.", TOKENS)
-        self._registry.register(_Engine(self))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"wavefill_{name}", text, ("model_name", *labels), registry=self._registry)
@@ -147,9 +154,19 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+        exposed = CollectorRegistry()
+        exposed.register(self)
+        return generate_latest(exposed)
 
-    def engine_families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
+        """All families, for prometheus_client."""
+        counted = list(self._counted.collect())
+        yield from counted
+        yield from self._engine_families()
+        if self._compat:
+            yield from self._aliases(counted)
+
+    def _engine_families(self) -> Iterator[Metric]:
         """The engine's gauges and counters, read when asked for."""
         stats, ready = self._stats(), self._ready()
         usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
@@ -205,8 +222,6 @@ class Metrics:
             counter = CounterMetricFamily(name, text, labels=list(self._label))
             counter.add_metric(list(self._label.values()), value)
             yield counter
-        if self._compat:
-            yield from self._aliases()
 
     def _cache_info(self, ready: Ready) -> Iterator[Metric]:
         pages, size = str(ready.num_pages), str(ready.page_size)
@@ -219,47 +234,30 @@ class Metrics:
             info.add_metric(list(labels.values()), 1.0)
             yield info
 
-    def _aliases(self) -> Iterator[Metric]:
+    def _aliases(self, counted: list[Metric]) -> Iterator[Metric]:
         """The native series under the names that vLLM gives them."""
-        sources = {
-            "wavefill_time_to_first_token_seconds": self._first_token,
-            "wavefill_inter_token_latency_seconds": self._inter_token,
-            "wavefill_time_per_output_token_seconds": self._per_token,
-            "wavefill_e2e_request_latency_seconds": self._whole,
-            "wavefill_request_queue_time_seconds": self._queue,
-            "wavefill_request_prefill_time_seconds": self._prefill,
-            "wavefill_request_decode_time_seconds": self._decode,
-            "wavefill_request_prompt_tokens": self._prompt,
-            "wavefill_request_generation_tokens": self._generated,
-        }
+        families = {family.name: family for family in counted}
         for alias, native in VLLM_HISTOGRAMS.items():
-            yield _renamed(sources[native], alias, self._label)
+            yield _renamed(families[native], alias, self._label)
         finished = CounterMetricFamily(
             "vllm:request_success", "Alias.", labels=["model_name", "finished_reason"]
         )
-        for family in self._finished.collect():
-            for sample in family.samples:
-                if sample.name.endswith("_total"):
-                    finished.add_metric(list(sample.labels.values()), sample.value)
+        ended = families.get("wavefill_requests")
+        for sample in [] if ended is None else ended.samples:
+            if sample.name.endswith("_total"):
+                labels = [sample.labels["model_name"], sample.labels["finished_reason"]]
+                finished.add_metric(labels, sample.value)
         yield finished
 
 
-def _renamed(source: Histogram, name: str, label: dict[str, str]) -> Metric:
+def _renamed(source: Metric, name: str, label: dict[str, str]) -> Metric:
     family = HistogramMetricFamily(name, "Alias.", labels=list(label))
     buckets: list[tuple[str, float]] = []
     total = 0.0
-    for sample in next(iter(source.collect())).samples:
+    for sample in source.samples:
         if sample.name.endswith("_bucket"):
             buckets.append((sample.labels["le"], sample.value))
         elif sample.name.endswith("_sum"):
             total = sample.value
     family.add_metric(list(label.values()), buckets, total)
     return family
-
-
-class _Engine(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._metrics.engine_families()

@@ -71,7 +71,7 @@ attention {ready.attention}
   KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {full:.1f} requests of \
 {ready.max_model_len:,} tokens
   limits  {ready.max_model_len:,} tokens a request | {ready.max_num_seqs} running | \
-{config.max_queue} in all | {ready.max_batched_tokens:,} tokens a step
+{config.max_queue * config.api_workers} in all | {ready.max_batched_tokens:,} tokens a step
   ready   {seconds:.1f} s    {url}/v1   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\

@@ -16,6 +16,7 @@ import time
 import msgspec
 
 from runtime.channel import Receiver, Sender
+from runtime.client import CLIENT_BITS
 from runtime.messages import (
     Abort,
     FromEngine,
@@ -62,11 +63,16 @@ def main() -> None:
         raise RuntimeError("a seeded fault")
     decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
     receiver = Receiver(start.own_address, decoder)
-    sender: Sender[FromEngine] = Sender(start.client_addresses[0])
-    sender.send(Progress("load weights", 1, 4))
+    senders: list[Sender[FromEngine]] = [Sender(address) for address in start.client_addresses]
+
+    def tell(message: FromEngine) -> None:
+        for sender in senders:
+            sender.send(message)
+
+    tell(Progress("load weights", 1, 4))
     if mode == "loading":
         signal.pause()
-    sender.send(ready(start.epoch))
+    tell(ready(start.epoch))
     left: dict[int, int] = {}
     while True:
         for message in receiver.receive(0.0 if left else 0.2):
@@ -79,7 +85,9 @@ def main() -> None:
             Output(id, [300], finish="length" if count == 1 else None) for id, count in left.items()
         ]
         left = {id: count - 1 for id, count in left.items() if count > 1}
-        sender.send(StepOutput(outputs, Stats(running=len(left))))
+        for index, sender in enumerate(senders):
+            own = [output for output in outputs if output.id >> CLIENT_BITS == index]
+            sender.send(StepOutput(own, Stats(running=len(outputs))))
 
 
 if __name__ == "__main__":

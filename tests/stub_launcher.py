@@ -1,4 +1,4 @@
-"""The real launcher and API process around stub_engine: `python stub_launcher.py PORT DRAIN`."""
+"""The real launcher around stub_engine: `python stub_launcher.py PORT DRAIN_SECONDS WORKERS`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from server.model_source import built_in_directory
 
 
 def main() -> int:
-    port, drain_seconds = int(sys.argv[1]), float(sys.argv[2])
+    port, drain_seconds, api_workers = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     set_up_logging("info", "text")
     config = ServerConfig(
-        port=port, drain_seconds=drain_seconds, model_directory=str(built_in_directory())
+        port=port,
+        drain_seconds=drain_seconds,
+        api_workers=api_workers,
+        model_directory=str(built_in_directory()),
     )
     return launch(config, bind(config.host, port), engine_module="stub_engine")
 

@@ -19,6 +19,7 @@ from server.model_source import BUILT_IN
 log = logging.getLogger("wavefill.launcher")
 
 PORT_IN_USE = 98  # exit code
+MAX_API_WORKERS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +85,11 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
     )
     if not 1 <= config.port <= 65535:
         raise UsageError(f"--port {config.port}: ports run from 1 to 65535")
+    if not 1 <= config.api_workers <= MAX_API_WORKERS:
+        raise UsageError(
+            f"--api-workers {config.api_workers}: choose from 1 to {MAX_API_WORKERS}, at most one "
+            "for each core"
+        )
     if not 0 < config.engine.memory_fraction <= 1:
         raise UsageError(
             f"--memory-fraction {config.engine.memory_fraction}: it must be above 0 and at most 1"

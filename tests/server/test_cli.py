@@ -101,6 +101,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
     ("words", "environment", "expected"),
     [
         (["--port", "many"], {}, "--port many: a whole number is needed"),
+        (["--api-workers", "0"], {}, "--api-workers 0: choose from 1 to 64"),
         (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
         (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
         (["--memory-fraction", "1.5"], {}, "--memory-fraction 1.5: it must be above 0"),

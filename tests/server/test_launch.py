@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import psutil
 import pytest
 from server_process import free_port
@@ -80,12 +80,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts launchers with a stub engine; nothing of them is left at the end of a test."""
     started: list[Launched] = []
 
-    def launch(mode: str = "", drain_seconds: float = 20.0) -> Launched:
+    def launch(mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1) -> Launched:
         port, log, sockets = free_port(), tmp_path / "log", tmp_path / "s"
         sockets.mkdir()
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, TESTS / "stub_launcher.py", str(port), str(drain_seconds)],
+                [
+                    *(sys.executable, TESTS / "stub_launcher.py"),
+                    *map(str, (port, drain_seconds, api_workers)),
+                ],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={
@@ -214,6 +217,27 @@ def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
     launched.wait_until(lambda: launched.status() == 200)
     answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_several_api_processes_share_the_port_the_engine_and_the_counters(start: Start):
+    launched = start(api_workers=3)
+    launched.wait_until(lambda: all(launched.status() == 200 for _ in range(20)))
+    assert sum("server.api_process" in child.cmdline() for child in launched.children()) == 3
+    for _ in range(24):  # each on a connection of its own
+        answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 2})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+    for _ in range(6):  # whichever of them is asked
+        text = launched.get("/metrics").text
+        for name in ("wavefill_requests_total", "vllm:request_success_total"):
+            assert f'{name}{{finished_reason="length",model_name="tiny-chat"}} 24.0' in text
+        assert 'vllm:request_generation_tokens_count{model_name="tiny-chat"} 24.0' in text
+    streams = [Stream(launched, max_tokens=60) for _ in range(4)]
+    family = launched.children()
+    launched.process.send_signal(signal.SIGTERM)
+    for stream in streams:
+        assert stream.ended()[-1] == "data: [DONE]" and not stream.broken
+    assert launched.process.wait(10) == 0
+    assert_all_end(family, 1)
 
 
 def test_a_wrong_configuration_of_the_engine_ends_all_with_code_2(start: Start):

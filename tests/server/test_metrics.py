@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -127,3 +131,29 @@ def test_every_name_that_other_tools_read_is_there_with_the_native_value(metrics
 
 def test_the_aliases_can_be_left_out():
     assert "vllm:" not in Metrics("tiny", "none").render().decode()
+
+
+def test_what_several_processes_counted_is_summed(tmp_path: Path):
+    count = """
+import sys
+from server.metrics import Metrics
+metrics = Metrics("tiny", shared=sys.argv[1])
+metrics.request_finished("/v1/completions", "stop", 10, 0, 5, 100.0, 100.1, 100.2, 101.0)
+metrics.http_request("/health", 200)
+print(metrics.render().decode())
+"""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error", "-c", count, str(tmp_path)]
+    for _ in range(3):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+    for line in (
+        'wavefill_requests_total{finished_reason="stop",model_name="tiny"} 3.0',
+        'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 3.0',
+        'wavefill_http_requests_total{code="200",model_name="tiny",route="/health"} 3.0',
+        'wavefill_request_generation_tokens_sum{model_name="tiny"} 15.0',
+        'vllm:time_to_first_token_seconds_bucket{le="0.25",model_name="tiny"} 3.0',
+        'vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"} 3.0',
+    ):
+        assert line in done.stdout.splitlines(), done.stdout
+    assert done.stdout.count("# TYPE wavefill_requests_total") == 1
