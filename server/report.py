@@ -23,7 +23,8 @@ class Reporter:
         self._config = config
         self._client = client
         self._phase = ""
-        self._began = time.monotonic()
+        self._tenths = 0
+        self._began = time.monotonic()  # to load
 
     async def run(self) -> None:
         told: Ready | None = None
@@ -33,6 +34,8 @@ class Reporter:
             await asyncio.sleep(POLL_SECONDS if ready is None else 1.0)
             ready = self._client.ready
             if ready is None:
+                if told is not None:  # the engine died and is started again
+                    told, self._phase, self._began = None, "", time.monotonic()
                 self._loading()
                 continue
             if ready is not told:
@@ -46,10 +49,17 @@ class Reporter:
                 before, last = stats, time.monotonic()
 
     def _loading(self) -> None:
+        """One line for each phase, and one for each tenth of a phase that takes a while."""
         progress = self._client.progress
-        if progress is not None and progress.phase != self._phase:
-            self._phase = progress.phase
+        if progress is None:
+            return
+        tenths = 10 * progress.done // progress.total if progress.total else 0
+        if progress.phase != self._phase:
+            self._phase, self._tenths = progress.phase, tenths
             say(f"  {progress.phase} ...")
+        elif self._tenths < tenths < 10:
+            self._tenths = tenths
+            say(f"  {progress.phase} {10 * tenths} %")
 
 
 def say(text: str) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import ready
 from msgspec.structs import replace
 
-from runtime.messages import Stats
+from runtime.messages import Progress, Stats
 from server.config import ServerConfig
 from server.logs import JsonFormatter
-from server.report import busy_line, start_report
+from server.report import Reporter, busy_line, start_report
 
 FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len=512)
 
@@ -79,3 +80,36 @@ def test_a_log_line_is_json_whatever_the_message_holds():
         "logger": "w",
         "message": 'a "quote"\né',
     }
+
+
+async def test_loading_is_told_in_tenths_and_a_restart_counts_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    client = SimpleNamespace(ready=None, progress=None, stats=Stats())
+    seen = iter(
+        [
+            *(Progress("weights", done, 200) for done in (0, 1, 40, 41, 150, 200)),
+            FACTS,
+            *(Progress("weights", done, 200) for done in (0, 100)),
+            FACTS,
+        ]
+    )
+    clock = 1000.0
+
+    async def next_moment(seconds: float) -> None:
+        nonlocal clock
+        clock += 1.0
+        now = next(seen, None)
+        if now is None:
+            raise EOFError
+        client.ready, client.progress = (now, None) if now is FACTS else (None, now)
+
+    monkeypatch.setattr("server.report.asyncio", SimpleNamespace(sleep=next_moment))
+    monkeypatch.setattr("server.report.time", SimpleNamespace(monotonic=lambda: clock))
+    with pytest.raises(EOFError):
+        await Reporter(ServerConfig(), client).run()  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.strip() for line in lines if "weights" in line and "|" not in line]
+    first = ["weights ...", "weights 20 %", "weights 70 %"]
+    assert told == [*first, "weights ...", "weights 50 %"]
+    assert [line.split()[1] for line in lines if line.startswith("  ready")] == ["7.0", "2.0"]
