@@ -152,9 +152,10 @@ class EngineClient:
         if self.down is not None:
             return self.down
         silent = time.monotonic() - self._heard
-        # The engine speaks between two steps, and a large model on a CPU takes long ones.
+        # The engine speaks once a second when idle, and between two steps when not; a large model
+        # on a CPU takes long ones.
         patience = max(self._stall_seconds, 5 * self.stats.step_seconds)
-        if self.ready is not None and self._open and silent > patience:
+        if self.ready is not None and silent > patience:
             return (
                 f"the engine has been silent for {silent:.0f} s, requests pending: {self.pending}"
             )

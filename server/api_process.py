@@ -60,7 +60,12 @@ async def serve(start: Start) -> None:
     """Answer requests until SIGTERM, then drain."""
     config = start.config
     tokenizer = ChatTokenizer.load(config.model_directory, chat_template=config.chat_template)
-    client = EngineClient(start.index, start.engine_address, start.own_address)
+    client = EngineClient(
+        start.index,
+        start.engine_address,
+        start.own_address,
+        stall_seconds=config.stall_seconds,
+    )
     await client.start()
     shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     metrics = Metrics(config.served_names[0], config.metrics_compat, shared)

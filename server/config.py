@@ -23,6 +23,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     api_workers: int = 1  # API processes; they share the port and the engine
     max_queue: int = 1024  # sequences running or waiting
     drain_seconds: float = 30.0
+    stall_seconds: float = 30.0
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
     allowed_origins: tuple[str, ...] = ()

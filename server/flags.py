@@ -26,6 +26,7 @@ SERVER_FLAGS = {
     "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",
     "max_queue": "sequences running or waiting before new requests get 429",
     "drain_seconds": "how long open requests may go on after SIGTERM",
+    "stall_seconds": "silence of the engine after which /health says so",
     "max_body_bytes": "largest request body",
     "max_header_bytes": "largest sum of request headers",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",

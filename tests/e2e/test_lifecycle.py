@@ -119,6 +119,26 @@ def test_a_killed_engine_ends_its_streams_and_is_replaced(own_server: Start):
     assert answer.usage and answer.usage.completion_tokens > 0
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_frozen_engine_is_unhealthy_until_it_goes_on(own_server: Start, busy: bool):
+    server = own_server("--stall-seconds", "2")
+    if busy:
+        stream = server.client().completions.create(
+            model="tiny-chat",
+            prompt="once upon",
+            max_tokens=1500,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(stream)
+    engine = engine_of(server)
+    engine.suspend()
+    server.wait_until(lambda: httpx.get(f"{server.url}/livez").status_code == 503, 10)
+    assert not server.ready()
+    engine.resume()
+    server.wait_until(server.ready, 10)
+
+
 def test_no_child_outlives_a_killed_launcher(own_server: Start):
     server = own_server()
     family = children(server)
