@@ -26,7 +26,7 @@ from urllib.request import urlopen
 import msgspec
 
 from runtime.channel import Receiver, Sender
-from runtime.messages import FromEngine, Output, Ready, Request, Stats, StepOutput, ToEngine
+from runtime.messages import Abort, FromEngine, Output, Ready, Request, Stats, StepOutput, ToEngine
 from server.config import ServerConfig
 from server.model_source import built_in_directory
 
@@ -45,7 +45,7 @@ def fake_engine(own: str, client: str, interval: float) -> None:
         for message in receiver.receive(0 if left else 1.0):
             if isinstance(message, Request):
                 left[message.id] = message.params.max_tokens
-            else:
+            elif isinstance(message, Abort):
                 left.pop(message.id, None)
         outputs: list[Output] = []
         for place, (id, rest) in enumerate(list(left.items())):

@@ -17,6 +17,7 @@ from runtime.messages import (
     Abort,
     EngineDown,
     FromEngine,
+    Hello,
     Output,
     Progress,
     Ready,
@@ -132,6 +133,7 @@ class EngineClient:
         decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._heard = time.monotonic()
         self._receiver = AsyncReceiver(self._own_address, decoder, self._handle)
+        self._sender.send(Hello(self.index))
 
     def close(self) -> None:
         """Stop listening; open requests end with an error."""

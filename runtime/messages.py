@@ -1,6 +1,6 @@
 """What crosses the boundary between an API process and the engine process.
 
-    API process  --  Request, Abort            -->  engine
+    API process  --  Hello, Request, Abort     -->  engine
     engine       --  Progress, Ready, StepOutput -->  API process
     launcher     --  EngineDown                -->  API process
 
@@ -64,6 +64,12 @@ class Abort(Struct, frozen=True, array_like=True, tag="abort"):
     """The caller of request `id` has gone; answered by an Output with finish="abort"."""
 
     id: int
+
+
+class Hello(Struct, frozen=True, array_like=True, tag="hello"):
+    """An API process begins: what its earlier self asked for is nobody's.  Answered by Ready."""
+
+    client: int
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -149,5 +155,5 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
     epoch: int | None = None  # of the engine that ended: a newer one may have said Ready already
 
 
-ToEngine = Request | Abort
+ToEngine = Hello | Request | Abort
 FromEngine = StepOutput | Progress | Ready | EngineDown

@@ -25,6 +25,7 @@ from runtime.config import ConfigError, EngineConfig
 from runtime.messages import (
     Abort,
     FromEngine,
+    Hello,
     Output,
     Progress,
     Request,
@@ -62,6 +63,9 @@ class Clients:
         self._client_of[request.id] = request.client
         self._pending[request.client] += 1
 
+    def requests_of(self, client: int) -> list[int]:
+        return [id for id, owner in self._client_of.items() if owner == client]
+
     def publish(self, outputs: list[Output], stats: Stats) -> None:
         """One message for each client that has outputs, or has waited a while for a word."""
         shares: list[list[Output]] = [[] for _ in self._senders]
@@ -79,8 +83,11 @@ class Clients:
                 self._senders[client].send(StepOutput(share, stats))
 
     def tell(self, message: FromEngine) -> None:
-        for sender in self._senders:
-            sender.send(message)
+        for client in range(len(self._senders)):
+            self.tell_one(client, message)
+
+    def tell_one(self, client: int, message: FromEngine) -> None:
+        self._senders[client].send(message)
 
     def close(self) -> None:
         for sender in self._senders:
@@ -122,11 +129,16 @@ def serve(start: Start) -> NoReturn:
         clients.tell(loaded.ready)
         while True:
             for message in receiver.receive(0.0 if engine.has_work else IDLE_SECONDS):
-                if isinstance(message, Request):
-                    clients.expect(message)
-                    engine.add(message)
-                elif isinstance(message, Abort):
-                    engine.abort(message.id)
+                match message:
+                    case Request():
+                        clients.expect(message)
+                        engine.add(message)
+                    case Abort():
+                        engine.abort(message.id)
+                    case Hello():
+                        for id in clients.requests_of(message.client):
+                            engine.abort(id)
+                        clients.tell_one(message.client, loaded.ready)
             clients.publish(engine.step(), engine.stats())
 
 

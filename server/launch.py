@@ -213,7 +213,7 @@ class Launcher:
         self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
 
     async def _watch_api(self, index: int) -> int:
-        """Restart an API process when it dies; the engine starts over to drop its requests."""
+        """Restart an API process when it dies; its Hello ends the requests it had."""
         api = self._apis[index]
         while True:
             code = await api.wait()
@@ -225,7 +225,6 @@ class Launcher:
                 return self._too_often(api)
             await asyncio.sleep(pause)
             await self._start_api(index)
-            self._engine.signal(signal.SIGKILL)
 
     def _too_often(self, child: Child) -> int:
         log.error(

@@ -80,6 +80,9 @@ def main() -> None:
                 left[message.id] = message.params.max_tokens
             elif isinstance(message, Abort):
                 left.pop(message.id, None)
+            else:
+                left = {id: n for id, n in left.items() if id >> CLIENT_BITS != message.client}
+                senders[message.client].send(ready(start.epoch))
         time.sleep(STEP_SECONDS)
         outputs = [
             Output(id, [300], finish="length" if count == 1 else None) for id, count in left.items()

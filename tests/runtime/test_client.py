@@ -15,6 +15,7 @@ from runtime.client import CLIENT_BITS, ClientNotifier, EngineClient, Mailbox, m
 from runtime.messages import (
     Abort,
     FromEngine,
+    Hello,
     Output,
     Progress,
     Ready,
@@ -44,10 +45,15 @@ class PlayedEngine:
     def step(self, *outputs: Output) -> None:
         self.sender.send(StepOutput(list(outputs), Stats(steps=1)))
 
+    def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
+        """What has come beside greetings."""
+        messages = self.receiver.receive(timeout_seconds)
+        return [message for message in messages if not isinstance(message, Hello)]
+
     async def read(self, count: int) -> list[ToEngine]:
         got: list[ToEngine] = []
         for _ in range(500):
-            got += self.receiver.receive()
+            got += self.receive()
             if len(got) >= count:
                 return got
             await asyncio.sleep(0.01)
@@ -123,7 +129,7 @@ async def test_requests_wait_here_until_the_engine_is_ready(
     engine.sender.send(Progress("weights", 1, 2))
     await until(lambda: client.progress is not None)
     assert client.progress == Progress("weights", 1, 2)
-    assert engine.receiver.receive(0.05) == []
+    assert engine.receive(0.05) == []
     assert client.unhealthy() is None
     await serve(engine, client)
     assert await engine.read(1) == [mailbox.request]
@@ -186,7 +192,7 @@ async def test_abort_is_sent_once_and_answered_by_the_engine(
     engine.step(Output(mailbox.id, [], finish="abort"))
     assert (await get(mailbox)).finish == "abort"
     assert client.pending == 0
-    assert engine.receiver.receive(0.05) == []
+    assert engine.receive(0.05) == []
 
 
 async def test_abort_before_the_engine_is_ready_ends_the_request_here(
@@ -196,7 +202,7 @@ async def test_abort_before_the_engine_is_ready_ends_the_request_here(
     client.abort(mailbox.id)
     assert (await get(mailbox)).finish == "abort"
     await serve(engine, client)
-    assert engine.receiver.receive(0.05) == []
+    assert engine.receive(0.05) == []
     assert client.pending == 0
 
 

@@ -21,6 +21,7 @@ from runtime.config import EngineConfig
 from runtime.messages import (
     Abort,
     FromEngine,
+    Hello,
     Output,
     Progress,
     Ready,
@@ -159,6 +160,21 @@ def test_abort_ends_a_request_and_the_next_one_is_answered(played: Played) -> No
     assert played.end_of(20)[1].finish == "abort"
     played.sender.send(Request(21, 0, [5, 6], GREEDY))
     assert len(played.end_of(21)[0]) == 5
+
+
+def test_an_api_process_that_begins_anew_drops_its_requests_and_no_others(played: Played) -> None:
+    ready: Ready = played.wait_for(as_ready)
+    long = SamplingParams(max_tokens=ready.max_model_len, temperature=0)
+    played.sender.send(Request(25, 0, [5, 6], long))
+    played.sender.send(Request(26, 1, [1, 2, 3], GREEDY))
+    played.sender.send(Hello(0))
+    assert played.end_of(25)[1].finish == "abort"
+    assert len(played.end_of(26, client=1)[0]) == 5
+
+    def is_second(_: FromEngine) -> bool:
+        return sum(message == ready for message in played.heard[0]) == 2
+
+    played.wait_for(is_second)
 
 
 def test_request_that_cannot_run_is_refused_and_harms_nobody(played: Played) -> None:

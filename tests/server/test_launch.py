@@ -211,10 +211,12 @@ def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: S
 
 def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
     launched = serving(start)
+    engine = launched.child("stub_engine")
     first = launched.child("server.api_process")
     first.kill()
     first.wait(5)
     launched.wait_until(lambda: launched.status() == 200)
+    assert launched.child("stub_engine").pid == engine.pid
     answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3
 
