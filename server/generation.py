@@ -67,14 +67,18 @@ class Generation:
         body: SamplingBody,
         prompts: list[list[int]],
         params: list[SamplingParams],
+        salt: bytes,
     ) -> None:
         """Submits every prompt `n` times; `params` has one entry a prompt.
+
+        `salt` is that of state.prefix_salt.
 
         Raises RequestError if the server does not take so many.
         """
         self.state = state
         self.route = route
         self.prompts = prompts
+        self._salt = salt
         n = body.n or 1
         admit(state, n * len(prompts))
         self.choices: list[Choice] = []
@@ -89,7 +93,7 @@ class Generation:
         if copy and params.seed is not None:
             params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
         mailbox = self.state.client.submit(
-            prompt, params, priority=body.priority or 0, salt=(body.cache_salt or "").encode()
+            prompt, params, priority=body.priority or 0, salt=self._salt
         )
         return new_choice(
             self.state.tokenizer,

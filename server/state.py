@@ -14,6 +14,8 @@ from server.errors import NotFound
 from server.metrics import Metrics
 from server.tokenizer import ChatTokenizer
 
+KEY_DIGEST = "api_key_digest"  # in a scope's state: SHA-256 of its key, where there are several
+
 
 @dataclass(frozen=True)
 class ServerState:
@@ -44,3 +46,13 @@ class ServerState:
 def state_of(request: Request) -> ServerState:
     state: ServerState = request.app.state.wavefill
     return state
+
+
+def prefix_salt(request: Request, cache_salt: str | None) -> bytes:
+    """Prefixes are shared between requests of one salt: of one key, if several are configured,
+    and of one `cache_salt`.
+
+    Digests have one length, so no `cache_salt` can imitate another key's.
+    """
+    digest: bytes = request.scope.get("state", {}).get(KEY_DIGEST, b"")
+    return digest + (cache_salt or "").encode()

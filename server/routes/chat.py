@@ -23,7 +23,7 @@ from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, refuse_media
 from server.schema.sampling import openapi_body
 from server.sse import DeltaFrame, EventStream, EventWriter, frame, while_connected
-from server.state import ServerState, state_of
+from server.state import ServerState, prefix_salt, state_of
 
 router = APIRouter()
 ROUTE = "chat"
@@ -45,7 +45,9 @@ async def chat_completions(request: Request) -> Response:
     state.check_model(body.model)
     ready = require_ready(state)
     prompt = await _prompt(state, ready, body)
-    generation = Generation(state, ROUTE, body, [prompt], [_params(state, ready, body, prompt)])
+    params = _params(state, ready, body, prompt)
+    salt = prefix_salt(request, body.cache_salt)
+    generation = Generation(state, ROUTE, body, [prompt], [params], salt)
     answer = ChatAnswer(state, body, generation)
     if body.stream:
         return EventStream(answer.stream, generation.close)

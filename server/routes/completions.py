@@ -22,7 +22,7 @@ from server.schema.base import parse
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import openapi_body
 from server.sse import DeltaFrame, EventStream, EventWriter, frame, while_connected
-from server.state import ServerState, state_of
+from server.state import ServerState, prefix_salt, state_of
 
 router = APIRouter()
 ROUTE = "completions"
@@ -48,7 +48,9 @@ async def completions(request: Request) -> Response:
     ready = require_ready(state)
     prompts = await _prompts(state, ready, body)
     params = [_params(state, ready, body, prompt.tokens) for prompt in prompts]
-    generation = Generation(state, ROUTE, body, [prompt.tokens for prompt in prompts], params)
+    tokens = [prompt.tokens for prompt in prompts]
+    salt = prefix_salt(request, body.cache_salt)
+    generation = Generation(state, ROUTE, body, tokens, params, salt)
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:
         return EventStream(answer.stream, generation.close)

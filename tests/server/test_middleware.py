@@ -85,6 +85,38 @@ def test_a_wrong_key_opens_nothing(locked: FakeServer, value: str):
     assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 401
 
 
+def salts(fake: FakeServer, asked: list[tuple[str, str | None]]) -> list[bytes]:
+    """The salts with which one prompt reaches the engine, for each (API key, cache_salt)."""
+    for key, own in asked:
+        body = CHAT if own is None else {**CHAT, "cache_salt": own}
+        headers = {"authorization": f"Bearer {key}"}
+        for path, asks in (
+            ("chat/completions", body),
+            ("completions", {**body, "messages": None, "prompt": "Hi"}),
+        ):
+            given = {name: value for name, value in asks.items() if value is not None}
+            answer = httpx.post(f"{fake.url}/v1/{path}", json=given, headers=headers)
+            assert answer.status_code == 200, answer.text
+    found = [request.salt for request in fake.engine.requests]
+    assert found[::2] == found[1::2], "chat and completions differ"
+    return found[::2]
+
+
+def test_several_keys_share_no_prefix_cache(locked: FakeServer):
+    first, second = KEYS
+    found = salts(locked, [(first, None), (second, None), (first, "mine"), (second, "mine")])
+    assert len(set(found)) == 4 and all(found)
+    assert salts(locked, [(first, None), (first, "mine")])[-2:] == [found[0], found[2]]
+
+
+@pytest.mark.parametrize("keys", [(), ("only",), ("only", "only")])
+def test_one_key_salts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+):
+    with serving(tmp_path, monkeypatch, api_keys=keys) as fake:
+        assert salts(fake, [("only", None), ("only", "mine")]) == [b"", b"mine"]
+
+
 def test_a_host_header_cannot_move_the_path(locked: FakeServer):
     answer = httpx.get(f"{locked.url}/v1/models", headers={"host": "x/health?"})
     assert answer.status_code in (400, 401)
