@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attention.upload import upload as upload_tensor
 from runtime.config import ConfigError, Device, DType
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
@@ -126,24 +127,22 @@ def _host_free_bytes() -> int:
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A host array on the device: a view on a CPU, else a copy that the stream orders.
-
-    The pinned staging memory comes from PyTorch's caching allocator, which does not reuse it
-    before the copy has happened.
-    """
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    """A host array on the device: a view on a CPU, else a copy that the stream orders."""
+    return upload_tensor(torch.from_numpy(array), device)
 
 
 class Download:
-    """Tensors on their way to the host; `wait` blocks until they have arrived."""
+    """Tensors on their way to the host.
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    `wait` blocks until they have arrived and all that was queued before is done.  Without any it
+    blocks all the same: the steps of a long prompt have no results, and a host that ran ahead of
+    them would fill the device's queue, behind which every new request would wait.
+    """
+
+    def __init__(self, tensors: list[Tensor], device: torch.device) -> None:
         self._event: torch.cuda.Event | None = None
         self._tensors = tensors
-        if tensors and tensors[0].is_cuda:
+        if device.type == "cuda":
             self._tensors = [_to_pinned(tensor) for tensor in tensors]
             self._event = torch.cuda.Event(blocking=True)
             self._event.record()

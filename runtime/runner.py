@@ -73,7 +73,7 @@ class Runner:
             drawn = draw(self._logits, self._slots, slot_ids, ends[rows])
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
-        return Pending(len(batch.slots), rows.tolist(), drawn, scores)
+        return Pending(len(batch.slots), rows.tolist(), drawn, scores, self.device)
 
     def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[PromptScores]:
         """Scores of the prompt tokens that the batch feeds, for the rows that want them."""
@@ -133,6 +133,7 @@ class Pending:
         sampled_rows: list[int],
         drawn: Drawn | None,
         prompt_scores: list[PromptScores],
+        device: torch.device,
     ) -> None:
         self._num_rows = num_rows
         self._rows = sampled_rows
@@ -145,7 +146,7 @@ class Pending:
         for scores in prompt_scores:
             for piece in scores.pieces:
                 tensors += piece.tensors()
-        self._download = Download(tensors)
+        self._download = Download(tensors, device)
 
     def wait(self) -> Sampled:
         """Block until the device has finished the step."""

@@ -7,7 +7,13 @@ import torch
 
 from runtime import device
 from runtime.config import ConfigError
-from runtime.device import choose_device, choose_dtype, choose_threads, physical_cores
+from runtime.device import (
+    Download,
+    choose_device,
+    choose_dtype,
+    choose_threads,
+    physical_cores,
+)
 
 CPU = torch.device("cpu")
 
@@ -51,3 +57,23 @@ def test_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
 
 def test_free_memory_is_a_number_of_bytes_that_this_host_could_have() -> None:
     assert 2**20 < device.free_bytes(CPU) < 2**46
+
+
+def test_step_without_results_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking
+
+        def record(self) -> None:
+            told.append("record")
+
+        def synchronize(self) -> None:
+            told.append("synchronize")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert Download([], torch.device("cuda")).wait() == []
+    assert told == ["record", "synchronize"]
+    assert Download([], CPU).wait() == []
+    assert len(told) == 2
