@@ -1,7 +1,8 @@
 """One HTTP connection: uvicorn's protocol, bounded before a request reaches the application.
 
 uvicorn's own limit of header bytes holds for its h11 protocol only, and it waits for ever for the
-rest of a request that was begun.
+rest of a request that was begun.  Its parser loses the body of a request that offers an upgrade,
+as those of Java's HTTP client do: a server that does not upgrade has to answer in HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import INVALID_REQUEST, error_body
@@ -34,11 +36,38 @@ class BoundedProtocol(HttpToolsProtocol):
         """Feed the parser.  What the application may hold of a body is the middleware's matter."""
         if self._header_bytes is not None:
             self._header_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
         # At most one read too many has arrived when this is noticed; the middleware is exact.
         limit = self.config.h11_max_incomplete_event_size or 0
         if self._header_bytes is not None and self._header_bytes > 2 * limit > 0:
             self._refuse(431, f"the headers are larger than {limit} bytes", "headers_too_large")
+
+    def _parse(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser takes the rest for another protocol: a new one reads the message again.
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                # As uvicorn's own: what follows a `Connection: close` is no error.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """The request line and headers as they were parsed.  Raises HttpParserError."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":  # an upgrade by itself
+            raise httptools.HttpParserError("CONNECT is for proxies")
+        kept = [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        line = b"%b %b HTTP/%b\r\n" % (method, self.url, version.encode())
+        return b"%b%b\r\n" % (line, b"".join(kept))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -46,11 +75,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect(self.header_seconds)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # they come again
         self._header_bytes = None
         self._expect(self.body_seconds)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._expect(None)
         self._header_bytes = 0
         super().on_message_complete()

@@ -143,3 +143,38 @@ def test_an_answer_longer_than_the_time_outs_is_not_cut(caller: Caller):
 def test_half_of_a_next_request_does_not_cut_the_answer_before_it(caller: Caller):
     caller.send(HEAD.replace(b"/x", b"/slow") + b"\r\n0123456789" + HEAD[:20])
     assert caller.rest().count(b"1\r\n.\r\n") == 8
+
+
+CHUNKS = b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+UPGRADE = b"connection: Upgrade, HTTP2-Settings, close\r\nhttp2-settings: AAEAAEAA\r\n"
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("body", [b"content-length: 5\r\n\r\nhello", CHUNKS])
+@pytest.mark.parametrize("cut", [0, 30, 100, -7, -2])
+def test_a_request_that_offers_an_upgrade_is_answered_with_its_body(
+    port: int, protocol: bytes, body: bytes, cut: int
+):
+    data = b"POST /x?a=b HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"upgrade: " + protocol
+    data += b"\r\n" + body
+    caller = Caller(port)
+    caller.send(data[:cut], data[cut:], pause=0.02)
+    answer = caller.rest()
+    assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
+    assert b"hello" in answer
+
+
+def test_pipelined_requests_that_offer_an_upgrade_are_all_answered(port: int):
+    head = b"POST /x HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\ncontent-length: 3\r\n"
+    ask = head + b"connection: upgrade\r\n\r\n"
+    caller = Caller(port)
+    caller.send(ask + b"one" + ask + b"two" + head + b"connection: upgrade, close\r\n\r\nend")
+    answer = caller.rest()
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert answer.index(b"one") < answer.index(b"two") < answer.index(b"end")
+
+
+def test_connect_is_refused(port: int):
+    caller = Caller(port)
+    caller.send(b"CONNECT /x HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert caller.rest().startswith(b"HTTP/1.1 400")
