@@ -23,7 +23,13 @@ HTTP_ERRORS = {
 
 def create_app(state: ServerState) -> FastAPI:
     """An application that serves `state`; the caller starts and closes what `state` holds."""
-    app = FastAPI(title="Wavefill", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = FastAPI(
+        title="Wavefill",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        redirect_slashes=False,  # it would send callers to whatever host their header names
+    )
     app.state.wavefill = state
     for part in (chat, completions, models, tokenize, ops):
         app.include_router(part.router)

@@ -47,12 +47,17 @@ def _readiness(request: Request, state: ServerState) -> Response:
 @router.get("/readyz")
 @router.get("/ready")
 @router.get("/ping")
+@router.head("/health", include_in_schema=False)
+@router.head("/readyz", include_in_schema=False)
+@router.head("/ready", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """Whether this server answers requests now."""
     return _readiness(request, state_of(request))
 
 
 @router.get("/livez")
+@router.head("/livez", include_in_schema=False)
 async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)

@@ -220,7 +220,8 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
     if kind in LIMITS:
         key, words = LIMITS[kind]
         limit = context[key]
-        message = f"`{path}` is {_shown(value)}: it must be {words} {limit:g}"
+        shown = limit if isinstance(limit, int) else f"{limit:g}"
+        message = f"`{path}` is {_shown(value)}: it must be {words} {shown}"
     elif kind in LENGTHS:
         key, words, unit = LENGTHS[kind]
         name = f"`{path}`" if path else "the body"

@@ -55,7 +55,8 @@ class SamplingBody(Body):
     stop: Stop | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    # The logits are divided by it: they would overflow with a smaller one.
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2)
     logit_bias: Annotated[dict[str, float], BeforeValidator(few_entries(1024))] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None

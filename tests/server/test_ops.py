@@ -38,6 +38,14 @@ def test_every_probe_is_200_while_the_engine_serves(fake: FakeServer, path: str)
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
+@pytest.mark.parametrize("path", [*HEALTH, "/livez"])
+def test_head_tells_the_status_of_a_probe_without_a_body(fake: FakeServer, path: str):
+    answer = httpx.head(fake.url + path, timeout=5)
+    assert (answer.status_code, answer.content) == (200, b"")
+    fake.engine.down = "the engine has been silent for 31 s"
+    assert httpx.head(fake.url + path, timeout=5).status_code == 503
+
+
 @pytest.mark.parametrize("path", HEALTH)
 def test_while_loading_a_probe_is_503_and_says_what_is_loaded(fake: FakeServer, path: str):
     fake.engine.ready = None
@@ -100,6 +108,11 @@ def test_the_documentation_loads_nothing_from_another_host(fake: FakeServer):
 def test_static_gives_two_files_and_no_way_out(fake: FakeServer):
     for path in ("/static/LICENSE.swagger-ui", "/static/..%2Fapp.py", "/static/%2e%2e/app.py"):
         assert get(fake, path).status_code == 404, path
+
+
+def test_a_trailing_slash_sends_nobody_to_the_host_that_a_header_names(fake: FakeServer):
+    answer = httpx.get(f"{fake.url}/v1/models/", headers={"host": "evil.example"}, timeout=5)
+    assert answer.status_code == 404 and "location" not in answer.headers
 
 
 def test_openapi_describes_every_route_that_callers_use(fake: FakeServer):
