@@ -114,7 +114,8 @@ def _mask_stop_ids(logits: Tensor, slots: Slots, slot_ids: Ints, rows: Ints) -> 
         return
     what = np.fromiter((id for ids in stop_ids for id in ids), np.int64, len(where))
     on_device = upload(np.stack([where, what]), logits.device)
-    logits[on_device[0], on_device[1]] = -torch.inf
+    # Not `logits[...] = -inf`: the number would be copied from pageable memory, which waits.
+    logits.index_put_(on_device.unbind(), logits.new_full((), -torch.inf))
 
 
 def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
