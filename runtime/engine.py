@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol
 
 from runtime.batch import Batch, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
-from runtime.messages import Output, Request, Stats
+from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Output, Request, Stats
 from runtime.scheduler import Scheduler
 
 
@@ -59,6 +60,10 @@ class Engine:
         self._steps = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
+        self._seconds_counts = [0] * (len(STEP_SECONDS_EDGES) + 1)
+        self._tokens_counts = [0] * (len(STEP_TOKENS_EDGES) + 1)
+        self._seconds_sum = 0.0
+        self._tokens_sum = 0
 
     @property
     def idle(self) -> bool:
@@ -95,11 +100,9 @@ class Engine:
         self._read()
         if launch:
             self._under_way = (launch, self._executor.sample(launch.batch))
-            self._steps += 1
-            self._step_tokens = launch.batch.num_tokens
             if not self._executor.overlap:
                 self._read()
-            self._step_seconds = self._clock() - began
+            self._count(launch.batch.num_tokens, self._clock() - began)
         return self.scheduler.take_outputs()
 
     def _read(self) -> None:
@@ -107,6 +110,14 @@ class Engine:
             launch, pending = self._under_way
             self._under_way = None
             self.scheduler.commit(launch, pending.wait())
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        self._steps += 1
+        self._step_tokens, self._step_seconds = tokens, seconds
+        self._tokens_counts[bisect_left(STEP_TOKENS_EDGES, tokens)] += 1
+        self._seconds_counts[bisect_left(STEP_SECONDS_EDGES, seconds)] += 1
+        self._tokens_sum += tokens
+        self._seconds_sum += seconds
 
     def stats(self) -> Stats:
         scheduler = self.scheduler
@@ -122,4 +133,8 @@ class Engine:
             cached_tokens=scheduler.cached_tokens,
             generated_tokens=scheduler.generated_tokens,
             preemptions=scheduler.num_preemptions,
+            step_seconds_counts=tuple(self._seconds_counts),
+            step_seconds_sum=self._seconds_sum,
+            step_tokens_counts=tuple(self._tokens_counts),
+            step_tokens_sum=self._tokens_sum,
         )

@@ -94,6 +94,14 @@ class Output(Struct, frozen=True, array_like=True):
     error: str | None = None  # with finish="error"
 
 
+# Upper edges of the buckets that Stats counts steps in; one more bucket takes the rest.
+STEP_SECONDS_EDGES = (
+    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5,
+    1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+STEP_TOKENS_EDGES = tuple(float(2**power) for power in range(15))
+
+
 class Stats(Struct, frozen=True, array_like=True):
     """Gauges of this moment and counters since the engine started."""
 
@@ -108,6 +116,10 @@ class Stats(Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    step_seconds_counts: tuple[int, ...] = ()  # steps in each bucket; () before the first step
+    step_seconds_sum: float = 0.0
+    step_tokens_counts: tuple[int, ...] = ()
+    step_tokens_sum: int = 0
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):

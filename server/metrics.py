@@ -9,6 +9,7 @@ The names that vLLM's dashboards, routers and autoscalers read are aliases of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -20,7 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from runtime.messages import Ready, Stats
+from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 INF = float("inf")
@@ -38,7 +39,6 @@ WHOLE = (
 )  # fmt: skip
 PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
-STEP_TOKENS = tuple(2**power for power in range(15))
 
 # alias -> native histogram
 VLLM_HISTOGRAMS = {
@@ -176,8 +176,6 @@ class Metrics(Collector):
             "wavefill_requests_waiting": ("Sequences in the queue.", waiting),
             "wavefill_kv_cache_usage_ratio": ("Share of KV pages in use.", usage),
             "wavefill_engine_up": ("1 while the engine makes progress.", float(self._alive())),
-            "wavefill_engine_step_seconds": ("Duration of the last step.", stats.step_seconds),
-            "wavefill_iteration_tokens": ("Tokens of the last step.", float(stats.step_tokens)),
         }
         counters = {
             "wavefill_prompt_tokens": ("Prompt tokens taken in.", stats.prompt_tokens),
@@ -222,6 +220,25 @@ class Metrics(Collector):
             counter = CounterMetricFamily(name, text, labels=list(self._label))
             counter.add_metric(list(self._label.values()), value)
             yield counter
+        yield from self._step_families(stats)
+
+    def _step_families(self, stats: Stats) -> Iterator[Metric]:
+        """How long the engine's steps took and how many tokens they fed."""
+        seconds = (STEP_SECONDS_EDGES, stats.step_seconds_counts, stats.step_seconds_sum)
+        tokens = (STEP_TOKENS_EDGES, stats.step_tokens_counts, float(stats.step_tokens_sum))
+        families = {
+            "wavefill_engine_step_seconds": ("Duration of a step.", seconds),
+            "wavefill_iteration_tokens": ("Tokens that a step fed.", tokens),
+        }
+        if self._compat:
+            families["vllm:iteration_tokens_total"] = ("Alias.", tokens)
+        for name, (text, (edges, counts, total)) in families.items():
+            histogram = HistogramMetricFamily(name, text, labels=list(self._label))
+            bounds = [*map(str, edges), "+Inf"]
+            so_far = accumulate(counts or (0,) * len(bounds))
+            buckets = list(zip(bounds, map(float, so_far), strict=True))
+            histogram.add_metric(list(self._label.values()), buckets, total)
+            yield histogram
 
     def _cache_info(self, ready: Ready) -> Iterator[Metric]:
         pages, size = str(ready.num_pages), str(ready.page_size)

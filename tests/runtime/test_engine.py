@@ -249,3 +249,6 @@ def test_stats_count_what_was_done() -> None:
     assert (stats.prompt_tokens, stats.generated_tokens, stats.steps) == (11, 6, 3)
     assert (stats.running, stats.waiting, stats.pages_used, stats.pages_total) == (0, 0, 0, 64)
     assert stats.step_tokens == 2 and stats.step_seconds > 0
+    assert sum(stats.step_tokens_counts) == sum(stats.step_seconds_counts) == 3
+    assert stats.step_tokens_counts[1] == 2 and stats.step_tokens_counts[4] == 1  # 2, 2 and 11
+    assert stats.step_tokens_sum == 15

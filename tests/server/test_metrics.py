@@ -23,6 +23,7 @@ READ_BY_OTHERS = {
     "vllm:prompt_tokens",
     "vllm:generation_tokens",
     "vllm:request_success",
+    "vllm:iteration_tokens_total",
     "vllm:time_to_first_token_seconds",
     "vllm:inter_token_latency_seconds",
     "vllm:request_time_per_output_token_seconds",
@@ -110,6 +111,18 @@ def test_a_request_that_never_started_has_no_phases(metrics: Metrics):
     assert found["wavefill_e2e_request_latency_seconds_count"] == 1
     assert found["wavefill_time_to_first_token_seconds_count"] == 0
     assert found["wavefill_request_queue_time_seconds_count"] == 0
+
+
+def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
+    counts = (1, 0, 2, *(0,) * 13)
+    stats = Stats(step_tokens_counts=counts, step_tokens_sum=9)
+    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    text = metrics.render().decode()
+    for name in ("wavefill_iteration_tokens", "vllm:iteration_tokens_total"):
+        assert f'{name}_bucket{{le="1.0",model_name="tiny"}} 1.0' in text
+        assert f'{name}_bucket{{le="4.0",model_name="tiny"}} 3.0' in text
+        assert f'{name}_count{{model_name="tiny"}} 3.0' in text
+        assert f'{name}_sum{{model_name="tiny"}} 9.0' in text
 
 
 def test_a_token_time_below_a_millisecond_is_told_from_one_above(metrics: Metrics):
