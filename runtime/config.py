@@ -93,27 +93,9 @@ def resolve(
     on_gpu = device == "cuda"
     max_num_seqs = wanted.max_num_seqs or (256 if on_gpu else 64)
     max_batched_tokens = wanted.max_batched_tokens or (2048 if on_gpu else 512)
-    page_bytes = wanted.page_size * facts.kv_bytes_per_token
-    fits = kv_budget_bytes // page_bytes
     longest = wanted.max_model_len or facts.max_position
-    if wanted.kv_tokens:
-        num_pages = -(-wanted.kv_tokens // wanted.page_size)
-        if num_pages > fits:
-            raise ConfigError(
-                f"--kv-tokens {wanted.kv_tokens} needs {num_pages * page_bytes / 2**30:.2f} GiB, "
-                f"{kv_budget_bytes / 2**30:.2f} GiB are left after the weights: "
-                f"ask for at most {fits * wanted.page_size}"
-            )
-    else:
-        # More pages than every slot at full length could use would only waste memory.
-        num_pages = min(fits, max_num_seqs * -(-longest // wanted.page_size))
-    if wanted.max_model_len and num_pages * wanted.page_size < longest:
-        raise ConfigError(
-            f"KV pool: {num_pages} pages of {wanted.page_size} tokens fit in "
-            f"{kv_budget_bytes / 2**30:.2f} GiB, one request of --max-model-len {longest} needs "
-            f"{-(-longest // wanted.page_size)}: lower --max-model-len to "
-            f"{num_pages * wanted.page_size}, or raise --kv-tokens or --memory-fraction"
-        )
+    page_bytes = wanted.page_size * facts.kv_bytes_per_token
+    num_pages = _num_pages(wanted, longest, max_num_seqs, page_bytes, kv_budget_bytes)
     max_model_len = min(longest, num_pages * wanted.page_size)
     if max_model_len < 2:
         raise ConfigError(
@@ -135,3 +117,32 @@ def resolve(
         threads=threads,
         seed=wanted.seed,
     )
+
+
+def _num_pages(
+    wanted: EngineConfig, longest: int, max_num_seqs: int, page_bytes: int, kv_budget_bytes: int
+) -> int:
+    """Pages of KV; `longest` is the length of a sequence that --max-model-len or the model allows.
+
+    Raises ConfigError if they do not fit, or do not hold a sequence of --max-model-len.
+    """
+    fits = kv_budget_bytes // page_bytes
+    if wanted.kv_tokens:
+        num_pages = -(-wanted.kv_tokens // wanted.page_size)
+        if num_pages > fits:
+            raise ConfigError(
+                f"--kv-tokens {wanted.kv_tokens} needs {num_pages * page_bytes / 2**30:.2f} GiB, "
+                f"{kv_budget_bytes / 2**30:.2f} GiB are left after the weights: "
+                f"ask for at most {fits * wanted.page_size}"
+            )
+    else:
+        # More pages than every slot at full length could use would only waste memory.
+        num_pages = min(fits, max_num_seqs * -(-longest // wanted.page_size))
+    if wanted.max_model_len and num_pages * wanted.page_size < longest:
+        raise ConfigError(
+            f"KV pool: {num_pages} pages of {wanted.page_size} tokens fit in "
+            f"{kv_budget_bytes / 2**30:.2f} GiB, one request of --max-model-len {longest} needs "
+            f"{-(-longest // wanted.page_size)}: lower --max-model-len to "
+            f"{num_pages * wanted.page_size}, or raise --kv-tokens or --memory-fraction"
+        )
+    return num_pages

@@ -87,12 +87,27 @@ def load(wanted: EngineConfig, progress: ProgressCallback, *, epoch: int = 0) ->
     runner = _runner(model, config, resolved, kv, backend, device)
     warm_up(runner, resolved)
     progress("warm-up", 1, 1)
-    ready = Ready(
+    seconds = time.monotonic() - began
+    ready = _ready(epoch, config, resolved, device, weight_bytes, kv.num_bytes, seconds)
+    return Loaded(Local(runner), resolved, ready)
+
+
+def _ready(
+    epoch: int,
+    config: ModelConfig,
+    resolved: Resolved,
+    device: torch.device,
+    weight_bytes: int,
+    kv_bytes: int,
+    load_seconds: float,
+) -> Ready:
+    """What the clients are told of the engine."""
+    return Ready(
         epoch=epoch,
         model_type=config.model_type,
         device=_device_name(device),
-        dtype=dtype,
-        attention=backend.name,
+        dtype=resolved.dtype,
+        attention=resolved.attention,
         vocab_size=config.vocab_size,
         max_model_len=resolved.max_model_len,
         page_size=resolved.page_size,
@@ -100,10 +115,9 @@ def load(wanted: EngineConfig, progress: ProgressCallback, *, epoch: int = 0) ->
         max_num_seqs=resolved.max_num_seqs,
         max_batched_tokens=resolved.max_batched_tokens,
         weight_bytes=weight_bytes,
-        kv_bytes=kv.num_bytes,
-        load_seconds=time.monotonic() - began,
+        kv_bytes=kv_bytes,
+        load_seconds=load_seconds,
     )
-    return Loaded(Local(runner), resolved, ready)
 
 
 def _device_name(device: torch.device) -> str:
