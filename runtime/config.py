@@ -91,8 +91,15 @@ def resolve(
             f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
         )
     on_gpu = device == "cuda"
-    max_num_seqs = wanted.max_num_seqs or (256 if on_gpu else 64)
-    max_batched_tokens = wanted.max_batched_tokens or (2048 if on_gpu else 512)
+    budget = wanted.max_batched_tokens
+    max_num_seqs = wanted.max_num_seqs or min(256 if on_gpu else 64, budget or 256)
+    max_batched_tokens = budget or max(2048 if on_gpu else 512, max_num_seqs)
+    if max_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"--max-batched-tokens {max_batched_tokens} is less than --max-num-seqs "
+            f"{max_num_seqs}, of which each may need a token in every step: raise the one or "
+            "lower the other"
+        )
     longest = wanted.max_model_len or facts.max_position
     page_bytes = wanted.page_size * facts.kv_bytes_per_token
     num_pages = _num_pages(wanted, longest, max_num_seqs, page_bytes, kv_budget_bytes)
@@ -110,7 +117,7 @@ def resolve(
         load_format=wanted.load_format,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_batched_tokens=max(max_batched_tokens, max_num_seqs),
+        max_batched_tokens=max_batched_tokens,
         page_size=wanted.page_size,
         num_pages=num_pages,
         prefix_cache=wanted.prefix_cache,
