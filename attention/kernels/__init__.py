@@ -1,0 +1,1 @@
+"""Triton kernels.  Each file's header says what it reads, writes and is bound by."""
