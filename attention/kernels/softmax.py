@@ -1,0 +1,49 @@
+"""What the attention kernels share: logits, the end of an online softmax, matrix products."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# The running maximum of a query that has seen no key: finite, so that no difference is NaN.
+NOTHING = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def to_logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
+    """Products of q and k -> logits in base 2."""
+    if SOFTCAP:
+        doubled = scores * (2.0 * LOG2E * scale / softcap)
+        return (softcap * LOG2E) * (1.0 - 2.0 / (1.0 + tl.exp2(doubled)))  # cap * tanh
+    return scores * (scale * LOG2E)
+
+
+@triton.jit
+def finish(m, total, SINKS, heads, real):
+    """Maximum and sum of a softmax in base 2 -> the factor of the weighted sum, and its lse.
+
+    A sink is one more logit of which there is no value: it enters here, once.
+    """
+    if SINKS is not None:
+        sink = tl.load(SINKS + heads, mask=real, other=0.0) * LOG2E
+        top = tl.maximum(m, sink)
+        shrink = tl.exp2(m - top)
+        total = total * shrink + tl.exp2(sink - top)
+        return shrink / total, (top + tl.log2(total)) * LN2
+    empty = total == 0.0
+    factor = 1.0 / tl.where(empty, 1.0, total)
+    return factor, tl.where(empty, float("-inf"), (m + tl.log2(total)) * LN2)
+
+
+# The interpreter multiplies the bit patterns of bfloat16; a product of two is exact in float32.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """a @ b (+ acc), summed in float32."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
