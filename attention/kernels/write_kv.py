@@ -23,7 +23,7 @@ def _to_pages(values, scale_ptr, head, head_mask, HAS_SCALE: tl.constexpr, dtype
     """values [heads, D] as the pages store them; the scale is one a head."""
     if HAS_SCALE:
         scale = tl.load(scale_ptr + head, mask=head_mask, other=1.0)[:, None]
-        values = values.to(tl.float32) / scale
+        values = tl.div_rn(values.to(tl.float32), scale)
         values = tl.clamp(values, -MAX_FP8, MAX_FP8, propagate_nan=tl.PropagateNan.ALL)
     return values.to(dtype)
 
