@@ -1,0 +1,64 @@
+"""FlashAttention-3's dynamic split: the baseline, and where the greedy planner starts.
+
+Each row is cut by the mean load of a program with a margin of 1.1: often too many parts for one
+wave and too few for two, which is what the other planners improve on.
+
+Source: flash-attention, hopper/flash_prepare_scheduler.cu and heuristics.h.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from attention.planner.counts import plan_of_counts
+from attention.planner.plan import HostPlan, Ints, PlanSpec, planned_rows
+
+MARGIN = np.float32(1.1)  # what the mean is raised by, because parts are whole blocks
+MOST_SPLITS = 128  # FlashAttention-3 asks for no more
+MOST_ROWS = 992  # of a batch whose rows it cuts: one block of threads plans them
+
+
+def plan_fa3(
+    cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec, cap: int | None = None
+) -> HostPlan:
+    """The plan of FlashAttention-3 for spec.programs programs; cap as in `fa3_counts`."""
+    rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
+    cap = split_cap(spec.kv_heads, spec.programs) if cap is None else cap
+    return plan_of_counts(rows, fa3_counts(rows.blocks, spec, cap), spec)
+
+
+def fa3_counts(blocks: Ints, spec: PlanSpec, cap: int) -> Ints:
+    """blocks [R] -> split counts [R], each between 1 and cap.
+
+    share = ceil(float32(sum of blocks) * 1.1f * float32(kv_heads) / float32(programs)), at least 1:
+    four float32 roundings to nearest, from left to right, the division included.  Count =
+    clip(ceil(blocks / share), 1, cap) in integers; with more than 992 rows all counts are 1.
+
+    Fits a SplitPlan: share >= 1.1 * total * kv_heads / programs * (1 - 2^-21), and a row with more
+    than one part has more than `share` blocks, so that fewer than programs (row, head) are cut; and
+    ceil(blocks / share) adds up to less than rows + programs / kv_heads.
+    """
+    if len(blocks) > MOST_ROWS:
+        return np.ones_like(blocks)
+    total = np.float32(blocks.sum(dtype=np.int64))
+    share = total * MARGIN * np.float32(spec.kv_heads) / np.float32(spec.programs)
+    share = max(int(np.ceil(share)), 1)
+    return np.clip(-(-blocks // share), 1, cap).astype(np.int32)
+
+
+@lru_cache
+def split_cap(kv_heads: int, programs: int, max_blocks: int = MOST_SPLITS) -> int:
+    """The most parts FlashAttention-3 would cut a row into; max_blocks: of the longest row.
+
+    Its `num_splits_heuristic` for one row: the smallest count whose last wave is filled nearly as
+    well as any count's.  FlashAttention-3 is given the page table's capacity as the longest row, so
+    that max_blocks seldom counts; it is a parameter because with at most 4 blocks nothing is cut.
+    """
+    if kv_heads >= np.float32(0.8) * programs or max_blocks <= 4:
+        return 1
+    counts = np.arange(1, min(MOST_SPLITS, programs, max_blocks) + 1)
+    waves = (kv_heads * counts).astype(np.float32) / np.float32(programs)
+    filled = waves / np.ceil(waves)
+    return int(counts[filled >= np.float32(0.85) * filled.max()][0])
