@@ -33,8 +33,8 @@ def finish(m, total, SINKS, heads, real):
         total = total * shrink + tl.exp2(sink - top)
         return shrink / total, (top + tl.log2(total)) * LN2
     empty = total == 0.0
-    factor = 1.0 / tl.where(empty, 1.0, total)
-    return factor, tl.where(empty, float("-inf"), (m + tl.log2(total)) * LN2)
+    total = tl.where(empty, 1.0, total)
+    return 1.0 / total, tl.where(empty, float("-inf"), (m + tl.log2(total)) * LN2)
 
 
 # The interpreter multiplies the bit patterns of bfloat16; a product of two is exact in float32.

@@ -13,11 +13,6 @@ from attention.kernels.write_kv import write_kv
 FP8 = torch.float8_e4m3fn
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def pages(dtype: torch.dtype, kv_heads: int, page: int, head_dim: int, device: str) -> Tensor:
     """[6, kv_heads, page, head_dim] of a number that no test stores."""
     return torch.full((6, kv_heads, page, head_dim), 77.0, device=device).to(dtype)
