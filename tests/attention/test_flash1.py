@@ -43,18 +43,11 @@ def run(case: Case) -> None:
 def test_every_row_equals_dense_attention(
     device: str, dtype: torch.dtype, head_dim: int, page: int, kv_heads: int, group: int
 ):
-    run(
-        make_case(
-            ROWS,
-            dtype=dtype,
-            head_dim=head_dim,
-            page=page,
-            kv_heads=kv_heads,
-            group=group,
-            strided_q=True,
-            device=device,
-        )  # fmt: skip
-    )
+    case = make_case(
+        ROWS, dtype=dtype, head_dim=head_dim, page=page, kv_heads=kv_heads, group=group,
+        strided_q=True, device=device,
+    )  # fmt: skip
+    run(case)
 
 
 @pytest.mark.parametrize("window", [1, 7, 16, 1000])
