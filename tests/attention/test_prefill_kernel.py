@@ -1,0 +1,173 @@
+"""The prefill kernel against the float64 oracle, over poisoned and shuffled pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_oracle import Case, check, make_case
+from torch import Tensor
+
+from attention.kernels.prefill import prefill
+from attention.planner.tiles import HostTiles, TilePlan, TileSpec, plan_tiles
+
+FP8 = torch.float8_e4m3fn
+# Small tiles, so that a few tokens make several of them and the interpreter stays quick.
+SMALL = {"block_m": 32, "block_n": 32, "min_q_len": 1, "programs": 3, "min_blocks": 1}
+
+
+def host_plan(case: Case, spec: TileSpec) -> HostTiles:
+    cu_seqlens_q, cache_seqlens = (
+        lens.cpu().numpy().astype(np.int32) for lens in (case.cu_seqlens_q, case.cache_seqlens)
+    )
+    return plan_tiles(cu_seqlens_q, cache_seqlens, spec)
+
+
+def run(case: Case, **options: Any) -> tuple[Tensor, Tensor, TilePlan]:
+    """The case through the kernel, with every buffer of the plan poisoned before."""
+    spec = TileSpec(
+        kv_heads=case.kv_heads, group=case.group, window=case.window, **{**SMALL, **options}
+    )
+    tiles = TilePlan.allocate(
+        spec,
+        max_tokens=len(case.q),
+        max_rows=len(case.rows),
+        head_dim=case.q.shape[-1],
+        device=case.q.device,
+    )
+    tiles.partial_out.fill_(float("nan"))
+    tiles.partial_lse.fill_(float("nan"))
+    tiles.items.fill_(-1)
+    tiles.load(host_plan(case, spec))
+    out, lse = case.results()
+    prefill(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+    assert int(tiles.queue) == 0
+    return out, lse, tiles
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(5, 5), (40, 100), (2, 33)],
+        [(1, 1), (1, 31), (1, 32), (1, 33)],
+        [(0, 7), (17, 17), (0, 0), (16, 32), (1, 0)],
+        [(31, 64), (32, 64), (33, 65)],
+    ],
+    ids=["prefixes", "one query", "empty rows", "page boundaries"],
+)
+def test_rows_of_all_lengths_equal_the_oracle(rows: list[tuple[int, int]], device: str) -> None:
+    case = make_case(rows, head_dim=32, device=device)
+    out, lse, _ = run(case)
+    check(case, out, lse)
+
+
+@pytest.mark.parametrize("group", [1, 3, 5, 8, 64])
+def test_groups_of_any_size_share_a_tile(group: int, device: str) -> None:
+    case = make_case([(9, 40), (3, 3)], group=group, kv_heads=1, head_dim=16, device=device)
+    out, lse, _ = run(case)
+    check(case, out, lse)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_head_dims_that_are_no_power_of_two_are_padded(head_dim: int, device: str) -> None:
+    case = make_case([(20, 50)], head_dim=head_dim, kv_heads=1, device=device)
+    out, lse, _ = run(case)
+    check(case, out, lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+def test_pages_smaller_and_larger_than_a_block(page: int, dtype: torch.dtype, device: str) -> None:
+    case = make_case([(20, 150), (40, 41)], page=page, dtype=dtype, head_dim=16, device=device)
+    out, lse, _ = run(case)
+    check(case, out, lse)
+
+
+@pytest.mark.parametrize("window", [1, 15, 32, 33, 70, 1000])
+def test_window_hides_keys_and_freed_pages_before_it(window: int, device: str) -> None:
+    rows = [(40, 140), (3, 100), (1, 64)]
+    case = make_case(rows, window=window, head_dim=16, device=device)
+    table = case.page_table.clone()
+    for row, (q_len, kv_len) in enumerate(rows):  # the pages before the window were given back
+        table[row, : max(kv_len - q_len + 1 - window, 0) // 16] = -1
+    out, lse, _ = run(replace(case, page_table=table))
+    check(case, out, lse)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"softcap": 20.0},
+        {"sinks": True},
+        {"kv_dtype": FP8},
+        {"softcap": 5.0, "sinks": True, "window": 40, "kv_dtype": FP8},
+        {"q_factor": 200.0},
+        {"q_factor": 0.0, "sinks": True},
+        {"layout": "NHD", "strided_q": True},
+        {"layout": "joint", "shared_pages": 2},
+    ],
+    ids=lambda features: "+".join(features),
+)
+def test_features_hold_in_whole_and_in_cut_tiles(
+    features: dict[str, Any], split: bool, device: str
+) -> None:
+    case = make_case([(20, 120), (3, 70), (1, 0)], head_dim=16, device=device, **features)
+    out, lse, tiles = run(case, programs=30 if split else 1)
+    assert bool(tiles.counts[1]) == split
+    check(case, out, lse)
+
+
+def test_decode_rows_in_between_are_left_alone(device: str) -> None:
+    case = make_case([(1, 40), (20, 60), (1, 1), (2, 2)], head_dim=16, device=device)
+    out, lse, _ = run(case, min_q_len=2)
+    check(case, out, lse, served=lambda q_len: q_len >= 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"programs": 40}], ids=["whole", "cut"])
+def test_a_repeated_run_gives_the_same_bits(options: dict[str, Any], device: str) -> None:
+    case = make_case([(30, 200), (17, 30)], head_dim=16, device=device)
+    first, second = run(case, **options), run(case, **options)
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
+def test_a_plan_is_reused_by_a_step_of_fewer_and_shorter_rows(device: str) -> None:
+    long = make_case([(60, 100), (33, 90), (20, 20)], head_dim=16, device=device)
+    _, _, tiles = run(long)
+    short = make_case([(5, 6), (1, 1)], head_dim=16, device=device)
+    for case in (short, long):
+        tiles.load(host_plan(case, tiles.spec))
+        out, lse = case.results()
+        prefill(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+        check(case, out, lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+def test_large_steps_at_the_shipped_tile_sizes(
+    head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    from attention.kernels.prefill import prefill_config
+
+    config = prefill_config(head_dim, dtype)
+    rows = [(1000, 1000), (257, 3000), (1, 500), (700, 701), (0, 5), (129, 129)]
+    for options in ({}, {"window": 300, "softcap": 30.0, "sinks": True}):
+        case = make_case(
+            rows,
+            group=4,
+            head_dim=head_dim,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            device="cuda",
+            **options,
+        )
+        for programs in (132, 1000):
+            sizes = {"block_m": config.block_m, "block_n": config.block_n}
+            out, lse, tiles = run(case, programs=programs, min_blocks=4, **sizes)
+            assert bool(tiles.counts[1]) == (programs == 1000)
+            check(case, out, lse)
