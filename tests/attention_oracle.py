@@ -166,7 +166,7 @@ def make_case(
     """Random rows (q_len, kv_len), N(0, 1) tensors; the same arguments give the same case.
 
     kv_dtype      of the pool, dtype if not said; float8_e4m3fn comes with a scale a KV head
-    q_factor      multiplies q: 30 gives logits of about 1000 for a head_dim of 1024
+    q_factor      multiplies q, and so the logits, which are N(0, 1) without it
     layout        of the pool: HND [pages, heads, page, D], NHD, or `joint` (K and V in one tensor)
     strided_q     q is a view into a wider tensor, as a fused QKV projection gives it
     shared_pages  rows long enough have the first row's first pages
