@@ -6,65 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_cases import PLANNERS, batches, specs, units_of
 
 from attention.planner.fa3 import fa3_counts, plan_fa3, split_cap
+from attention.planner.greedy import greedy_counts, largest_part, price
 from attention.planner.plan import (
     END,
     FIRST,
-    HEAD,
     KV_LEN,
     PARTIAL,
     Q_LEN,
     Q_START,
-    ROW,
-    HostPlan,
     PlanSpec,
     planned_rows,
 )
 from attention.planner.uneven import plan_uneven
-
-PLANNERS = {"fa3": plan_fa3, "uneven": plan_uneven}
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> PlanSpec:
-    return PlanSpec(
-        kv_heads=draw(st.integers(1, 16)),
-        programs=draw(st.sampled_from([1, 2, 7, 78, 108, 132, 264, 396])),
-        max_q_len=draw(st.integers(1, 8)),
-        window=draw(st.sampled_from([0, 0, 1, 128, 4096])),
-        block=draw(st.sampled_from([16, 64, 128])),
-        piece_cost=draw(st.sampled_from([0, 1, 8, 30])),
-        merge_cost=draw(st.sampled_from([0, 8, 20])),
-        merge_piece_cost=draw(st.sampled_from([0, 1, 5])),
-        min_blocks=draw(st.integers(1, 4)),
-    )
-
-
-@st.composite
-def batches(draw: st.DrawFn, max_rows: int = 1024) -> tuple[np.ndarray, np.ndarray]:
-    """cu_seqlens_q, cache_seqlens: equal, even, skewed or short rows; some prefill, some absent."""
-    random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
-    num_rows = draw(st.one_of(st.integers(0, 12), st.integers(0, max_rows)))
-    longest = draw(st.sampled_from([1, 70, 1000, 9000, 200_000]))
-    shape = draw(st.sampled_from(["equal", "even", "skewed"]))
-    if shape == "equal":
-        kv_lens = np.full(num_rows, random.integers(0, longest + 1))
-    elif shape == "even":
-        kv_lens = random.integers(0, longest + 1, num_rows)
-    else:
-        kv_lens = np.minimum(np.exp(random.normal(5, 2.5, num_rows)), longest)
-    q_lens = random.choice(draw(st.sampled_from([[1], [0, 1], [0, 1, 2, 5, 8, 9, 300]])), num_rows)
-    cu_seqlens_q = np.append(0, np.cumsum(q_lens)).astype(np.int32)
-    return cu_seqlens_q, np.maximum(kv_lens, q_lens * (q_lens > 1)).astype(np.int32)
-
-
-def units_of(plan: HostPlan) -> dict[tuple[int, int], np.ndarray]:
-    """Indices of the pieces of each (row, KV head), in the order of `work`."""
-    units: dict[tuple[int, int], list[int]] = {}
-    for index, piece in enumerate(plan.work.tolist()):
-        units.setdefault((piece[ROW], piece[HEAD]), []).append(index)
-    return {unit: np.array(indices) for unit, indices in units.items()}
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -100,7 +56,7 @@ def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
     plan = PLANNERS[name](*batch, spec)
     cut = sorted((i[0], len(i)) for i in units_of(plan).values() if len(i) > 1)
     assert sorted(map(tuple, plan.merges[plan.merges[:, 1] > 0].tolist())) == cut
-    assert not plan.merges[plan.merges[:, 1] == 0].any()
+    assert not plan.merges[len(cut) :].any(), "entries are not one after the other"
     assert plan.merges.shape == (spec.programs, 2)
     assert len(plan.work) <= spec.capacity(len(batch[1]))
     assert plan.work.dtype == plan.starts.dtype == plan.merges.dtype == np.int32
@@ -125,7 +81,7 @@ def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec
     assert (partials <= 2).all()
 
 
-@pytest.mark.parametrize("name", ["fa3"])
+@pytest.mark.parametrize("name", ["fa3", "greedy"])
 @settings(max_examples=40, deadline=None)
 @given(batch=batches(), spec=specs())
 def test_a_queue_holds_the_longest_pieces_first(name, batch, spec):
@@ -157,3 +113,58 @@ def test_fa3_cuts_no_batch_of_more_rows_than_it_plans():
     blocks[0] = 1000
     assert fa3_counts(blocks[:992], spec, 109)[0] == 59
     assert (fa3_counts(blocks, spec, 109) == 1).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(), spec=specs())
+def test_greedy_is_never_dearer_than_fa3_by_its_own_price(batch, spec):
+    blocks = planned_rows(*batch, spec).blocks
+    cap = split_cap(spec.kv_heads, spec.programs)
+    counts = greedy_counts(blocks, spec, cap)
+    assert price(blocks, counts, spec) <= price(blocks, fa3_counts(blocks, spec, cap), spec)
+
+
+def one_split_at_a_time(blocks: np.ndarray, counts: np.ndarray, spec: PlanSpec) -> np.ndarray:
+    """The published strategy: take a part from where the others stay shortest, until one wave."""
+    counts = counts.copy()
+    while counts.sum() * spec.kv_heads > spec.programs and (counts > 1).any():
+        without = np.where(counts > 1, -(-blocks // np.maximum(counts - 1, 1)), 1 << 30)
+        counts[np.argmin(without)] -= 1
+    return counts
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    blocks=st.lists(st.integers(0, 400), min_size=1, max_size=60),
+    kv_heads=st.sampled_from([1, 2, 8]),
+    programs=st.sampled_from([78, 132]),
+)
+def test_one_wave_is_what_taking_one_part_at_a_time_ends_with(blocks, kv_heads, programs):
+    spec = PlanSpec(kv_heads=kv_heads, programs=programs)
+    rows = np.array(blocks, dtype=np.int32)
+    fa3 = fa3_counts(rows, spec, 1 << 20)
+    if fa3.sum() * kv_heads <= programs or len(rows) * kv_heads > programs:
+        return
+    loop = one_split_at_a_time(rows, fa3, spec)
+    largest = largest_part(rows, spec, 1)
+    assert largest == max((-(-rows // loop)).max(), 1)
+    assert np.maximum(-(-rows // largest), 1).sum() * kv_heads <= programs
+
+
+def test_greedy_counts_are_those_of_the_published_examples():
+    spec = PlanSpec(kv_heads=1, programs=78, block=176)
+    assert greedy_counts(np.full(32, 24, dtype=np.int32), spec, 21).tolist() == [2] * 32
+    for num_rows in range(20, 24):  # 36,864 tokens: two waves of a quarter each, or fewer blocks
+        blocks = np.full(num_rows, 210, dtype=np.int32)
+        fa3 = fa3_counts(blocks, spec, 67)
+        assert fa3.tolist() == [4] * num_rows
+        assert largest_part(blocks, spec, 1) == 70
+        assert price(blocks, greedy_counts(blocks, spec, 67), spec) <= 0.7 * price(
+            blocks, fa3, spec
+        )
+
+
+def test_greedy_takes_a_second_wave_where_one_is_half_empty():
+    # 50 rows on 78 programs: whole, one wave of 100 blocks; in three parts, two waves of 34.
+    spec = PlanSpec(kv_heads=1, programs=78)
+    assert greedy_counts(np.full(50, 100, dtype=np.int32), spec, 67).tolist() == [3] * 50
