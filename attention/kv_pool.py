@@ -9,13 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FP8 = torch.float8_e4m3fn
+
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """k, v: [layers, pages, kv_heads, page_size, head_dim]."""
+    """k, v: [layers, pages, kv_heads, page_size, head_dim].
+
+    k_scale, v_scale: [layers, kv_heads] float32 if k and v are float8_e4m3fn, else None.  What the
+    model means is the stored number times the scale.
+    """
 
     k: Tensor
     v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -29,8 +37,19 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVPool:
+        """Zeros; for float8_e4m3fn with scales of 1."""
         shape = (layers, pages, kv_heads, page_size, head_dim)
-        return cls(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
+        k, v = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+        if dtype != FP8:
+            return cls(k, v)
+        ones = torch.ones(2, layers, kv_heads, device=device)
+        return cls(k, v, ones[0], ones[1])
+
+    def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """The layer's k_scale and v_scale, [kv_heads] each; None where nothing is scaled."""
+        if self.k_scale is None or self.v_scale is None:
+            return None, None
+        return self.k_scale[layer], self.v_scale[layer]
 
     @property
     def page_size(self) -> int:
@@ -50,7 +69,8 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        tensors = (self.k, self.v, self.k_scale, self.v_scale)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

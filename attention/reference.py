@@ -3,9 +3,6 @@
 The oracle that every kernel is compared with, and the back end of a CPU.  Query heads of one group
 share their K and V: the group is folded into the rows of one batched matrix product, so that K and
 V are never repeated.  Softmax is computed in float32.
-
-On a CPU the time goes into moving K and V, so that they are gathered with one copy, in pieces that
-stay in the cache, and never for more rows than a piece holds: memory does not grow with the batch.
 """
 
 from __future__ import annotations
@@ -15,42 +12,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attention.kv_pool import KVPool
+from attention.kv_pool import FP8, KVPool
 from attention.metadata import ForwardMeta
-from attention.upload import upload
+from attention.reference_plan import Piece, ReferencePlan, factor, make_plan
 
-# Both measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
-PIECE_BYTES = 2 << 20  # keys of decode rows gathered at once
+# Measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
 TILE = 64  # queries of a prompt computed at once, for as many KV heads as fit MAX_SCORES
 MAX_SCORES = 1 << 20  # float32 scores of a tile; one KV head may have eight times as many
-GPU_FACTOR = 64  # a GPU wants fewer, larger pieces: all three times this
+LARGEST = torch.finfo(FP8).max
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Decode rows of like length, or some KV heads of a long one, that are computed at once."""
+class Options:
+    """Of one call of attend, as Backend.attend says."""
 
-    rows: slice | Tensor  # N of the step's rows
-    heads: slice  # H of the KV heads
-    cells: Tensor  # [N * H * P] int64: rows of a pool seen as [pages * kv_heads, page * head_dim]
-    outside: Tensor | None  # [N, 1, P * page] bool, cells past a row's length; None: there are none
-    junk: Tensor | None  # [num_outside * H] int64: the same cells, rows of [N * H * P * page, D]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One row that feeds several tokens."""
-
-    tokens: slice
-    kv_len: int
-    cells: Tensor  # [kv_heads * P] int64, as Piece.cells
-
-
-@dataclass(frozen=True, slots=True)
-class ReferencePlan:
-    write_cells: Tensor  # [T * kv_heads] int64: rows of a pool seen as [cells, head_dim]
-    pieces: tuple[Piece, ...]
-    chunks: tuple[Chunk, ...]
+    scale: float
+    window: int
+    softcap: float
+    sinks: Tensor | None  # [kv_heads, group]
+    want_lse: bool
 
 
 class ReferenceBackend:
@@ -58,140 +38,160 @@ class ReferenceBackend:
 
     def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
         """Find out once where each row's keys and values are; all layers store them alike."""
-        head = torch.arange(kv.kv_heads, device=meta.page_table.device)
-        page, offset = meta.write_slots // kv.page_size, meta.write_slots % kv.page_size
-        write = (page[:, None] * kv.kv_heads + head) * kv.page_size + offset[:, None]
-        chunks: list[Chunk] = []
-        start = meta.decode_rows
-        for row in range(meta.decode_rows, meta.num_rows):
-            end = start + meta.q_lens[row]
-            num_pages = -(-meta.kv_lens[row] // kv.page_size)
-            pages = meta.page_table[row, :num_pages].long()
-            cells = (pages * kv.kv_heads + head[:, None]).flatten()
-            chunks.append(Chunk(slice(start, end), meta.kv_lens[row], cells))
-            start = end
-        plan = ReferencePlan(write.flatten(), tuple(_pieces(meta, kv)), tuple(chunks))
-        return replace(meta, plan=plan)
+        return replace(meta, plan=make_plan(meta, kv))
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
-        """Store k, v [T, kv_heads, head_dim] at meta.write_slots."""
+        """Store k, v [T, kv_heads, head_dim] at meta.write_slots, of which none is negative."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
-        for pool, new in ((kv.k, k), (kv.v, v)):
-            flat = new.reshape(-1, kv.head_dim).to(pool.dtype)
-            pool[layer].view(-1, kv.head_dim).index_copy_(0, meta.plan.write_cells, flat)
+        for pool, new, scale in zip((kv.k, kv.v), (k, v), kv.scales(layer), strict=True):
+            if scale is not None:
+                new = (new.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
+            flat = _bytes(new.reshape(-1, kv.head_dim).to(pool.dtype))
+            cells = _bytes(pool[layer]).view(-1, kv.head_dim)
+            cells.index_copy_(0, meta.plan.write_cells, flat)
 
     def attend(
-        self, q: Tensor, kv: KVPool, layer: int, meta: ForwardMeta, *, scale: float
+        self,
+        q: Tensor,
+        kv: KVPool,
+        layer: int,
+        meta: ForwardMeta,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
     ) -> Tensor:
         """q [T, heads, head_dim] -> [T, heads, head_dim], causal, as Backend.attend says."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
-        num_tokens, num_heads, head_dim = q.shape
-        q = q.reshape(num_tokens, kv.kv_heads, num_heads // kv.kv_heads, head_dim)
-        out = torch.empty_like(q)
-        # Rows of one page of one KV head: gathering them is the only copy of K and V.
-        k = kv.k[layer].view(-1, kv.page_size * head_dim)
-        v = kv.v[layer].view(-1, kv.page_size * head_dim)
+        grouped = q.reshape(len(q), kv.kv_heads, -1, kv.head_dim)
+        by_head = None if sinks is None else sinks.float().view(grouped.shape[1:3])
+        options = Options(scale, window, softcap, by_head, lse is not None)
+        out = torch.zeros_like(grouped)
+        sums = None if lse is None else _without_keys(grouped, options)
         for piece in meta.plan.pieces:
-            found = _decode(q[piece.rows][:, piece.heads], k, v, piece, scale)
+            found, total = _decode(grouped[piece.rows][:, piece.heads], kv, layer, piece, options)
             out[piece.rows, piece.heads] = found
+            if sums is not None and total is not None:
+                sums[piece.rows, piece.heads] = total
         for chunk in meta.plan.chunks:
-            keys, values = (
-                pool[chunk.cells].view(kv.kv_heads, -1, head_dim)[:, : chunk.kv_len]
-                for pool in (k, v)
-            )
-            _prefill(q[chunk.tokens], keys, values, scale, out[chunk.tokens])
-        return out.view(num_tokens, num_heads, head_dim)
+            gathered = _gather(kv, layer, chunk.cells, slice(0, kv.kv_heads), q.dtype)
+            k, v = (pool[:, : chunk.kv_len] for pool in gathered)
+            totals = None if sums is None else sums[chunk.tokens]
+            _prefill(grouped[chunk.tokens], k, v, options, out[chunk.tokens], totals)
+        if lse is not None and sums is not None:
+            lse.copy_(sums.view(lse.shape))
+        return out.view(q.shape)
 
 
-def _factor(tensor: Tensor) -> int:
-    return 1 if tensor.device.type == "cpu" else GPU_FACTOR
+def _bytes(pool: Tensor) -> Tensor:
+    """float8 as bytes, which every device can gather and scatter; others as they are."""
+    return pool.view(torch.uint8) if pool.dtype == FP8 else pool
 
 
-def _pieces(meta: ForwardMeta, kv: KVPool) -> list[Piece]:
-    """Cut the rows that decode, longest first, into pieces of like length."""
-    lens = meta.kv_lens
-    by_length = sorted(range(meta.decode_rows), key=lambda row: -lens[row])
-    piece_bytes = PIECE_BYTES * _factor(meta.page_table)
-    page_bytes = kv.kv_heads * kv.page_size * kv.head_dim * kv.k.element_size()
-    pieces: list[Piece] = []
-    while by_length:
-        num_pages = -(-lens[by_length[0]] // kv.page_size)
-        most = max(1, piece_bytes // (num_pages * page_bytes))
-        count = 1
-        # A row is padded to at most twice its pages.
-        while (
-            count < min(most, len(by_length))
-            and 2 * -(-lens[by_length[count]] // kv.page_size) >= num_pages
-        ):
-            count += 1
-        rows, by_length = by_length[:count], by_length[count:]
-        num_heads = kv.kv_heads
-        if count == 1:
-            head_bytes = num_pages * page_bytes // kv.kv_heads
-            num_heads = min(kv.kv_heads, max(1, 2 * piece_bytes // head_bytes))
-        for first in range(0, kv.kv_heads, num_heads):
-            heads = slice(first, min(first + num_heads, kv.kv_heads))
-            pieces.append(_piece(meta, kv, rows, num_pages, heads))
-    return pieces
+def _without_keys(grouped: Tensor, options: Options) -> Tensor:
+    """[T, kv_heads, group] float32, log of the sum of a query that sees nothing."""
+    sums = torch.full_like(grouped[..., 0], float("-inf"), dtype=torch.float32)
+    return sums if options.sinks is None else options.sinks.expand_as(sums).clone()
 
 
-def _piece(meta: ForwardMeta, kv: KVPool, rows: list[int], num_pages: int, heads: slice) -> Piece:
-    device = meta.page_table.device
-    together = rows == list(range(rows[0], rows[-1] + 1))
-    where = slice(rows[0], rows[-1] + 1) if together else upload(torch.tensor(rows), device)
-    pages = meta.page_table[where, :num_pages].long()
-    size = num_pages * kv.page_size
-    lens = [meta.kv_lens[row] for row in rows]
-    outside = junk = None
-    if min(lens) < size:
-        past = (
-            torch.arange(size) >= torch.tensor(lens)[:, None]
-        )  # on the host, where nonzero() waits for nothing
-        every_head = past[:, None].expand(-1, heads.stop - heads.start, -1)
-        junk = upload(every_head.flatten().nonzero()[:, 0], device)
-        outside = upload(past[:, None], device)
-        # Table entries past a row's length are junk: read a page that exists instead.
-        pages = torch.where(outside[:, 0, :: kv.page_size], pages[:, :1], pages)
-    head = torch.arange(heads.start, heads.stop, device=device)
-    cells = pages[:, None] * kv.kv_heads + head[:, None]  # [N, H, P]
-    return Piece(where, heads, cells.flatten(), outside, junk)
+def _gather(
+    kv: KVPool, layer: int, cells: Tensor, heads: slice, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """K and V [N * H, P * page, D] of `cells` [N, H, P]; the only copy of them."""
+    found: list[Tensor] = []
+    for pool, scale in zip((kv.k, kv.v), kv.scales(layer), strict=True):
+        by_page = _bytes(pool[layer]).view(-1, kv.page_size * kv.head_dim)
+        picked = by_page.index_select(0, cells.flatten()).view(pool.dtype)
+        if scale is not None:
+            by_head = picked.view(*cells.shape[:2], -1).float()
+            picked = (by_head * scale[heads, None]).to(dtype)
+        found.append(picked.view(cells.shape[0] * cells.shape[1], -1, kv.head_dim))
+    return found[0], found[1]
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, piece: Piece, scale: float) -> Tensor:
-    """q [N, H, group, D] and a layer's K and V by page and head -> like q."""
+def _logits(products: Tensor, options: Options) -> Tensor:
+    logits = products.float().mul_(options.scale)
+    if options.softcap:
+        logits.div_(options.softcap).tanh_().mul_(options.softcap)
+    return logits
+
+
+def _softmax(logits: Tensor, options: Options, heads: slice) -> tuple[Tensor, Tensor | None]:
+    """Weights of logits [N, H, group, Q, keys], and the log of their sum [N, H, group, Q]."""
+    if options.sinks is None and not options.want_lse:
+        return torch.softmax(logits, -1), None
+    total = logits.logsumexp(-1, keepdim=True)
+    if options.sinks is not None:
+        total = torch.logaddexp(total, options.sinks[heads, :, None, None])
+    return torch.exp(logits - total), total[..., 0]
+
+
+def _decode(
+    q: Tensor, kv: KVPool, layer: int, piece: Piece, options: Options
+) -> tuple[Tensor, Tensor | None]:
+    """q [N, H, group, D] -> (like q, its log-sum-exp [N, H, group]).
+
+    K and V are freed before the next piece's are gathered, into the same memory while in the cache.
+    """
+    k, v = _gather(kv, layer, piece.cells, piece.heads, q.dtype)
     num_rows, num_heads, group, head_dim = q.shape
-    keys = k.index_select(0, piece.cells).view(num_rows * num_heads, -1, head_dim)
-    values = v.index_select(0, piece.cells).view(num_rows * num_heads, -1, head_dim)
-    grouped = q.reshape(num_rows * num_heads, group, head_dim)
-    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(scale)
+    size = k.shape[1]
+    products = torch.bmm(q.reshape(num_rows * num_heads, group, head_dim), k.transpose(1, 2))
+    logits = _logits(products, options).view(num_rows, num_heads, group, 1, size)
+    flat = logits.view(num_rows, num_heads * group, size)
     if piece.outside is not None and piece.junk is not None:
-        scores.view(num_rows, num_heads * group, -1).masked_fill_(piece.outside, float("-inf"))
+        flat.masked_fill_(piece.outside, float("-inf"))
         # A cell past the length may hold anything, NaN too, and 0 * NaN is NaN.
-        values.view(-1, head_dim).index_fill_(0, piece.junk, 0)
-    weights = torch.softmax(scores, -1).to(values.dtype)
-    return torch.bmm(weights, values).view(q.shape)
+        v.view(-1, head_dim).index_fill_(0, piece.junk, 0)
+    if options.window:
+        first = piece.kv_lens[:, None, None] - options.window
+        flat.masked_fill_(torch.arange(size, device=q.device) < first, float("-inf"))
+    weights, total = _softmax(logits, options, piece.heads)
+    out = torch.bmm(weights.to(v.dtype).view(-1, group, size), v).view(q.shape)
+    return out, None if total is None else total[..., 0]
 
 
-def _prefill(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
+def _prefill(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, sums: Tensor | None
+) -> None:
     """One row, in tiles of queries and KV heads: no [q_len, kv_len] matrix is ever whole.
 
-    q, out [q_len, kv_heads, group, D]; k, v [kv_heads, kv_len, D].
+    q, out [q_len, kv_heads, group, D]; k, v [kv_heads, kv_len, D]; sums [q_len, kv_heads, group].
     """
     q_len, kv_heads, group, head_dim = q.shape
     kv_len = k.shape[1]
-    max_scores = MAX_SCORES * _factor(q)
-    tile = max(1, min(TILE * _factor(q), 8 * max_scores // (group * kv_len)))
+    max_scores = MAX_SCORES * factor(q)
+    tile = max(1, min(TILE * factor(q), 8 * max_scores // (group * kv_len)))
     for begin in range(0, q_len, tile):
         end = min(begin + tile, q_len)
         count, seen = end - begin, kv_len - q_len + end  # later keys concern no query of the tile
-        future = torch.ones(count, count, dtype=torch.bool, device=q.device).triu_(1)
+        first = max(0, kv_len - q_len + begin + 1 - options.window) if options.window else 0
+        hidden = _hidden(count, seen - first, options.window, q.device)
         rows = q[begin:end].permute(1, 2, 0, 3).reshape(kv_heads, group * count, head_dim)
         num_heads = max(1, max_scores // (group * count * seen))
-        for first in range(0, kv_heads, num_heads):
-            heads = slice(first, first + num_heads)
-            scores = torch.bmm(rows[heads], k[heads, :seen].transpose(1, 2)).float().mul_(scale)
-            newest = scores.view(-1, group, count, seen)[..., seen - count :]
-            newest.masked_fill_(future, float("-inf"))
-            weights = torch.softmax(scores, -1).to(v.dtype)
-            mixed = torch.bmm(weights, v[heads, :seen]).view(-1, group, count, head_dim)
+        for head in range(0, kv_heads, num_heads):
+            heads = slice(head, head + num_heads)
+            products = torch.bmm(rows[heads], k[heads, first:seen].transpose(1, 2))
+            logits = _logits(products, options).view(1, -1, group, count, seen - first)
+            newest = logits[..., -hidden.shape[1] :]
+            newest.masked_fill_(hidden, float("-inf"))
+            weights, total = _softmax(logits, options, heads)
+            weights = weights.to(v.dtype).view(-1, group * count, seen - first)
+            mixed = torch.bmm(weights, v[heads, first:seen]).view(-1, group, count, head_dim)
             out[begin:end, heads] = mixed.permute(2, 0, 1, 3)
+            if sums is not None and total is not None:
+                sums[begin:end, heads] = total[0].permute(2, 0, 1)
+
+
+def _hidden(count: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """[count, last keys] bool: what the last `count` of `keys` positions do not see.
+
+    Of the last `count` keys without a window; of all with one.
+    """
+    if not window:
+        return torch.ones(count, count, dtype=torch.bool, device=device).triu_(1)
+    position = torch.arange(keys - count, keys, device=device)[:, None]
+    key = torch.arange(keys, device=device)
+    return (key > position) | (key <= position - window)

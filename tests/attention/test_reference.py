@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention import reference
+from attention import reference, reference_plan
 from attention.backend import UnsupportedAttention, choose
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
@@ -160,7 +160,7 @@ def test_rows_that_decode_in_pieces_equal_dense_attention(
 ):
     """One KV head of one row at a time, a few rows, and all rows at once."""
     torch.manual_seed(3)
-    monkeypatch.setattr(reference, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(reference_plan, "PIECE_BYTES", piece_bytes)
     step = Step([(1, length) for length in (90, 3, 64, 16, 17, 88, 1, 65, 40)] + [(5, 9)])
     torch.testing.assert_close(step.run().double(), step.oracle(), rtol=1e-5, atol=1e-5)
 
@@ -168,9 +168,9 @@ def test_rows_that_decode_in_pieces_equal_dense_attention(
 def test_short_rows_are_not_padded_to_a_long_one():
     step = Step([(1, 1000), *[(1, 20)] * 30])
     plan = ReferenceBackend().plan(step.meta, step.kv).plan
-    assert isinstance(plan, reference.ReferencePlan)
+    assert isinstance(plan, reference_plan.ReferencePlan)
     pages = 63 + 30 * 2
-    assert sum(len(piece.cells) for piece in plan.pieces) == pages * step.kv.kv_heads
+    assert sum(piece.cells.numel() for piece in plan.pieces) == pages * step.kv.kv_heads
 
 
 class LargestTensor(TorchDispatchMode):

@@ -1,0 +1,103 @@
+"""The reference back end's windows, soft caps, sinks, sums and fp8 against the float64 oracle."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+from attention_oracle import FP8, Case, check, make_case
+
+from attention.kv_pool import KVPool
+from attention.metadata import ForwardMeta
+from attention.reference import ReferenceBackend
+
+DECODING = [(1, 70), (1, 1), (1, 16), (1, 33), (1, 0)]
+ROWS = [*DECODING, (5, 5), (0, 9), (3, 40), (1, 21), (0, 0), (2, 17)]
+
+
+def pool_of(case: Case) -> KVPool:
+    """The case's one layer as a pool of one layer."""
+    scales = case.k_scale, case.v_scale
+    return KVPool(
+        case.k[None],
+        case.v[None],
+        *(None if scale is None else scale[None] for scale in scales),
+    )
+
+
+def meta_of(case: Case, decode_rows: int) -> ForwardMeta:
+    q_lens, kv_lens = zip(*case.rows, strict=True)
+    return ForwardMeta(
+        cu_seqlens_q=case.cu_seqlens_q,
+        cu_seqlens_k=torch.tensor([0, *accumulate(kv_lens)], dtype=torch.int32),
+        cache_seqlens=case.cache_seqlens,
+        page_table=case.page_table,
+        write_slots=case.write_slots,
+        max_seqlen_q=max(q_lens),
+        max_seqlen_k=max(kv_lens),
+        decode_rows=decode_rows,
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+    )
+
+
+def run(case: Case) -> None:
+    backend, kv = ReferenceBackend(), pool_of(case)
+    meta = backend.plan(meta_of(case, len(DECODING)), kv)
+    _, lse = case.results()
+    options = dict(scale=case.scale, window=case.window, softcap=case.softcap, sinks=case.sinks)
+    out = backend.attend(case.q, kv, 0, meta, **options, lse=lse)
+    # Its products are of the dtype: a bfloat16 sum is not as good as a kernel's.
+    check(case, out, lse if case.q.dtype == torch.float32 else None)
+    without = backend.attend(case.q, kv, 0, meta, **options)
+    torch.testing.assert_close(without, out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 1, 7, 16, 1000])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_features_equal_dense_attention(dtype, window: int, softcap: float, sinks: bool):
+    run(make_case(ROWS, dtype=dtype, window=window, softcap=softcap, sinks=sinks, group=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fp8_pages_are_multiplied_with_their_heads_scales(dtype):
+    run(make_case(ROWS, dtype=dtype, kv_dtype=FP8, kv_heads=3))
+
+
+def test_what_is_written_to_fp8_pages_is_value_over_scale():
+    torch.manual_seed(0)
+    kv = KVPool.allocate(
+        layers=2, pages=4, kv_heads=2, page_size=16, head_dim=8, dtype=FP8,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    assert kv.k_scale is not None and kv.v_scale is not None and kv.k_scale.shape == (2, 2)
+    kv.k_scale[1] = torch.tensor([0.3, 1.0])
+    kv.v_scale[1] = torch.tensor([2.0, 1e-3])
+    new = torch.randn(2, 5, 2, 8)
+    new[0, 0, 0, 0] = float("nan")
+    slots = torch.tensor([3, 17, 60, 0, 31])
+    meta = ForwardMeta(
+        cu_seqlens_q=torch.tensor([0, 5]), cu_seqlens_k=torch.tensor([0, 5]),
+        cache_seqlens=torch.tensor([5]), page_table=torch.tensor([[0]], dtype=torch.int32),
+        write_slots=slots, max_seqlen_q=5, max_seqlen_k=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
+    )  # fmt: skip
+    backend = ReferenceBackend()
+    backend.write(new[0], new[1], kv, 1, backend.plan(meta, kv))
+    for pool, scale, values in zip((kv.k, kv.v), kv.scales(1), new, strict=True):
+        assert scale is not None
+        wanted = (values / scale[:, None]).clamp(-448, 448).to(FP8).float()
+        found = pool[1].float()[slots // 16, :, slots % 16]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        assert (pool[0].float() == 0).all()
+    assert kv.k[1].float().isnan().sum() == 1
+
+
+def test_scales_take_their_bytes_of_the_pool():
+    sizes = dict(layers=2, pages=4, kv_heads=2, page_size=16, head_dim=8)
+    fp8 = KVPool.allocate(**sizes, dtype=FP8, device=torch.device("cpu"))
+    half = KVPool.allocate(**sizes, dtype=torch.float16, device=torch.device("cpu"))
+    assert fp8.num_bytes == half.num_bytes // 2 + 2 * 2 * 2 * 4
+    assert half.scales(0) == (None, None)
