@@ -34,9 +34,11 @@ from attention.planner.tiles import TilePlan
 def _page_ids(table, start, bottom, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """The page of each key of a block, or of all of them; 0 for keys not in bottom..end."""
     if PAGE >= BLOCK_N:
-        return tl.load(table + start // PAGE, mask=start < end, other=0)
-    key = start + tl.arange(0, BLOCK_N)
-    return tl.load(table + key // PAGE, mask=(key >= bottom) & (key < end), other=0)
+        ids = tl.load(table + start // PAGE, mask=start < end, other=0)
+    else:
+        key = start + tl.arange(0, BLOCK_N)
+        ids = tl.load(table + key // PAGE, mask=(key >= bottom) & (key < end), other=0)
+    return ids
 
 
 @triton.jit
@@ -47,21 +49,23 @@ def _block_at(
     """Addresses [BLOCK_N, BLOCK_D] of a block of K or V, and which of the columns there are."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     if PAGE >= BLOCK_N:
-        base += ids.to(tl.int64) * page_stride + start % PAGE * token_stride
-        return base + (n * token_stride)[:, None] + d[None, :]
-    return base + (ids.to(tl.int64) * page_stride + n % PAGE * token_stride)[:, None] + d[None, :]
+        at = ids.to(tl.int64) * page_stride + (start % PAGE + n) * token_stride
+    else:
+        at = ids.to(tl.int64) * page_stride + n % PAGE * token_stride
+    return base + at[:, None] + d[None, :]
 
 
 @triton.jit
 def _visit(
-    q, m, total, acc, ids, K, V, table, start, stop, bottom, end, position,
+    q, m, total, acc, K, V, table, start, stop, bottom, end, position,
     k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Take keys start..stop into the softmax; ids are those of block start, then of block stop."""
+    """Take the keys start..stop into the softmax."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    ids = _page_ids(table, start, bottom, end, PAGE, BLOCK_N)
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         k_at = _block_at(K, ids, block, k_page, k_token, D, BLOCK_D, PAGE, BLOCK_N)
         v_at = _block_at(V, ids, block, v_page, v_token, D, BLOCK_D, PAGE, BLOCK_N)
@@ -97,7 +101,7 @@ def _visit(
         else:
             v = tl.load(v_at)
         acc = dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None], PRECISION)
-    return m, total, acc, ids
+    return m, total, acc
 
 
 @triton.jit
@@ -140,20 +144,18 @@ def _tile(
         highest = tl.minimum(kv_len - q_len + (tile * BLOCK_M + BLOCK_M - 1) // GROUP, kv_len - 1)
         low = tl.maximum(highest - WINDOW + BLOCK_N, first) // BLOCK_N * BLOCK_N
         low = tl.minimum(low, tl.cdiv(end, BLOCK_N) * BLOCK_N)
-    ids = _page_ids(table, first, bottom, end, PAGE, BLOCK_N)
-    if WINDOW > 0:
-        m, total, acc, ids = _visit(
-            q, m, total, acc, ids, k_base, v_base, table, first, low, bottom, end, position,
+        m, total, acc = _visit(
+            q, m, total, acc, k_base, v_base, table, first, low, bottom, end, position,
             k_page, k_token, v_page, v_token, scale, softcap,
             D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION, True,
         )  # fmt: skip
-    m, total, acc, ids = _visit(
-        q, m, total, acc, ids, k_base, v_base, table, low, high, bottom, end, position,
+    m, total, acc = _visit(
+        q, m, total, acc, k_base, v_base, table, low, high, bottom, end, position,
         k_page, k_token, v_page, v_token, scale, softcap,
         D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION, False,
     )  # fmt: skip
-    m, total, acc, ids = _visit(
-        q, m, total, acc, ids, k_base, v_base, table, tl.maximum(low, high), end, bottom, end,
+    m, total, acc = _visit(
+        q, m, total, acc, k_base, v_base, table, tl.maximum(low, high), end, bottom, end,
         position, k_page, k_token, v_page, v_token, scale, softcap,
         D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION, True,
     )  # fmt: skip
