@@ -56,11 +56,14 @@ def poisoned_layers(
     if layout == "joint":
         both = poison(pages, 2, kv_heads, page, head_dim)
         return both[:, 0], both[:, 1]
-    if layout == "NHD":
-        nhd = pages, page, kv_heads, head_dim
-        return poison(*nhd).transpose(1, 2), poison(*nhd).transpose(1, 2)
-    assert layout == "HND", f"layout {layout}: one of HND, NHD, joint"
-    return poison(*shape), poison(*shape)
+    assert layout in ("HND", "NHD", "mixed"), f"layout {layout}: HND, NHD, mixed or joint"
+
+    def single(by_token: bool) -> Tensor:
+        if by_token:
+            return poison(pages, page, kv_heads, head_dim).transpose(1, 2)
+        return poison(*shape)
+
+    return single(layout == "NHD"), single(layout != "HND")
 
 
 def _bytes(pool: Tensor) -> Tensor:

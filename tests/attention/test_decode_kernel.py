@@ -85,14 +85,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "fp8": {"kv_dtype": FP8},
     "float16": {"dtype": FP16},
     "joint": {"layout": "joint", "strided_q": True},
-    "NHD": {"layout": "NHD"},
+    "mixed": {"layout": "mixed"},
     "shared": {"shared_pages": 2},
 }
 
 
 @pytest.mark.parametrize(
     "names",
-    [pair for n in (1, 2) for pair in combinations(FEATURES, n) if pair != ("joint", "NHD")],
+    [pair for n in (1, 2) for pair in combinations(FEATURES, n) if pair != ("joint", "mixed")],
     ids="+".join,
 )
 def test_features_alone_and_in_pairs(device: str, names: tuple[str, ...]):

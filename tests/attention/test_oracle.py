@@ -46,7 +46,7 @@ def test_a_sink_is_a_key_with_a_zero_value():
     assert (out[3] == 0).all() and torch.equal(lse[3], case.sinks.double())
 
 
-@pytest.mark.parametrize("layout", ["HND", "NHD", "joint"])
+@pytest.mark.parametrize("layout", ["HND", "NHD", "joint", "mixed"])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
 def test_the_pool_holds_the_dense_rows_and_poison(layout: str, kv_dtype: torch.dtype):
     case = make_case(ROWS, layout=layout, kv_dtype=kv_dtype, shared_pages=1, first_page=5)
