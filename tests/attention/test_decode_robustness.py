@@ -269,7 +269,7 @@ def test_compute_sanitizer_finds_no_bad_access():
         [
             sanitizer,
             "--tool",
-            tool,
+            "memcheck",
             "--error-exitcode",
             "9",
             sys.executable,
