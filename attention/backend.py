@@ -1,52 +1,258 @@
-"""The Backend protocol, and the choice of a back end: by name and capability, never silently."""
+"""The Backend protocol, and the choice of a back end: by a table, never silently."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from attention.kv_pool import KVPool
+from attention.kv_pool import FP8, KVPool
 from attention.metadata import ForwardMeta
 
 
 class UnsupportedAttention(ValueError):
-    """The asked-for back end cannot run here; the message names the remedy."""
+    """The asked-for back end cannot run here, or not that; the message names the remedy."""
 
 
 class Backend(Protocol):
-    name: str
+    name: str  # as --attention has it
+    details: str  # which kernels run, for the start report
 
     def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
         """Prepare once a step what every layer will use; kv is the pool that the step will use."""
         ...
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
-        """Store k, v [T, kv_heads, head_dim] of this step at meta.write_slots."""
+        """Store k, v [T, kv_heads, head_dim] of this step at meta.write_slots.
+
+        In float8 pages: value / scale, cut to the largest number that there is.
+        """
         ...
 
     def attend(
-        self, q: Tensor, kv: KVPool, layer: int, meta: ForwardMeta, *, scale: float
+        self,
+        q: Tensor,
+        kv: KVPool,
+        layer: int,
+        meta: ForwardMeta,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of q [T, heads, head_dim] over each row's pages -> like q.
 
         Query i of row b sits at position cache_seqlens[b] - q_len[b] + i and sees all positions up
         to its own; this step's K and V have been written before.
+
+        window   of these a query sees the last so many; 0: all
+        softcap  logits become softcap * tanh(logit / softcap); 0: they stay
+        sinks    [heads] float32, one more logit in each query's sum, without a value
+        lse      [T, heads] float32, is filled with the natural log of each query's sum
+        Raises UnsupportedAttention for what the back end was not made for.
         """
         ...
 
 
-def choose(device: torch.device, requested: str) -> Backend:
-    """The back end for `--attention requested` on this device.
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides which kernels can run."""
 
+    capability: tuple[int, int] | None  # of the CUDA device; None: a CPU
+    triton: bool = True  # is installed
+    interpreted: bool = False  # TRITON_INTERPRET=1: kernels run on any device, slowly
+
+    @classmethod
+    def of(cls, device: torch.device) -> Machine:
+        on_gpu = device.type == "cuda"
+        return cls(
+            torch.cuda.get_device_capability(device) if on_gpu else None,
+            triton=importlib.util.find_spec("triton") is not None,
+            interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a back end serves: one model's attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype  # of q, and of K and V before they are stored
+    kv_dtype: torch.dtype  # of the pages
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A line of the table: a kernel, and the limits of what it serves."""
+
+    name: str
+    since: tuple[int, int]  # compute capability
+    before: tuple[int, int] = (99, 0)
+    fp8_since: tuple[int, int] | None = (8, 9)  # pages of float8_e4m3fn; None: never
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+    head_dims: range = range(16, 257)
+    page_sizes: tuple[int, ...] = (16, 32, 64, 128)
+    largest_group: int = 64
+    interpretable: bool = True
+
+    def refuses(self, machine: Machine, shape: Shape) -> str:
+        """Why the kernel cannot serve this here; empty if it can."""
+        return self._refuses_machine(machine, shape.kv_dtype == FP8) or self._refuses_shape(shape)
+
+    def _refuses_machine(self, machine: Machine, fp8: bool) -> str:
+        if not machine.triton:
+            return "Triton is not installed"
+        if machine.interpreted:
+            return "" if self.interpretable else "the interpreter cannot run it"
+        if machine.capability is None:
+            return "it needs a CUDA device"
+        least = self.fp8_since if fp8 and self.fp8_since else self.since
+        if least <= machine.capability < self.before:
+            return ""
+        what = "float8 pages need" if fp8 else "it needs"
+        have, need = (f"{major}.{minor}" for major, minor in (machine.capability, least))
+        return f"{what} compute capability {need} or more, this device has {have}"
+
+    def _refuses_shape(self, shape: Shape) -> str:
+        stored = (shape.dtype, FP8) if self.fp8_since else (shape.dtype,)
+        if shape.dtype not in self.dtypes or shape.kv_dtype not in stored:
+            return f"it does not serve {shape.dtype} with pages of {shape.kv_dtype}"
+        if shape.head_dim not in self.head_dims:
+            least, most = min(self.head_dims), max(self.head_dims)
+            return f"head_dim is {shape.head_dim}, it serves {least} to {most}"
+        if shape.page_size not in self.page_sizes:
+            return f"pages of {shape.page_size} tokens: it serves {self.page_sizes}"
+        if shape.group > self.largest_group:
+            return f"{shape.group} query heads share a KV head, it serves {self.largest_group}"
+        return ""
+
+
+HALVES = (torch.bfloat16, torch.float16)
+# Of each list, the first kernel that serves a shape is taken.  Triton supports devices from 8.0 on.
+FLASH1 = (Kernel(name="flash1", since=(8, 0), largest_group=1 << 20),)
+DECODE = (Kernel(name="decode", since=(8, 0)),)
+PREFILL = (
+    Kernel(
+        name="prefill_hopper",
+        since=(9, 0),
+        before=(10, 0),
+        fp8_since=None,
+        dtypes=HALVES,
+        head_dims=range(24, 129, 8),
+        interpretable=False,
+    ),
+    Kernel(name="prefill", since=(8, 0)),
+)
+TABLE = {"flash1": (FLASH1, FLASH1), "flash2": (DECODE, PREFILL)}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
+
+    backend: str
+    decode: str = "torch"
+    prefill: str = "torch"
+    planner: str = ""
+    reason: str = ""  # why `auto` took nothing better
+
+
+def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str = "auto") -> Choice:
+    """What `--attention requested` comes to.  A pure function: the table decides.
+
+    `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven.
+    Raises UnsupportedAttention, naming what would work.
+    """
+    choice = _from_table(machine, requested, shape)
+    if choice.backend == "flash2":
+        return replace(choice, planner="uneven" if split_planner == "auto" else split_planner)
+    if split_planner != "auto":
+        raise UnsupportedAttention(
+            f"--split-planner {split_planner} plans the decode kernel of flash2, and attention is "
+            f"{choice.backend} here: leave it out"
+        )
+    return choice
+
+
+def _from_table(machine: Machine, requested: str, shape: Shape) -> Choice:
+    if requested == "mha" or (requested == "auto" and machine.capability is None):
+        return Choice("mha")
+    wanted = "flash2" if requested == "auto" else requested
+    chosen: list[str] = []
+    for kernels in TABLE[wanted]:
+        refusals = [kernel.refuses(machine, shape) for kernel in kernels]
+        if all(refusals):  # the last kernel is the most general one
+            if requested == "auto":
+                return Choice("mha", reason=refusals[-1])
+            raise UnsupportedAttention(f"--attention {requested}: {refusals[-1]}: {REMEDY}")
+        chosen.append(kernels[refusals.index("")].name)
+    return Choice(wanted, *chosen)
+
+
+REMEDY = (
+    "use --attention mha or auto (TRITON_INTERPRET=1 runs the kernels without a GPU, thousands of "
+    "times slower, for tests)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The largest step."""
+
+    rows: int
+    tokens: int
+
+
+def build(
+    choice: Choice,
+    shape: Shape,
+    capacity: Capacity,
+    device: torch.device,
+    *,
+    windows: tuple[int, ...] = (0,),
+) -> Backend:
+    """The chosen back end with its workspace.
+
+    windows  that the model's layers have, 0 for those that see everything
+    Raises UnsupportedAttention if the split planner cannot be had.
+    """
+    if choice.backend == "mha":
+        from attention.reference import ReferenceBackend
+
+        return ReferenceBackend(choice.reason)
+    from attention.triton_backend import Flash1Backend, TritonBackend
+
+    if choice.backend == "flash1":
+        return Flash1Backend()
+    return TritonBackend(choice, shape, capacity, device, windows=windows)
+
+
+def choose(
+    device: torch.device,
+    requested: str,
+    shape: Shape,
+    capacity: Capacity,
+    *,
+    split_planner: str = "auto",
+    windows: tuple[int, ...] = (0,),
+) -> Backend:
+    """The back end for `--attention requested` on this device: `dispatch`, then `build`.
+
+    split_planner  cuts the KV of rows that decode: fa3, greedy or uneven; auto is uneven
     Raises UnsupportedAttention, naming what would work, if there is no such back end here.
     """
-    from attention.reference import ReferenceBackend
-
-    if requested in ("auto", "mha"):
-        return ReferenceBackend()
-    raise UnsupportedAttention(
-        f"--attention {requested} is not available on {device.type} in this version: "
-        "use --attention mha or auto"
-    )
+    choice = dispatch(Machine.of(device), requested, shape, split_planner)
+    return build(choice, shape, capacity, device, windows=windows)

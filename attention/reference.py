@@ -36,6 +36,10 @@ class Options:
 class ReferenceBackend:
     name = "mha"
 
+    def __init__(self, reason: str = "") -> None:
+        """reason: why nothing faster was chosen, for the start report."""
+        self.details = f"in torch: {reason}" if reason else "in torch"
+
     def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
         """Find out once where each row's keys and values are; all layers store them alike."""
         return replace(meta, plan=make_plan(meta, kv))

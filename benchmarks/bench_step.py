@@ -64,6 +64,7 @@ def fake_config(rows: int, length: int) -> Resolved:
         model="fake",
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         attention="mha",
         load_format="dummy",
         max_model_len=length,

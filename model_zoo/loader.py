@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from model_zoo.checkpoint import Checkpoint, Source, shorten
 from model_zoo.config import ModelConfig, ModelError
+from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.model import Model
@@ -73,8 +74,10 @@ def _match(
         known = name if name in places else outer + name
         if known in places:
             matched[known] = source
-        elif not name.endswith(IGNORED) and not (
-            config.tie_embeddings and name == "lm_head.weight"
+        elif not (
+            name.endswith(IGNORED)
+            or is_kv_scale(name)  # read_kv_scales reads them where fp8 pages need them
+            or (config.tie_embeddings and name == "lm_head.weight")
         ):
             unexpected.append(name)
     missing = [name for name in places if name not in matched]

@@ -12,6 +12,9 @@ from msgspec import Struct
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "mha", "flash1", "flash2"]
+SplitPlanner = Literal["auto", "fa3", "greedy", "uneven"]
+KVDType = Literal["auto", "fp8_e4m3"]
+KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 
 
@@ -26,6 +29,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: Device = "auto"
     dtype: DType = "auto"
     attention: Attention = "auto"
+    split_planner: SplitPlanner = "auto"
+    kv_dtype: KVDType = "auto"  # auto: that of the weights
     load_format: LoadFormat = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 0
@@ -53,6 +58,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
     model: str
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
+    kv_dtype: KVDTypeName
     attention: str
     load_format: LoadFormat
     max_model_len: int
@@ -75,6 +81,7 @@ def resolve(
     *,
     device: Literal["cpu", "cuda"],
     dtype: Literal["float32", "bfloat16", "float16"],
+    kv_dtype: KVDTypeName,
     attention: str,
     kv_budget_bytes: int,
     threads: int,
@@ -113,6 +120,7 @@ def resolve(
         model=wanted.model,
         device=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         attention=attention,
         load_format=wanted.load_format,
         max_model_len=max_model_len,

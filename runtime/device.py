@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attention.upload import upload as upload_tensor
-from runtime.config import ConfigError, Device, DType
+from runtime.config import ConfigError, Device, DType, KVDType, KVDTypeName
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -25,6 +25,7 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+KV_DTYPES: dict[KVDTypeName, torch.dtype] = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 
 
@@ -57,6 +58,11 @@ def choose_dtype(wanted: DType, model_dtype: str, device: torch.device) -> DType
             return "bfloat16"
         return "float16"
     return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
+
+
+def choose_kv_dtype(wanted: KVDType, dtype: DTypeName) -> KVDTypeName:
+    """The data type of the pages for `--kv-dtype wanted`; auto is that of the weights."""
+    return dtype if wanted == "auto" else wanted
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -12,18 +12,20 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from attention.backend import Backend, choose
+from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, dispatch
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
+from model_zoo.kv_scales import read_kv_scales
 from model_zoo.loader import load_model
 from runtime.batch import Batch, NewRow
 from runtime.config import EngineConfig, ModelFacts, Resolved, resolve
 from runtime.device import (
     CPU_KV_BYTES,
     DTYPES,
-    DTypeName,
+    KV_DTYPES,
     choose_device,
     choose_dtype,
+    choose_kv_dtype,
     choose_threads,
     free_bytes,
 )
@@ -51,10 +53,12 @@ def load(wanted: EngineConfig, progress: ProgressCallback, *, epoch: int = 0) ->
     threads = choose_threads(wanted.threads)
     torch.set_num_threads(threads)
     torch.manual_seed(wanted.seed)
-    backend = choose(device, wanted.attention)
     directory = Path(wanted.model)
     config = read_config(directory)
     dtype = choose_dtype(wanted.dtype, config.dtype, device)
+    kv_dtype = choose_kv_dtype(wanted.kv_dtype, dtype)
+    shape = _shape(config, wanted.page_size, DTYPES[dtype], KV_DTYPES[kv_dtype])
+    choice = dispatch(Machine.of(device), wanted.attention, shape, wanted.split_planner)
     start_bytes = free_bytes(device)
     model = load_model(
         config,
@@ -70,10 +74,11 @@ def load(wanted: EngineConfig, progress: ProgressCallback, *, epoch: int = 0) ->
     def settle(budget: int) -> Resolved:
         return resolve(
             wanted,
-            _facts(config, dtype),
+            _facts(config, shape.kv_dtype),
             device="cuda" if device.type == "cuda" else "cpu",
             dtype=dtype,
-            attention=backend.name,
+            kv_dtype=kv_dtype,
+            attention=choice.backend,
             kv_budget_bytes=max(budget, 0),
             threads=threads,
         )
@@ -81,14 +86,18 @@ def load(wanted: EngineConfig, progress: ProgressCallback, *, epoch: int = 0) ->
     resolved = settle(budget)
     if device.type == "cuda":
         progress("memory", 0, 1)
-        resolved = settle(budget - _working_bytes(model, config, resolved, backend, device))
+        needed = _working_bytes(model, config, resolved, choice, shape, device)
+        resolved = settle(budget - needed)
     progress("warm-up", 0, 1)
     kv = _allocate(config, resolved, resolved.num_pages, device)
+    if wanted.load_format != "dummy":
+        _take_scales(kv, config, directory)
+    backend = build(choice, shape, _capacity(resolved), device)
     runner = _runner(model, config, resolved, kv, backend, device)
     warm_up(runner, resolved)
     progress("warm-up", 1, 1)
     seconds = time.monotonic() - began
-    ready = _ready(epoch, config, resolved, device, weight_bytes, kv.num_bytes, seconds)
+    ready = _ready(epoch, config, resolved, backend, device, weight_bytes, kv.num_bytes, seconds)
     return Loaded(Local(runner), resolved, ready)
 
 
@@ -96,6 +105,7 @@ def _ready(
     epoch: int,
     config: ModelConfig,
     resolved: Resolved,
+    backend: Backend,
     device: torch.device,
     weight_bytes: int,
     kv_bytes: int,
@@ -107,7 +117,7 @@ def _ready(
         model_type=config.model_type,
         device=_device_name(device),
         dtype=resolved.dtype,
-        attention=resolved.attention,
+        attention=_attention(resolved, backend),
         vocab_size=config.vocab_size,
         max_model_len=resolved.max_model_len,
         page_size=resolved.page_size,
@@ -120,16 +130,37 @@ def _ready(
     )
 
 
+def _attention(resolved: Resolved, backend: Backend) -> str:
+    """For the start report: the back end, its kernels, and what its pages hold."""
+    pages = "" if resolved.kv_dtype == resolved.dtype else f", pages {resolved.kv_dtype}"
+    return f"{backend.name} ({backend.details}{pages})"
+
+
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _facts(config: ModelConfig, dtype: DTypeName) -> ModelFacts:
+def _shape(config: ModelConfig, page_size: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> Shape:
+    return Shape(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
+
+
+def _capacity(resolved: Resolved) -> Capacity:
+    return Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
+
+
+def _facts(config: ModelConfig, kv_dtype: torch.dtype) -> ModelFacts:
     return ModelFacts(
         model_type=config.model_type,
         max_position=config.max_position,
         vocab_size=config.vocab_size,
-        kv_bytes_per_token=config.kv_bytes_per_token(DTYPES[dtype].itemsize),
+        kv_bytes_per_token=config.kv_bytes_per_token(kv_dtype.itemsize),
     )
 
 
@@ -163,9 +194,17 @@ def _allocate(config: ModelConfig, resolved: Resolved, pages: int, device: torch
         kv_heads=config.num_kv_heads,
         page_size=resolved.page_size,
         head_dim=config.head_dim,
-        dtype=DTYPES[resolved.dtype],
+        dtype=KV_DTYPES[resolved.kv_dtype],
         device=device,
     )
+
+
+def _take_scales(kv: KVPool, config: ModelConfig, directory: Path) -> None:
+    """Of fp8 pages: what the checkpoint says; they are 1 where it says nothing."""
+    if kv.k_scale is not None and kv.v_scale is not None:
+        k_scale, v_scale = read_kv_scales(directory, config)
+        kv.k_scale.copy_(k_scale)
+        kv.v_scale.copy_(v_scale)
 
 
 def _runner(
@@ -190,7 +229,8 @@ def _working_bytes(
     model: nn.Module,
     config: ModelConfig,
     resolved: Resolved,
-    backend: Backend,
+    choice: Choice,
+    shape: Shape,
     device: torch.device,
 ) -> int:
     """GPU memory that the largest step needs beside weights and KV, measured by running it.
@@ -198,10 +238,11 @@ def _working_bytes(
     One page stands for all pages of the longest sequence: its contents do not matter.
     """
     kv = _allocate(config, resolved, 1, device)
-    runner = _runner(model, config, resolved, kv, backend, device)
     gc.collect()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
+    backend = build(choice, shape, _capacity(resolved), device)
+    runner = _runner(model, config, resolved, kv, backend, device)
     largest_prefill = min(resolved.max_batched_tokens, resolved.max_model_len - 1)
     params = SamplingParams(max_tokens=1, top_p=0.9)
     before_it = resolved.max_model_len - 1 - largest_prefill

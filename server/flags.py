@@ -37,7 +37,9 @@ SERVER_FLAGS = {
 ENGINE_FLAGS = {
     "device": "where to compute; auto takes a GPU if there is one",
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
-    "attention": "attention implementation",
+    "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
+    "split_planner": "how flash2 cuts the KV of sequences that decode; auto: uneven",
+    "kv_dtype": "type of stored keys and values; auto: as the weights",
     "load_format": "dummy fills the model with random weights, for benchmarks",
     "max_model_len": "longest prompt and answer in tokens; 0: as long as the model and KV allow",
     "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",

@@ -41,6 +41,7 @@ def resolved(
         model="fake",
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         attention="mha",
         load_format="dummy",
         max_model_len=max_model_len,

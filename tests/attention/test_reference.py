@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import reference, reference_plan
-from attention.backend import UnsupportedAttention, choose
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 from attention.reference import ReferenceBackend
@@ -209,14 +208,3 @@ def test_a_page_may_be_shared_by_rows():
     for cache in (step.k, step.v):
         cache[0][:32] = cache[1][:32]
     torch.testing.assert_close(step.run().double(), step.oracle(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["auto", "mha"])
-def test_the_reference_serves_every_device(name: str):
-    assert choose(CPU, name).name == "mha"
-
-
-@pytest.mark.parametrize("name", ["flash1", "flash2"])
-def test_a_kernel_that_is_not_there_is_refused_by_name(name: str):
-    with pytest.raises(UnsupportedAttention, match=f"--attention {name}.*use --attention mha"):
-        choose(CPU, name)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import pytest
 import torch
 from attention_oracle import FP8, Case, check, make_case
+from backend_step import meta_of, pool_of
 
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
@@ -16,35 +15,9 @@ DECODING = [(1, 70), (1, 1), (1, 16), (1, 33), (1, 0)]
 ROWS = [*DECODING, (5, 5), (0, 9), (3, 40), (1, 21), (0, 0), (2, 17)]
 
 
-def pool_of(case: Case) -> KVPool:
-    """The case's one layer as a pool of one layer."""
-    scales = case.k_scale, case.v_scale
-    return KVPool(
-        case.k[None],
-        case.v[None],
-        *(None if scale is None else scale[None] for scale in scales),
-    )
-
-
-def meta_of(case: Case, decode_rows: int) -> ForwardMeta:
-    q_lens, kv_lens = zip(*case.rows, strict=True)
-    return ForwardMeta(
-        cu_seqlens_q=case.cu_seqlens_q,
-        cu_seqlens_k=torch.tensor([0, *accumulate(kv_lens)], dtype=torch.int32),
-        cache_seqlens=case.cache_seqlens,
-        page_table=case.page_table,
-        write_slots=case.write_slots,
-        max_seqlen_q=max(q_lens),
-        max_seqlen_k=max(kv_lens),
-        decode_rows=decode_rows,
-        q_lens=q_lens,
-        kv_lens=kv_lens,
-    )
-
-
 def run(case: Case) -> None:
     backend, kv = ReferenceBackend(), pool_of(case)
-    meta = backend.plan(meta_of(case, len(DECODING)), kv)
+    meta = backend.plan(meta_of(case), kv)
     _, lse = case.results()
     options = dict(scale=case.scale, window=case.window, softcap=case.softcap, sinks=case.sinks)
     out = backend.attend(case.q, kv, 0, meta, **options, lse=lse)

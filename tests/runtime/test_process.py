@@ -227,7 +227,7 @@ def test_process_ends_when_its_parent_is_gone_even_while_it_loads(
     [
         ({"model": "/nowhere"}, "/nowhere"),
         ({"max_model_len": 10**9}, "--max-model-len 1000000000"),
-        ({"attention": "flash2"}, "--attention flash2"),
+        ({"split_planner": "fa3"}, "--split-planner fa3"),
         ({"device": "cuda"}, "--device cuda"),
     ],
 )

@@ -15,6 +15,7 @@ def settle(*, budget: int = 1 << 30, **wishes: int) -> Resolved:
         FACTS,
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         attention="mha",
         kv_budget_bytes=budget,
         threads=1,

@@ -89,6 +89,7 @@ def make_engine(
         model="",
         device="cpu",
         dtype="float32",
+        kv_dtype="float32",
         attention="mha",
         load_format="auto",
         max_model_len=min(pages * PAGE, 256),

@@ -169,7 +169,7 @@ def test_a_port_in_use_is_told_before_the_model_is_looked_at():
     [
         (["/no/such/model"], "/no/such/model: no such directory, and not a Hub id"),
         (["nobody/nothing"], "run `wavefill pull nobody/nothing`"),
-        (["--attention", "flash2"], "--attention flash2 is not available"),
+        (["--split-planner", "fa3"], "--split-planner fa3 plans the decode kernel of flash2"),
         (["--max-model-len", "9999"], "--max-model-len 9999 exceeds the 2048 positions"),
         (["--page-size", "17"], "--page-size 17: choose one of 16, 32, 64, 128"),
         (["--kv-tokens", "900g"], "--kv-tokens"),

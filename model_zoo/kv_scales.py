@@ -1,0 +1,45 @@
+"""Scales of fp8 keys and values that a checkpoint may bring, one or several a layer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.config import ModelConfig, ModelError
+
+# As calibration tools write them: with the block, or with the projection.
+NAME = re.compile(r"(?:model\.)?layers\.(\d+)\.self_attn\.(k_proj\.k|v_proj\.v|k|v)_scale")
+
+
+def is_kv_scale(name: str) -> bool:
+    return NAME.fullmatch(name) is not None
+
+
+def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """k_scale, v_scale [layers, kv_heads] float32; 1 where the checkpoint brings none.
+
+    A stored number times its scale is what it stands for.  Raises ModelError for a scale that is
+    not positive and finite, or of a shape other than one number or one a KV head.
+    """
+    scales = torch.ones(2, config.num_layers, config.num_kv_heads)
+    for name, source in Checkpoint.open(Path(directory)).sources.items():
+        found = NAME.fullmatch(name)
+        if found is None:
+            continue
+        layer, kind = int(found[1]), "kv".index(found[2][-1])
+        if layer >= config.num_layers:
+            raise ModelError(f"{source}: config.json describes {config.num_layers} layers")
+        values = source.read().float().flatten()
+        if len(values) not in (1, config.num_kv_heads):
+            raise ModelError(
+                f"{source} has {len(values)} values: one is expected, or {config.num_kv_heads}, "
+                "one a KV head"
+            )
+        if not (values.isfinite() & (values > 0)).all():
+            raise ModelError(f"{source}: a scale must be positive and finite")
+        scales[kind, layer] = values
+    return scales[0], scales[1]

@@ -1,0 +1,144 @@
+"""A step of flash2 in a CUDA graph: captured once, replayed with any batch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention.backend import Backend, Capacity, Shape, choose
+from attention.kv_pool import KVPool
+from attention.metadata import ForwardMeta
+
+ROWS, TOKENS, PAGE, PAGES, LONGEST = 12, 96, 16, 400, 480
+KV_HEADS, GROUP, HEAD_DIM = 2, 4, 128
+Lengths = list[tuple[int, int]]  # (q_len, kv_len) a row
+
+
+@dataclass
+class Step:
+    """The tensors of a step of at most ROWS rows and `tokens` tokens, at fixed addresses."""
+
+    cu_seqlens_q: Tensor
+    cache_seqlens: Tensor
+    page_table: Tensor
+    write_slots: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def make(cls, rows: int, tokens: int) -> Step:
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device="cuda")
+
+        return cls(
+            zeros(rows + 1, dtype=torch.int32),
+            zeros(rows, dtype=torch.int32),
+            zeros(rows, -(-LONGEST // PAGE), dtype=torch.int32),
+            zeros(tokens, dtype=torch.int64),
+            zeros(tokens, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(tokens, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(tokens, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16),
+        )
+
+    def take(self, lengths: Lengths, draw: random.Random) -> None:
+        """Fill in a batch; rows and tokens that it has not are padding."""
+        rows, tokens = len(self.cache_seqlens), len(self.write_slots)
+        padding = [(0, 0)] * (rows - len(lengths))
+        q_lens, kv_lens = zip(*lengths, *padding, strict=True)
+        free = draw.sample(range(PAGES), PAGES)
+        table = [[2**31 - 1] * self.page_table.shape[1] for _ in range(rows)]
+        slots: list[int] = []
+        for row, (q_len, kv_len) in enumerate(lengths):
+            count = -(-kv_len // PAGE)
+            own, free = free[:count], free[count:]
+            table[row][:count] = own
+            positions = range(kv_len - q_len, kv_len)
+            slots += [own[position // PAGE] * PAGE + position % PAGE for position in positions]
+        self.cu_seqlens_q.copy_(torch.tensor([0, *accumulate(q_lens)]))
+        self.cache_seqlens.copy_(torch.tensor(kv_lens))
+        self.page_table.copy_(torch.tensor(table))
+        self.write_slots.copy_(torch.tensor(slots + [-1] * (tokens - len(slots))))
+        for tensor in (self.q, self.k, self.v):
+            tensor.normal_()
+
+    def run(self, backend: Backend, kv: KVPool, lengths: Lengths) -> Tensor:
+        q_lens, kv_lens = zip(*lengths, strict=True)
+        meta = ForwardMeta(
+            cu_seqlens_q=self.cu_seqlens_q, cu_seqlens_k=self.cu_seqlens_q,
+            cache_seqlens=self.cache_seqlens, page_table=self.page_table,
+            write_slots=self.write_slots, max_seqlen_q=max(q_lens), max_seqlen_k=LONGEST,
+            decode_rows=q_lens.count(1), q_lens=q_lens, kv_lens=kv_lens,
+        )  # fmt: skip
+        meta = backend.plan(meta, kv)
+        outs = []
+        for layer in range(2):
+            backend.write(self.k, self.v, kv, layer, meta)
+            outs.append(backend.attend(self.q, kv, layer, meta, scale=HEAD_DIM**-0.5))
+        return torch.stack(outs)
+
+
+def capture(step: Step, backend: Backend, kv: KVPool, lengths: Lengths):
+    step.take(lengths, random.Random(0))
+    step.run(backend, kv, lengths)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step.run(backend, kv, lengths)
+    return graph, out
+
+
+def random_lengths(draw: random.Random, decoding: bool) -> Lengths:
+    lengths: Lengths = []
+    room = TOKENS - ROWS
+    for _ in range(draw.randint(1, ROWS)):
+        most = 1 if decoding else draw.choice([1, 1, 3, 40])
+        q_len = draw.randint(1, 1 + min(most - 1, room))
+        room -= q_len - 1
+        lengths.append((q_len, draw.randint(q_len, LONGEST)))
+    return sorted(lengths, key=lambda pair: pair[0] != 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["flash1", "flash2"])
+def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_it(name: str):
+    """One graph for rows that decode, one for any mix, each captured at one batch."""
+    shape = Shape(
+        heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=HEAD_DIM, page_size=PAGE,
+        dtype=torch.bfloat16, kv_dtype=torch.bfloat16,
+    )  # fmt: skip
+    device = torch.device("cuda", torch.cuda.current_device())
+    backend, eager = (
+        choose(device, name, shape, Capacity(rows=ROWS, tokens=TOKENS)) for _ in range(2)
+    )
+    pool = dict(
+        layers=2, pages=PAGES, kv_heads=KV_HEADS, page_size=PAGE, head_dim=HEAD_DIM,
+        dtype=torch.bfloat16, device=device,
+    )  # fmt: skip
+    kv, other = KVPool.allocate(**pool), KVPool.allocate(**pool)
+    for mine, theirs in ((kv.k, other.k), (kv.v, other.v)):
+        mine.normal_()
+        theirs.copy_(mine)
+    alone, mixed = Step.make(ROWS, ROWS), Step.make(ROWS, TOKENS)
+    graphs = {
+        True: (alone, *capture(alone, backend, kv, [(1, 7), (1, 200)])),
+        False: (mixed, *capture(mixed, backend, kv, [(1, 20), (9, 30)])),
+    }
+    other.k.copy_(kv.k)
+    other.v.copy_(kv.v)
+    draw = random.Random(5)
+    for replay in range(1000):
+        decoding = draw.random() < 0.5
+        lengths = random_lengths(draw, decoding)
+        step, graph, out = graphs[decoding]
+        step.take(lengths, draw)
+        graph.replay()
+        wanted = step.run(eager, other, lengths)
+        count = sum(q_len for q_len, _ in lengths)
+        assert torch.equal(out[:, :count], wanted[:, :count]), (replay, lengths)
+    assert torch.equal(kv.k, other.k) and torch.equal(kv.v, other.v)

@@ -1,0 +1,69 @@
+"""Scales of fp8 keys and values in a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import write_checkpoint
+
+from model_zoo.config import ModelError, read_config
+from model_zoo.kv_scales import read_kv_scales
+from model_zoo.loader import load_model
+from runtime.config import EngineConfig
+from runtime.loading import load
+
+LAYER = "model.layers.1.self_attn"
+
+
+def checkpoint(directory: Path, **scales: torch.Tensor) -> Path:
+    """A model of 3 layers and 2 KV heads, with scales by their names' ends."""
+    write_checkpoint("qwen3", directory)
+    file = directory / "model.safetensors"
+    names = {f"{LAYER}.{name.replace('__', '.')}": value for name, value in scales.items()}
+    save_file(load_file(file) | names, file)
+    return directory
+
+
+def test_a_checkpoint_without_scales_has_scales_of_one(tmp_path: Path):
+    directory = checkpoint(tmp_path)
+    for scale in read_kv_scales(directory, read_config(directory)):
+        assert torch.equal(scale, torch.ones(3, 2))
+
+
+def test_a_scale_is_one_number_or_one_a_head(tmp_path: Path):
+    directory = checkpoint(
+        tmp_path, k_scale=torch.tensor(0.5), v_proj__v_scale=torch.tensor([0.25, 4.0])
+    )
+    k_scale, v_scale = read_kv_scales(directory, read_config(directory))
+    assert k_scale.tolist() == [[1, 1], [0.5, 0.5], [1, 1]]
+    assert v_scale.tolist() == [[1, 1], [0.25, 4], [1, 1]]
+
+
+def test_scales_reach_the_pages_and_bother_nobody_else(tmp_path: Path):
+    directory = checkpoint(tmp_path, k_scale=torch.tensor([0.5]), v_scale=torch.tensor([2.0]))
+    plain = dict(dtype=torch.float32, device=torch.device("cpu"))
+    load_model(read_config(directory), directory, **plain)
+    wish = EngineConfig(
+        model=str(directory), device="cpu", dtype="float32", kv_tokens=64, kv_dtype="fp8_e4m3",
+        max_num_seqs=2,
+    )  # fmt: skip
+    kv = load(wish, lambda phase, done, total: None).executor._runner._kv
+    assert kv.k_scale is not None and kv.k_scale[:, 0].tolist() == [1, 0.5, 1]
+    assert kv.v_scale is not None and kv.v_scale[:, 0].tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (torch.tensor([1.0, 1.0, 1.0]), "has 3 values: one is expected, or 2"),
+        (torch.tensor(0.0), "must be positive and finite"),
+        (torch.tensor(float("inf")), "must be positive and finite"),
+    ],
+)
+def test_a_scale_that_cannot_be_is_refused_by_name(tmp_path: Path, scale, message: str):
+    directory = checkpoint(tmp_path, k_scale=scale)
+    with pytest.raises(ModelError, match=rf"{LAYER}.k_scale.*{message}"):
+        read_kv_scales(directory, read_config(directory))

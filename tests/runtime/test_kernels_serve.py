@@ -1,0 +1,76 @@
+"""A tiny model through the whole engine on the Triton kernels: the same tokens as without them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import write_checkpoint
+
+from runtime.config import Attention, EngineConfig
+from runtime.engine import Engine
+from runtime.loading import Loaded, load
+from runtime.messages import Request, SamplingParams
+
+PROMPTS = [[5, 9, 60], [44, 3, 17, 17, 80, 9, 12, 30, 7, 51, 29]]
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3")
+    write_checkpoint("qwen3", directory)
+    return directory
+
+
+def loaded(checkpoint: Path, attention: Attention, device: str, **wishes: object) -> Loaded:
+    config = EngineConfig(
+        model=str(checkpoint), device=device, dtype="float32", attention=attention, kv_tokens=128,
+        max_num_seqs=2, max_batched_tokens=8, max_model_len=64, threads=1, **wishes,
+    )  # fmt: skip
+    return load(config, lambda phase, done, total: None)
+
+
+def answers(loaded: Loaded) -> list[list[int]]:
+    """Greedy tokens; prompts are cut into chunks that run beside a row that decodes."""
+    engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    for id, prompt in enumerate(PROMPTS):
+        engine.add(Request(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            found[output.id] += output.tokens
+    return found
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled here: TRITON_INTERPRET=1 would interpret them")
+    return request.param
+
+
+@pytest.mark.parametrize("name", ["flash1", "flash2"])
+def test_kernels_and_torch_say_the_same_tokens(checkpoint: Path, name: Attention, device: str):
+    kernels, torch_itself = (loaded(checkpoint, which, device) for which in (name, "mha"))
+    assert kernels.ready.attention.startswith(f"{name} (")
+    assert answers(kernels) == answers(torch_itself)
+
+
+def test_fp8_pages_take_a_quarter_of_what_float32_takes(checkpoint: Path):
+    plain = loaded(checkpoint, "mha", "cpu")
+    fp8 = loaded(checkpoint, "mha", "cpu", kv_dtype="fp8_e4m3")
+    assert fp8.resolved.num_pages == plain.resolved.num_pages
+    scales = 2 * 3 * 2 * 4  # layers, kv heads, bytes
+    assert fp8.ready.kv_bytes == plain.ready.kv_bytes // 4 + scales
+    assert fp8.ready.attention == "mha (in torch, pages fp8_e4m3)"
+    assert [len(answer) for answer in answers(fp8)] == [STEPS, STEPS]
+
+
+@pytest.mark.gpu
+def test_auto_is_flash2_on_a_gpu(checkpoint: Path):
+    assert torch.cuda.is_available()
+    assert loaded(checkpoint, "auto", "cuda").resolved.attention == "flash2"
