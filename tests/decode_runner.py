@@ -11,6 +11,7 @@ from torch import Tensor
 from attention.kernels.decode import decode
 from attention.planner.counts import plan_of_counts
 from attention.planner.fa3 import plan_fa3
+from attention.planner.greedy import plan_greedy
 from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan, planned_rows
 from attention.planner.uneven import plan_uneven
 
@@ -31,6 +32,7 @@ PLANNERS: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
     "whole": plan_whole,
     "thin": plan_thin,
     "fa3": plan_fa3,
+    "greedy": plan_greedy,
     "uneven": plan_uneven,
 }
 

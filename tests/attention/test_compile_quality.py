@@ -1,0 +1,116 @@
+"""What the compiler makes of the shipped kernels for an H100; no GPU is needed.
+
+Limits are the figures of Triton 3.6 and 3.7 with some room: a change that exceeds one costs speed
+and is to be looked at, not waved through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention.kernels.decode import decode_config
+
+TESTS = Path(__file__).parents[1]
+NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, dict[str, Any]]:
+    """Each kernel of each shipped call, by `call: kernel`; compiled by a process of its own."""
+    environment = os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, TESTS / "compile_for_hopper.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {
+        f"{call}: {kernel['name']}": kernel
+        for call, kernels in json.loads(done.stdout).items()
+        for kernel in kernels
+    }
+
+
+def count(operations: list[str], *beginnings: str) -> int:
+    return sum(operation.startswith(beginnings) for operation in operations)
+
+
+def test_loops_that_multiply_leave_spilled_registers_alone(shipped: dict[str, dict[str, Any]]):
+    """But for two loads in the Hopper kernel, whose consumers have 240 registers and no more."""
+    multiplying = [name for name, kernel in shipped.items() if kernel["hot"]]
+    assert len(multiplying) >= 2 * len(NAMES), "decode and prefill have such loops"
+    for name in multiplying:
+        spills = count(shipped[name]["hot"], "LDL", "STL")
+        assert spills <= (2 if name.startswith("prefill_hopper") else 0), f"{name}: {spills}"
+
+
+def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
+    """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
+    stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
+    limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16}
+    assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_loads_wide_and_multiplies_on_tensor_cores(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    kernel = shipped[f"decode {name}: _decode"]
+    loads = Counter(operation for operation in kernel["hot"] if operation.startswith("LDGSTS"))
+    wide = sum(number for load, number in loads.items() if load.endswith("128"))
+    assert wide >= 8 if "bf16" in name else any(load.endswith(("64", "128")) for load in loads)
+    assert count(kernel["hot"], "HMMA") >= 8 and count(kernel["hot"], "LDSM")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_many_decode_programs_fit_an_sm_as_its_configuration_says(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    config = decode_config(int(name.split()[0][1:]), torch.bfloat16, queries=4)
+    assert shipped[f"decode {name}: _decode"]["resident"] >= config.resident
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefill_keeps_the_tensor_cores_fed(shipped: dict[str, dict[str, Any]], name: str):
+    """Asynchronous products, and more of them than waits: otherwise each is waited for."""
+    hot = shipped[f"prefill {name}: _prefill"]["hot"]
+    products, waits = count(hot, "HGMMA"), count(hot, "WARPGROUP.DEPBAR")
+    assert products >= 8 and waits <= products / 4, (products, waits)
+    assert any(operation.startswith("LDGSTS") and "128" in operation for operation in hot)
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_hopper_kernel_waits_for_several_products_at_once(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    """Where the compiler cannot follow products in flight it waits for each of them."""
+    kernel = shipped[f"prefill_hopper {name}: _prefill_hopper"]
+    products, waits = (count(kernel["hot"], x) for x in ("HGMMA", "WARPGROUP.DEPBAR"))
+    assert products >= 32 and waits <= products / 4, (products, waits)
+    assert count(kernel["operations"], "UTMALDG"), "K and V come by TMA"
+    assert count(kernel["operations"], "USETMAXREG"), "the loading warp gives its registers away"
+
+
+@pytest.mark.parametrize("name", ["planner: plan_uneven", "tiler: plan_tiles"])
+def test_planners_are_short(shipped: dict[str, dict[str, Any]], name: str):
+    """About a microsecond: they run before every step."""
+    assert len(shipped[name]["operations"]) <= 1700 and shipped[name]["registers"] <= 128
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_keys_and_values_are_written_wide(shipped: dict[str, dict[str, Any]], name: str):
+    operations = shipped[f"write_kv {name}: _write_kv"]["operations"]
+    for access in ("LDG", "STG"):
+        assert any(x.startswith(access) and x.endswith("128") for x in operations), operations

@@ -1,0 +1,131 @@
+"""Calls of every kernel as it is shipped, on tensors of no device: for compile_for_hopper.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attention.kernels.decode import decode
+from attention.kernels.flash1 import flash1
+from attention.kernels.prefill import prefill, prefill_config
+from attention.kernels.prefill_hopper import HALF, hopper_config, prefill_hopper
+from attention.kernels.write_kv import write_kv
+from attention.planner.device import DevicePlanner
+from attention.planner.device_tiles import DeviceTiler
+from attention.planner.plan import PlanSpec, SplitPlan
+from attention.planner.tiles import TilePlan, TileSpec
+
+META = torch.device("meta")
+BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
+PAGES, PAGE, KV_HEADS, GROUP, ROWS, TOKENS = 4096, 16, 8, 4, 64, 2048
+
+
+def tensor(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+class Step:
+    """The tensors of a step of Llama 3's heads: 32 of queries, 8 of keys and values."""
+
+    def __init__(self, head_dim: int, kv_dtype: torch.dtype) -> None:
+        self.q = tensor(TOKENS, KV_HEADS * GROUP, head_dim)
+        self.out, self.lse = torch.empty_like(self.q), tensor(TOKENS, KV_HEADS * GROUP, dtype=FP32)
+        self.k = tensor(PAGES, KV_HEADS, PAGE, head_dim, dtype=kv_dtype)
+        self.table = tensor(ROWS, 512, dtype=INT32)
+        scales = tensor(KV_HEADS, dtype=FP32) if kv_dtype == FP8 else None
+        self.scales = {"k_scale": scales, "v_scale": scales}
+        self.features = {"scale": head_dim**-0.5, **self.scales}
+
+
+def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step = Step(head_dim, kv_dtype)
+    plan = SplitPlan.allocate(
+        PlanSpec(kv_heads=KV_HEADS, programs=264),
+        max_rows=ROWS,
+        group=GROUP,
+        head_dim=head_dim,
+        queued=False,
+        device=META,
+    )
+    decode(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+
+
+def tile_spec(block_m: int, block_n: int, resident: int = 1) -> TileSpec:
+    return TileSpec(
+        kv_heads=KV_HEADS,
+        group=GROUP,
+        programs=132 * resident,
+        block_m=block_m,
+        block_n=block_n,
+    )
+
+
+def tile_plan(spec: TileSpec, head_dim: int) -> TilePlan:
+    return TilePlan.allocate(spec, max_tokens=TOKENS, max_rows=ROWS, head_dim=head_dim, device=META)
+
+
+def call_prefill(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step, config = Step(head_dim, kv_dtype), prefill_config(head_dim, BF16)
+    tiles = tile_plan(tile_spec(config.block_m, config.block_n, config.resident), head_dim)
+    prefill(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
+
+
+def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step, config = Step(head_dim, kv_dtype), hopper_config(head_dim)
+    tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
+    prefill_hopper(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
+
+
+def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step = Step(head_dim, kv_dtype)
+    cu_seqlens_q, cache_seqlens = tensor(ROWS + 1, dtype=INT32), tensor(ROWS, dtype=INT32)
+    flash1(
+        step.q,
+        step.k,
+        step.k,
+        step.table,
+        cu_seqlens_q,
+        cache_seqlens,
+        step.out,
+        step.lse,
+        **step.features,
+    )
+
+
+def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step = Step(head_dim, kv_dtype)
+    new = tensor(TOKENS, KV_HEADS, head_dim)
+    write_kv(new, new, step.k, step.k, tensor(TOKENS, dtype=torch.int64), **step.scales)
+
+
+def call_planner() -> None:
+    planner = DevicePlanner(
+        PlanSpec(kv_heads=KV_HEADS, programs=264),
+        "uneven",
+        max_rows=256,
+        group=GROUP,
+        head_dim=128,
+        device=META,
+    )
+    planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
+
+
+def call_tiler() -> None:
+    tiler = DeviceTiler(
+        tile_spec(128, 128), max_tokens=TOKENS, max_rows=256, head_dim=128, device=META
+    )
+    tiler.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
+
+
+SHIPPED: dict[str, Callable[[], None]] = {"planner": call_planner, "tiler": call_tiler}
+for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
+    name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
+    SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)
+    SHIPPED[f"prefill {name}"] = partial(call_prefill, head_dim, kv_dtype)
+    SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
+    SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
+    if kv_dtype != FP8:
+        SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
