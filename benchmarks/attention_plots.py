@@ -1,0 +1,149 @@
+"""Pictures of a run of bench_attention, as SVG; matplotlib is in the extra `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+COLOURS = {
+    "ours": "#0b6e4f",
+    "flash2": "#0b6e4f",
+    "hopper": "#1f4e9c",
+    "FA3": "#d1495b",
+    "greedy plan": "#8f6bb3",
+    "fa3 plan": "#e09f3e",
+    "flash1": "#8f6bb3",
+    "mha": "#777777",
+    "cuDNN": "#e09f3e",
+    "FA2": "#777777",
+}
+Points = dict[str, list[tuple[float, float]]]
+
+
+def points(results: dict[str, Any], value: str, **wanted: Any) -> Points:
+    """(x, value) of each subject over the cases that have the wanted properties.
+
+    x is the number of rows where lengths are equal and wanted, the KV length otherwise.
+    """
+    found: Points = {}
+    for row in results["rows"]:
+        case = row["case"]
+        if any(case[key] != wish for key, wish in wanted.items()):
+            continue
+        x = case["rows"] if "kv_len_max" in wanted else case["kv_len_max"]
+        for name, outcome in row["subjects"].items():
+            if value in outcome:
+                found.setdefault(name, []).append((x, outcome[value]))
+    return {name: sorted(pairs) for name, pairs in found.items()}
+
+
+def draw(results: dict[str, Any], folder: Path) -> list[str]:
+    """Write the pictures that the run has data for; returns what was done, in words."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return ["no plots: matplotlib is not installed (pip install 'wavefill[bench]')"]
+    matplotlib.use("svg")
+    # The same results give the same file.
+    matplotlib.rcParams |= {"svg.hashsalt": "wavefill", "font.size": 9, "svg.fonttype": "none"}
+    written: list[str] = []
+    for name, picture in (
+        ("attention_decode", _decode),
+        ("attention_b1", _single_row),
+        ("attention_prefill", _prefill),
+        ("attention_seeds", _seeds),
+    ):
+        figure = picture(results)
+        if figure is not None:
+            path = folder / f"{name}.svg"
+            figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+            written.append(f"wrote {path}")
+    return written or ["no plots: the run has none of the grids that are drawn"]
+
+
+def _panels(results: dict[str, Any], title: str, panels: list[tuple[str, Points]], **axes: Any):
+    """One row of panels with shared limits; None if there is nothing to draw."""
+    panels = [(name, data) for name, data in panels if any(len(p) > 1 for p in data.values())]
+    if not panels:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6 * len(panels), 3.2))
+    plots = figure.subplots(1, len(panels), squeeze=False, sharey=axes.pop("sharey", True))[0]
+    plots[0].set_ylabel(axes.pop("ylabel"))
+    for plot, (name, data) in zip(plots, panels, strict=True):
+        for subject, pairs in data.items():
+            x, y = zip(*pairs, strict=True)
+            colour = COLOURS.get(subject)
+            plot.plot(x, y, marker="o", markersize=3, color=colour, linewidth=1.3, label=subject)
+        plot.set(title=name, **axes)
+        plot.grid(alpha=0.3)
+    plots[0].legend(frameon=False)
+    about = results["about"]
+    figure.suptitle(f"{title}: {about['device']}, {about['date']}", y=1.02)
+    return figure
+
+
+def _decode(results: dict[str, Any]):
+    """Share of the read bandwidth over the batch, for each length and layout of heads."""
+    panels: list[tuple[str, Points]] = []
+    for heads, kv_heads in ((8, 1), (32, 8)):
+        for length in (4096, 16384, 32768):
+            data = points(
+                results,
+                "kv_tb_s",
+                grid="decode",
+                heads=heads,
+                kv_heads=kv_heads,
+                kv_len_max=length,
+            )
+            panels.append((f"{heads}/{kv_heads} heads, {length // 1024}k", data))
+    read = results["read_tb_s"][0]
+    shares = [
+        (name, {s: [(x, 100 * y / read) for x, y in p] for s, p in data.items()})
+        for name, data in panels
+    ]
+    labels = {"xlabel": "rows", "ylabel": "% of the read bandwidth", "ylim": (0, 105)}
+    return _panels(results, "Decode, cold", shares, **labels)
+
+
+def _single_row(results: dict[str, Any]):
+    """Microseconds over the KV length, one row of 16/2 heads."""
+    panels = [
+        (word, points(results, "us", grid="b1", heads=16, kv_heads=2, warm=warm))
+        for word, warm in (("cold", False), ("warm", True))
+    ]
+    labels = {"xlabel": "KV length", "ylabel": "us", "xscale": "log", "ylim": (0, None)}
+    return _panels(results, "One row, 16/2 heads", panels, **labels)
+
+
+def _prefill(results: dict[str, Any]):
+    data = points(results, "tflop_s", grid="prefill", heads=32, kv_heads=8, head_dim=128)
+    labels = {"xlabel": "prompt length", "ylabel": "TFLOP/s", "xscale": "log", "ylim": (0, None)}
+    panels = [("causal, 16k tokens in all, 32/8 heads of 128", data)]
+    return _panels(results, "Prefill", panels, **labels)
+
+
+def _seeds(results: dict[str, Any]):
+    """mha, flash1 and flash2 over lengths, prompts and decoding."""
+    wanted = {"grid": "seeds", "dtype": "bf16"}
+    prompts = points(
+        {"rows": [row for row in results["rows"] if row["case"]["name"].startswith("prompt")]},
+        "us",
+        **wanted,
+    )
+    decode = {
+        rows: points(
+            {"rows": [r for r in results["rows"] if r["case"]["name"].startswith(f"{rows} x")]},
+            "us",
+            **wanted,
+        )
+        for rows in (1, 16)
+    }
+    panels = [
+        ("prompt", prompts),
+        ("decode, 1 row", decode[1]),
+        ("decode, 16 rows", decode[16]),
+    ]
+    labels = {"xlabel": "length", "ylabel": "us", "xscale": "log", "yscale": "log"}
+    return _panels(results, "mha, flash1, flash2", panels, sharey=False, **labels)

@@ -1,0 +1,151 @@
+"""Times on a GPU: replays of a CUDA graph, and the bandwidth that a share refers to."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+RUN = 5  # replays of one graph before the next one's turn
+MIN_CALLS = 20  # of a graph, so that its start is nothing; as many as a model has layers
+LONG_CALL_US = 1000.0  # a call this long is its own graph
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Microseconds a call: the median of the replays, and the range of their middle 80 %."""
+
+    us: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph of so many calls."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+
+
+class Timer(Protocol):
+    def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
+        """Record call(set) over the sets in turn."""
+        ...
+
+    def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+        """Time them, one after the other and again, so that a warm device is warm for all."""
+        ...
+
+
+class GraphTimer:
+    """Graphs of at least MIN_CALLS calls that use every set; each is replayed `replays` times."""
+
+    def __init__(self, replays: int) -> None:
+        self._runs = -(-replays // RUN)
+        self._stream = torch.cuda.Stream()
+
+    def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            calls = self._calls(call, num_sets)
+            graph = torch.cuda.CUDAGraph()  # torch.cuda.graph() would empty the caches each time
+            graph.capture_begin()
+            try:
+                for number in range(calls):
+                    call(number % num_sets)
+            except Exception:
+                with contextlib.suppress(RuntimeError):  # of the capture that was broken off
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return Captured(graph, calls)
+
+    def _calls(self, call: Callable[[int], object], num_sets: int) -> int:
+        """Compile what has to be, and find out how many calls are enough."""
+        call(0)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call(num_sets - 1)
+        end.record()
+        end.synchronize()
+        if start.elapsed_time(end) * 1000 > LONG_CALL_US:
+            return num_sets
+        return num_sets * -(-MIN_CALLS // num_sets)
+
+    def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+        with torch.cuda.stream(self._stream):
+            for one in captured:
+                one.graph.replay()
+            events = [
+                (one, *(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+                for _ in range(self._runs)
+                for one in captured
+                for _ in range(RUN)
+            ]
+            for one, start, end in events:
+                start.record()
+                one.graph.replay()
+                end.record()
+            self._stream.synchronize()
+        times: list[list[float]] = [[] for _ in captured]
+        for place, (one, start, end) in enumerate(events):
+            us = start.elapsed_time(end) * 1000 / one.calls
+            times[place // RUN % len(captured)].append(us)
+        return [_sample(sorted(found)) for found in times]
+
+
+def _sample(times: list[float]) -> Sample:
+    tenth = len(times) // 10
+    return Sample(statistics.median(times), times[tenth], times[-1 - tenth])
+
+
+def time_one(timer: Timer, call: Callable[[int], object]) -> float:
+    """Microseconds of a call that has one set."""
+    return timer.replay([timer.capture(call, 1)])[0].us
+
+
+# read_stream: sum what a program reads, so that nothing can be left out.
+#   grid   one program for each TILES * BLOCK values
+#   bound  memory: 4 bytes a value
+@triton.jit
+def _read_stream(X, SUMS, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    program = tl.program_id(0).to(tl.int64)
+    values = X + program * (BLOCK * TILES) + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for tile in range(TILES):
+        total += tl.load(values + tile * BLOCK).to(tl.float32)
+    tl.store(SUMS + program, tl.sum(total, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """TB/s of device memory; copy counts bytes read and written."""
+
+    read: float
+    copy: float
+
+
+def measure_bandwidth(data: Tensor, timer: Timer) -> Bandwidth:
+    """The best of several plain read kernels, and of a copy, over data (flat, 2 bytes an item)."""
+    words = data.view(torch.int32)
+    read = 0.0
+    for block, tiles in ((2048, 16), (4096, 8), (4096, 16), (8192, 8)):
+        programs = words.numel() // (block * tiles)
+        sums = torch.empty(programs, device=data.device)
+
+        def call(_: int, block: int = block, tiles: int = tiles, sums: Tensor = sums) -> None:
+            _read_stream[(len(sums),)](words, sums, block, tiles)
+
+        read = max(read, programs * block * tiles * 4 / time_one(timer, call) / 1e6)
+    half = data.numel() // 2
+    old, new = data[:half], data[half : 2 * half]
+    copies = [lambda _: new.copy_(old), lambda _: torch.neg(old, out=new)]
+    return Bandwidth(read, 2 * old.nbytes / min(time_one(timer, copy) for copy in copies) / 1e6)
