@@ -185,10 +185,6 @@ def make_case(
         k_scale, v_scale = (normal(kv_heads).abs().add_(0.5) / 8 for _ in range(2))
     num_tokens, heads = sum(q_len for q_len, _ in rows), kv_heads * group
     q = (normal(num_tokens, heads, head_dim) * q_factor).to(dtype)
-    if strided_q:
-        wide = q.new_full((num_tokens, heads + 2 * kv_heads, head_dim), float("nan"))
-        wide[:, :heads] = q
-        q = wide[:, :heads]
     table, slots = place(rows, page, shared_pages, first_page, seed)
     slots = [own.to(device) for own in slots]
     num_pages = first_page + sum(-(-kv_len // page) for _, kv_len in rows) + SPARE
@@ -198,7 +194,7 @@ def make_case(
             fill(pool, own, normal(len(own), kv_heads, head_dim), pool_scale)
     return Case(
         rows=tuple(rows),
-        q=q,
+        q=_part_of_wider(q, 2 * kv_heads) if strided_q else q,
         k=pools[0],
         v=pools[1],
         page_table=table.to(device),
@@ -214,6 +210,12 @@ def make_case(
         keys=[read(pools[0], own) for own in slots],
         values=[read(pools[1], own) for own in slots],
     )
+
+
+def _part_of_wider(q: Tensor, more_heads: int) -> Tensor:
+    """The same values as a view, between poison."""
+    wide = torch.nn.functional.pad(q, (0, 0, 0, more_heads), value=float("nan"))
+    return wide[:, : q.shape[1]]
 
 
 def _ints(values: Sequence[int], device: str | torch.device) -> Tensor:
