@@ -139,6 +139,30 @@ def test_a_captured_step_replays_a_thousand_batches_as_if_run_anew():
             check(step.case(rows), *replayed, served=most(step.MAX_Q_LEN))
 
 
+@pytest.mark.parametrize("planner", ["uneven", "fa3", "greedy"])
+def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: str):
+    """The next layer's kernel may start while the combine kernel before it still reads."""
+    rows = [(1, 5000), *[(1, n * 40) for n in range(12)], (3, 2000)]
+    layers = [make_case(rows, kv_heads=1, group=8, seed=n, device="cuda") for n in range(16)]
+    plan, _ = make_plan(layers[0], planner, max_q_len=3, programs=264)
+    alone = []
+    for layer in layers:
+        alone.append(run(layer, plan))
+        torch.cuda.synchronize()
+    together = [layer.results() for layer in layers]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer, (out, lse) in zip(layers, together, strict=True):
+            decode(layer.q, layer.k, layer.v, layer.page_table, plan, out, lse, **layer.features)
+    for _ in range(50):
+        for out, lse in together:
+            out.fill_(float("nan"))
+            lse.fill_(float("nan"))
+        graph.replay()
+        for found, wanted in zip(together, alone, strict=True):
+            assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+
+
 @pytest.mark.parametrize(("layout", "kv_dtype"), [("HND", FP8), ("NHD", BF16), ("joint", FP8)])
 def test_a_pool_of_more_than_two_to_the_31_elements(layout: str, kv_dtype: torch.dtype):
     """All pages are at its end, where 32-bit addresses would be negative."""
