@@ -11,11 +11,6 @@ decode: rows of few queries against their pages.
             each K and V is read once; online softmax in base 2, float32 accumulation
   bound     memory: 2 * kv_len * D * bytes per KV head
   checked   tests/attention/test_decode_kernel.py against a float64 oracle
-
-combine: merges the pieces of rows that were cut.
-  grid      (plan.spec.programs, queries): a cut row is merged where its first cut is; the other
-            programs exit at once.  Pieces are summed in their order: same plan, same bits
-  bound     latency: a few KB a program
 """
 
 from __future__ import annotations
@@ -27,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.kernels.combine import combine
+from attention.kernels.launch import dependent_launch, wait_for_launcher
 from attention.kernels.softmax import NOTHING, dot, finish, to_logits
 from attention.planner.plan import SplitPlan
 
@@ -114,7 +111,7 @@ def _piece(
             tl.store(LSE + token * lse_token + heads, lse, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])
 def _decode(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
     WORK, STARTS, QUEUE,
@@ -123,10 +120,13 @@ def _decode(
     GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_Q: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, QUEUED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     w = tl.load(STARTS + program)
     stop = tl.load(STARTS + program + 1)
+    if DEPENDENT:
+        wait_for_launcher()
     if QUEUED:  # stop is the number of pieces
         w = tl.atomic_add(QUEUE, 1)
     while w < stop:
@@ -140,53 +140,6 @@ def _decode(
             w = tl.atomic_add(QUEUE, 1)
         else:
             w += 1
-
-
-@triton.jit
-def _combine(
-    PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, WORK, MERGES, QUEUE,
-    out_token, out_head, lse_token,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    program, r = tl.program_id(0), tl.program_id(1)
-    if (program == 0) & (r == 0):
-        tl.store(QUEUE, 0)  # for the next layer
-    first = tl.load(MERGES + program * 2)
-    pieces = tl.load(MERGES + program * 2 + 1)
-    q_len = tl.load(WORK + first * 8 + 5)
-    if (pieces == 0) | (r >= q_len * GROUP):
-        return
-    slot = first.to(tl.int64) * QUERIES + r
-    d = tl.arange(0, BLOCK_D)
-    i = tl.arange(0, BLOCK_P)
-    m = NOTHING
-    total = 0.0
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    for start in range(0, pieces, BLOCK_P):
-        there = start + i < pieces
-        at = slot + (start + i) * QUERIES
-        lse = tl.load(PARTIAL_LSE + at, mask=there, other=float("-inf"))
-        used = lse > float("-inf")  # what an empty piece left behind is not even read
-        o = tl.load(
-            PARTIAL_OUT + at[:, None] * D + d[None, :],
-            mask=used[:, None] & (d < D)[None, :], other=0.0,
-        )  # fmt: skip
-        top = tl.maximum(m, tl.max(lse, 0))
-        weight = tl.exp2(lse - top)
-        alpha = tl.exp2(m - top)
-        total = total * alpha + tl.sum(weight, 0)
-        acc = acc * alpha + tl.sum(o * weight[:, None], 0)
-        m = top
-    head = tl.load(WORK + first * 8 + 1) * GROUP + r % GROUP
-    token = (tl.load(WORK + first * 8 + 4) + r // GROUP).to(tl.int64)
-    factor, lse = finish(m, total, SINKS, head, True)
-    tl.store(
-        OUT + token * out_token + head * out_head + d,
-        (acc * factor).to(OUT.dtype.element_ty), mask=d < D,
-    )  # fmt: skip
-    if LSE is not None:
-        tl.store(LSE + token * lse_token + head, lse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +207,6 @@ def decode(
         D=head_dim, BLOCK_D=block_d, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages,
         WINDOW=spec.window, SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        QUEUED=plan.queued, num_warps=config.warps,
+        QUEUED=plan.queued, num_warps=config.warps, **dependent_launch(q.device),
     )  # fmt: skip
-    _combine[(spec.programs, queries)](
-        plan.partial_out, plan.partial_lse, out, lse, sinks, plan.work, plan.merges, plan.queue,
-        out.stride(0), out.stride(1), lse_token,
-        GROUP=group, QUERIES=queries, D=head_dim, BLOCK_D=block_d, BLOCK_P=32, num_warps=4,
-    )  # fmt: skip
+    combine(plan, page_table.shape[0], out, lse, sinks)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.kernels.launch import dependent_launch, wait_for_launcher
 from attention.kernels.softmax import NOTHING, finish
 from attention.planner.tiles import TilePlan
 
@@ -26,8 +27,10 @@ def _merge(
     PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, ITEMS, MERGES, COUNTS,
     out_token, out_head, lse_token,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr, ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if DEPENDENT:
+        wait_for_launcher()
     parts: tl.constexpr = BLOCK_M // ROWS
     work = tl.load(COUNTS + 1) * (KV_HEADS * parts)
     d = tl.arange(0, BLOCK_D)
@@ -76,4 +79,5 @@ def merge_tiles(tiles: TilePlan, out: Tensor, lse: Tensor | None, sinks: Tensor 
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), ROWS=ROWS, num_warps=4,
+        **dependent_launch(out.device),
     )  # fmt: skip

@@ -52,8 +52,9 @@ class HostPlan:
     work    [n, 8] int32        the pieces; those of one row and KV head are neighbours, in KV order
     starts  [programs + 1] int32  program p serves work[starts[p] : starts[p + 1]]; with a queue all
                                 entries are n: programs take the next piece as they become free
-    merges  [programs, 2] int32  (first piece, pieces) of a row and KV head that is cut; 0 pieces:
-                                nothing to merge
+    merges  [programs, 2] int32  (first piece, pieces) of each row and KV head that is cut, one
+                                after the other; then zeros.  So no more than rows * kv_heads
+                                entries are used, and the combine kernel's grid needs no more
     """
 
     work: Ints

@@ -63,9 +63,9 @@ def plan_uneven(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> Host
     index, head = unit_row[all_units], unit_head[all_units]
     work = pieces_of(rows, index, head, first, end, spec)
 
-    # The program that begins at a unit's first cut has the unit to merge.
+    # Each unit that is cut is to be merged: one entry for its first cut.
     before = np.append(False, cut[:-1]) & (unit == np.append(-1, unit[:-1]))
     first_cut = np.flatnonzero(cut & ~before)
-    merges[first_cut, 0] = starts[first_cut] - 1
-    merges[first_cut, 1] = np.bincount(all_units)[unit[first_cut]]
+    merges[: len(first_cut), 0] = starts[first_cut] - 1
+    merges[: len(first_cut), 1] = np.bincount(all_units)[unit[first_cut]]
     return HostPlan(work, starts, merges, queued=False)
