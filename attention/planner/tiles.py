@@ -63,8 +63,8 @@ class TileSpec:
 class HostTiles:
     """A tile plan in host memory, for tests; `TilePlan` holds the same integers.
 
-    items   [n, 8] int32  longest first; where tiles are cut: by row, tile and KV position instead,
-                          as all of them run at once
+    items   [n, 8] int32  longest first; by row, tile and KV position where all of them run at once,
+                          which is where tiles may be cut
     merges  [m, 2] int32  (first item, items) of each tile that is cut
     """
 
@@ -163,42 +163,38 @@ def tiles_of(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> Tiles:
 
 
 def plan_tiles(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> HostTiles:
-    """The step's tiles, longest first; with few of them, cut along KV.
+    """The step's tiles, longest first; if they are fewer than run at once, cut along KV.
 
     Longest by the blocks up to the tile's end, but no more than a window holds: like the blocks it
     visits, give or take one, and never less in a later tile of a row, which device_tiles.py needs.
     """
     tiles = tiles_of(cu_seqlens_q, cache_seqlens, spec)
-    pieces = _pieces(tiles.blocks, spec)
-    if pieces.max(initial=1) == 1:
+    if len(tiles.row) >= spec.split_items:
         key = np.minimum(-(-tiles.end // spec.block_n), spec.longest_key)
         order = np.argsort(-key, kind="stable")
         items = _items(tiles, order, np.zeros_like(order), np.ones_like(order), spec)
         return HostTiles(items, np.zeros((0, 2), dtype=np.int32))
-    ends = np.cumsum(pieces)
+    pieces = _pieces(tiles.blocks, spec)
+    first = np.cumsum(pieces) - pieces
     index = np.repeat(np.arange(len(pieces)), pieces)
-    piece = np.arange(len(index)) - (ends - pieces)[index]
-    cut = pieces > 1
-    merges = np.stack([(ends - pieces)[cut], pieces[cut]], axis=1).astype(np.int32)
+    piece = np.arange(len(index)) - first[index]
+    merges = np.stack([first, pieces], axis=1)[pieces > 1].astype(np.int32)
     return HostTiles(_items(tiles, index, piece, pieces[index], spec), merges)
 
 
 def _pieces(blocks: Ints, spec: TileSpec) -> NDArray[np.int64]:
-    """[T] pieces of each tile: 1, unless more can run at once than there are tiles.
+    """[T] pieces of each tile, at least one, together at most spec.split_items.
 
-    Pieces are as short as the longest tile cut into k; the largest k is found by bisection, as
-    fewer and longer pieces always fit if these do.
+    Pieces are as short as those of the longest tile cut into k.  The largest k is found by
+    bisection: a larger one never gives fewer pieces.
     """
-    once = np.ones(len(blocks), dtype=np.int64)
-    if not 0 < len(blocks) < spec.split_items:
-        return once
-    longest = int(blocks.max())
+    longest = int(blocks.max(initial=0))
 
     def pieces(k: int) -> NDArray[np.int64]:
         size = max(-(-longest // k), spec.min_blocks)
         return np.maximum(-(-blocks.astype(np.int64) // size), 1)
 
-    low, high = 1, spec.split_items  # low fits; high + 1 is not tried
+    low, high = 1, spec.split_items
     while low < high:
         middle = (low + high + 1) // 2
         if pieces(middle).sum() <= spec.split_items:

@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from attention.planner import tiles as columns
+from attention.planner.device_tiles import DeviceTiler
 from attention.planner.tiles import Ints, TileSpec, plan_tiles
 
 SPECS = {
-    "group 4": TileSpec(kv_heads=2, group=4, programs=8),
-    "group 7, window": TileSpec(kv_heads=1, group=7, programs=4, window=100),
+    "group 4": TileSpec(kv_heads=2, group=4, programs=40),
+    "group 7, window": TileSpec(kv_heads=1, group=7, programs=12, window=700),
     "group 64, small tiles": TileSpec(kv_heads=8, group=64, programs=132, block_m=64, block_n=16),
     "one KV head": TileSpec(kv_heads=1, group=8, programs=132, min_q_len=1),
 }
@@ -100,3 +102,39 @@ def test_a_short_step_is_not_cut_into_pieces_of_less_than_four_blocks() -> None:
     plan = plan_tiles(np.array([0, 64], np.int32), np.array([512], np.int32), spec)
     lengths = plan.items[:, columns.END] - plan.items[:, columns.FIRST]
     assert len(plan.merges) == 4 and lengths.min() > 3 * spec.block_n
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("max_rows", [3, 60])
+def test_plan_on_the_device_is_the_one_in_numpy(name: str, max_rows: int, device: str) -> None:
+    spec, rng = SPECS[name], np.random.default_rng(max_rows)
+    longest, steps = (300, 60) if device == "cuda" else (30, 6)
+    max_tokens = max_rows * (longest + 2)
+    tiler = DeviceTiler(
+        spec, max_tokens=max_tokens, max_rows=max_rows, head_dim=16, device=torch.device(device)
+    )
+    cut = 0
+    for step in range(steps):
+        few = step % 3 == 0  # tokens, on long prefixes
+        rows = int(rng.integers(0, 4 if few else max_rows + 1))
+        cu_seqlens_q, cache_seqlens = batch(rng, rows, int(rng.choice([3, longest])))
+        if few:
+            cache_seqlens += rng.integers(0, 1 << 17, len(cache_seqlens)).astype(np.int32)
+        want = plan_tiles(cu_seqlens_q, cache_seqlens, spec)
+        tiles = tiler.plan(*(torch.from_numpy(x).to(device) for x in (cu_seqlens_q, cache_seqlens)))
+        num_items, num_merges = (int(count) for count in tiles.counts)
+        assert (num_items, num_merges) == (len(want.items), len(want.merges))
+        assert (tiles.items[:num_items].cpu().numpy() == want.items).all()
+        assert (tiles.merges[:num_merges].cpu().numpy() == want.merges).all()
+        assert int(tiles.queue) == 0
+        cut += num_merges > 0
+    assert cut > 0
+
+
+def test_a_step_of_too_many_rows_is_refused(device: str) -> None:
+    tiler = DeviceTiler(
+        SPECS["group 4"], max_tokens=9, max_rows=2, head_dim=16, device=torch.device(device)
+    )
+    lens = torch.zeros(4, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="3 rows is over the tile planner's max_rows=2"):
+        tiler.plan(lens, lens[:3])

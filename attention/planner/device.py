@@ -1,0 +1,81 @@
+"""DevicePlanner: the split plan made on the GPU, where the lengths are.
+
+One launch of a fixed grid, no waiting, so that a CUDA graph can begin with it; the integers are
+those of the planners in numpy, to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.planner.device_uneven import plan_uneven
+from attention.planner.plan import PlanSpec, SplitPlan
+
+PLANNERS = ("uneven",)
+THREADS_OF_A_WARP = 32
+
+
+class DevicePlanner:
+    """Plans steps of at most max_rows rows into the buffers of one SplitPlan, its own."""
+
+    def __init__(
+        self,
+        spec: PlanSpec,
+        planner: str,
+        *,
+        max_rows: int,
+        group: int,
+        head_dim: int,
+        device: torch.device,
+    ) -> None:
+        """group: query heads a KV head, for the buffers of partial results.
+
+        Raises ValueError for a planner that does not exist.
+        """
+        if planner not in PLANNERS:
+            raise ValueError(f"no split planner is named `{planner}`: use {' or '.join(PLANNERS)}")
+        assert max_rows >= 1 and spec.piece_cost >= 0 and spec.min_blocks >= 1
+        self.max_rows = max_rows
+        self._plan = SplitPlan.allocate(
+            spec,
+            max_rows=max_rows,
+            group=group,
+            head_dim=head_dim,
+            queued=False,
+            device=device,
+        )
+
+    def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> SplitPlan:
+        """Plan the rows of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
+
+        Padding rows feed nothing: q_len 0.  The answer's tensors are the same at each call and are
+        rewritten by it.  Raises ValueError if B is over max_rows.
+        """
+        num_rows = len(cache_seqlens)
+        assert len(cu_seqlens_q) == num_rows + 1
+        assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
+        assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
+        if num_rows > self.max_rows:
+            raise ValueError(
+                f"a step of {num_rows} rows is over the split planner's max_rows={self.max_rows}: "
+                "make the planner for more rows"
+            )
+        self._launch_uneven(cu_seqlens_q, cache_seqlens, num_rows)
+        return self._plan
+
+    def _launch_uneven(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
+        plan, spec = self._plan, self._plan.spec
+        max_rows = triton.next_power_of_2(self.max_rows)
+        row_units = triton.next_power_of_2(spec.kv_heads)
+        num_warps = 8
+        rows_each = max(num_warps * THREADS_OF_A_WARP // row_units, 1)
+        plan_uneven[(1 + triton.cdiv(num_rows, rows_each),)](
+            cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
+            HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
+            WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
+            MIN_SHARE=spec.piece_cost + 8 * spec.min_blocks, MAX_ROWS=max_rows,
+            BOUNDARIES=triton.next_power_of_2(spec.programs + 1), ROWS_EACH=rows_each,
+            ROW_UNITS=row_units, num_warps=num_warps,
+        )  # fmt: skip
