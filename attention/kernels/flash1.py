@@ -38,7 +38,7 @@ def _row_of(token, CU_SEQLENS_Q, rows):
     return low
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "table_row"])
 def _flash1(
     Q, K, V, TABLE, CU_SEQLENS_Q, CACHE_SEQLENS, OUT, LSE, SINKS, K_SCALE, V_SCALE,
     q_token, q_head, table_row, k_page, k_head, k_cell, v_page, v_head, v_cell,

@@ -8,7 +8,7 @@ prefill: the rows of a tile plan, chunks of prompts with or without cached token
   writes    out [T, heads, D], lse [T, heads]; of tiles cut along KV partial_out [block_m, D]
             float32, normalised, and partial_lse [block_m] in base 2, for merge_tiles.py
   math      block_m packed query rows of one KV head; online softmax in base 2, float32 sums;
-            blocks that every query sees whole have no masks, those at the edges have
+            only blocks that not every query sees whole compare positions
   bound     compute: 4 * D * (query, key) pairs floating-point operations a head
   checked   tests/attention/test_prefill_kernel.py against a float64 oracle
 
@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.kernels.launch import dependent_launch, wait_for_launcher
 from attention.kernels.merge_tiles import merge_tiles
 from attention.kernels.softmax import LOG2E, NOTHING, dot, finish, to_logits
 from attention.planner.tiles import TilePlan
@@ -42,17 +43,17 @@ def _page_ids(table, start, bottom, end, PAGE: tl.constexpr, BLOCK_N: tl.constex
 
 
 @triton.jit
-def _block_at(
-    base, ids, start, page_stride, token_stride,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+def _cells(
+    ids, start, page_stride, token_stride,
+    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Addresses [BLOCK_N, BLOCK_D] of a block of K or V, and which of the columns there are."""
+    """Where the keys or values of a block are: offsets [BLOCK_N, BLOCK_D]."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     if PAGE >= BLOCK_N:
         at = ids.to(tl.int64) * page_stride + (start % PAGE + n) * token_stride
     else:
         at = ids.to(tl.int64) * page_stride + n % PAGE * token_stride
-    return base + at[:, None] + d[None, :]
+    return at[:, None] + d[None, :]
 
 
 @triton.jit
@@ -60,48 +61,83 @@ def _visit(
     q, m, total, acc, K, V, table, start, stop, bottom, end, position,
     k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
+    STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys start..stop into the softmax."""
+    """Take the keys start..stop into the softmax; not EDGE: every query sees all of them."""
+    MASKED: tl.constexpr = EDGE or BLOCK_D != D
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    factor = tl.maximum(scale * LOG2E, 1e-30)  # of a scale of 0 too: -inf * 0 is NaN
+    if SOFTCAP:
+        factor = 1.0
     ids = _page_ids(table, start, bottom, end, PAGE, BLOCK_N)
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
-        k_at = _block_at(K, ids, block, k_page, k_token, D, BLOCK_D, PAGE, BLOCK_N)
-        v_at = _block_at(V, ids, block, v_page, v_token, D, BLOCK_D, PAGE, BLOCK_N)
+        k_at = _cells(ids, block, k_page, k_token, BLOCK_D, PAGE, BLOCK_N)
+        v_at = k_at
+        if not ALIKE:
+            v_at = _cells(ids, block, v_page, v_token, BLOCK_D, PAGE, BLOCK_N)
         ids = _page_ids(table, block + BLOCK_N, bottom, end, PAGE, BLOCK_N)
         key = block + n
-        if MASKED:
-            there = ((key >= bottom) & (key < end))[:, None] & (d < D)[None, :]
-            k = tl.load(k_at, mask=there, other=0.0)
-        elif BLOCK_D != D:
-            k = tl.load(k_at, mask=(d < D)[None, :], other=0.0)
-        else:
-            k = tl.load(k_at)
+        there = (d < D)[None, :]
+        if EDGE:
+            there = there & ((key >= bottom) & (key < end))[:, None]
+        k = tl.load(K + k_at, mask=there, other=0.0) if MASKED else tl.load(K + k_at)
         s = dot(q, tl.trans(k.to(q.dtype)), None, PRECISION)
-        if SOFTCAP or MASKED:
+        if SOFTCAP:
             s = to_logits(s, scale, softcap, SOFTCAP)
-            if MASKED:
-                seen = key[None, :] <= position[:, None]
-                if WINDOW > 0:
-                    seen = seen & (key[None, :] > position[:, None] - WINDOW)
-                s = tl.where(seen, s, float("-inf"))
-            top = tl.maximum(m, tl.max(s, 1))
-            p = tl.exp2(s - top[:, None])
-        else:  # one fused multiply-add an element
-            top = tl.maximum(m, tl.max(s, 1) * (scale * LOG2E))
-            p = tl.exp2(s * (scale * LOG2E) - top[:, None])
+        if EDGE:
+            seen = key[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+            s = tl.where(seen, s, float("-inf"))
+        top = tl.maximum(m, tl.max(s, 1) * factor)
+        p = tl.exp2(s * factor - top[:, None])  # one fused multiply-add an element
         alpha = tl.exp2(m - top)
         total = total * alpha + tl.sum(p, 1)
         m = top
-        if MASKED:
-            v = tl.load(v_at, mask=there, other=0.0)
-        elif BLOCK_D != D:
-            v = tl.load(v_at, mask=(d < D)[None, :], other=0.0)
-        else:
-            v = tl.load(v_at)
+        v = tl.load(V + v_at, mask=there, other=0.0) if MASKED else tl.load(V + v_at)
         acc = dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None], PRECISION)
     return m, total, acc
+
+
+@triton.jit
+def _softmax(
+    q, K, V, table, first, end, position, lowest, highest,
+    k_page, k_token, v_page, v_token, scale, softcap,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    EDGE_N: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys first..end, seen by queries at lowest..highest -> maximum and sum, weighted values.
+
+    Keys that every query sees come in blocks of BLOCK_N, those around them in blocks of EDGE_N.
+    """
+    m = tl.full([q.shape[0]], NOTHING, tl.float32)
+    total = tl.zeros([q.shape[0]], tl.float32)
+    acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
+    low, bottom = first, 0
+    if WINDOW > 0:
+        bottom = tl.maximum(lowest + 1 - WINDOW, 0)
+        low = tl.maximum(highest - WINDOW + BLOCK_N, first) // BLOCK_N * BLOCK_N
+    high = tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end)
+    if (high <= low) | (end - first <= SHORT):  # one loop: each has to fill its pipeline
+        low, high = first, first
+    if WINDOW > 0:
+        m, total, acc = _visit(
+            q, m, total, acc, K, V, table, first, low, bottom, end, position,
+            k_page, k_token, v_page, v_token, scale, softcap,
+            D, BLOCK_D, PAGE, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION, True,
+        )  # fmt: skip
+    m, total, acc = _visit(
+        q, m, total, acc, K, V, table, low, high, bottom, end, position,
+        k_page, k_token, v_page, v_token, scale, softcap,
+        D, BLOCK_D, PAGE, BLOCK_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION, False,
+    )  # fmt: skip
+    return _visit(
+        q, m, total, acc, K, V, table, high, end, bottom, end, position,
+        k_page, k_token, v_page, v_token, scale, softcap,
+        D, BLOCK_D, PAGE, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION, True,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -110,8 +146,9 @@ def _tile(
     head, q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_N: tl.constexpr,
+    SHORT: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     item = ITEMS + index * 8
     row, tile = tl.load(item), tl.load(item + 1)
@@ -129,35 +166,13 @@ def _tile(
     if K_SCALE is not None:
         scale = scale * tl.load(K_SCALE + head)
 
-    # Every query of the tile sees the keys low..high; around them are blocks with masks.
-    lowest = kv_len - q_len + tile * BLOCK_M // GROUP  # position of the tile's first query
-    position = kv_len - q_len + r // GROUP
-    high = tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end)
-    table = TABLE + row.to(tl.int64) * table_row
-    k_base, v_base = K + head.to(tl.int64) * k_head, V + head.to(tl.int64) * v_head
-    m = tl.full([BLOCK_M], NOTHING, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    low, bottom = first, 0
-    if WINDOW > 0:
-        bottom = tl.maximum(lowest + 1 - WINDOW, 0)
-        highest = tl.minimum(kv_len - q_len + (tile * BLOCK_M + BLOCK_M - 1) // GROUP, kv_len - 1)
-        low = tl.maximum(highest - WINDOW + BLOCK_N, first) // BLOCK_N * BLOCK_N
-        low = tl.minimum(low, tl.cdiv(end, BLOCK_N) * BLOCK_N)
-        m, total, acc = _visit(
-            q, m, total, acc, k_base, v_base, table, first, low, bottom, end, position,
-            k_page, k_token, v_page, v_token, scale, softcap,
-            D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION, True,
-        )  # fmt: skip
-    m, total, acc = _visit(
-        q, m, total, acc, k_base, v_base, table, low, high, bottom, end, position,
+    before = kv_len - q_len  # the position of the row's first query
+    m, total, acc = _softmax(
+        q, K + head.to(tl.int64) * k_head, V + head.to(tl.int64) * v_head,
+        TABLE + row.to(tl.int64) * table_row, first, end, before + r // GROUP,
+        before + tile * BLOCK_M // GROUP, before + (tile * BLOCK_M + (BLOCK_M - 1)) // GROUP,
         k_page, k_token, v_page, v_token, scale, softcap,
-        D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION, False,
-    )  # fmt: skip
-    m, total, acc = _visit(
-        q, m, total, acc, k_base, v_base, table, tl.maximum(low, high), end, bottom, end,
-        position, k_page, k_token, v_page, v_token, scale, softcap,
-        D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION, True,
+        D, BLOCK_D, PAGE, BLOCK_N, EDGE_N, SHORT, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
 
     if V_SCALE is not None:
@@ -176,50 +191,59 @@ def _tile(
             tl.store(LSE + token * lse_token + heads, lse, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])
 def _prefill(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
     ITEMS, COUNTS, QUEUE,
     q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_N: tl.constexpr,
+    SHORT: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if DEPENDENT:
+        wait_for_launcher()
     work = tl.load(COUNTS) * KV_HEADS
-    w = tl.atomic_add(QUEUE, 1)
+    w = tl.atomic_add(QUEUE, 1, sem="relaxed")
     while w < work:
-        following = tl.atomic_add(QUEUE, 1)  # asked for early: the answer takes a while
         _tile(
             Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
             ITEMS, w // KV_HEADS, w % KV_HEADS,
             q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
-            out_token, out_head, lse_token, scale, softcap,
-            KV_HEADS, GROUP, BLOCK_M, D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION,
+            out_token, out_head, lse_token, scale, softcap, KV_HEADS, GROUP, BLOCK_M, D, BLOCK_D,
+            PAGE, BLOCK_N, EDGE_N, SHORT, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
-        w = following
+        w = tl.atomic_add(QUEUE, 1, sem="relaxed")
     if w == work + tl.num_programs(0) - 1:  # each program ends with one number too many
         tl.store(QUEUE, 0)  # the last of them: for the next layer
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Tile sizes, which the tile plan must be made for, and how the kernel is compiled."""
+    """Tile sizes, of which the tile plan must be made, and how the kernel is compiled."""
 
     block_m: int
     block_n: int
+    edge_n: int  # keys of a block at the edges of what a tile sees; at most block_n
     warps: int
     stages: int
     resident: int = 1  # programs that fit on an SM
+    registers: int | None = None  # of a thread at most, so that they do
+    short: int = 0  # tiles of so many keys are visited in one loop, by blocks of edge_n
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
-    """The configuration for q of this type."""
+    """The configuration for q of this type, by measurement on an H100."""
     if dtype == torch.float32:
-        return PrefillConfig(block_m=64, block_n=32, warps=8, stages=1)
+        return PrefillConfig(block_m=64, block_n=32, edge_n=32, warps=8, stages=1)
     if head_dim > 128:
-        return PrefillConfig(block_m=128, block_n=64, warps=8, stages=2)
-    return PrefillConfig(block_m=128, block_n=128, warps=8, stages=2)
+        return PrefillConfig(block_m=128, block_n=32, edge_n=32, warps=8, stages=3)
+    if head_dim > 64:
+        return PrefillConfig(block_m=128, block_n=128, edge_n=32, warps=8, stages=3)
+    return PrefillConfig(
+        block_m=128, block_n=64, edge_n=32, warps=8, stages=3, resident=2, registers=128
+    )
 
 
 def prefill(
@@ -260,12 +284,13 @@ def prefill(
     _prefill[(spec.programs,)](
         q, k, v, page_table, tiles.partial_out, tiles.partial_lse, out, lse, sinks,
         k_scale, v_scale, tiles.items, tiles.counts, tiles.queue,
-        q.stride(0), q.stride(1), page_table.stride(0),
-        k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
+        q.stride(0), q.stride(1), page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=spec.block_n,
-        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps,
+        EDGE_N=config.edge_n, SHORT=config.short, STAGES=config.stages,
+        ALIKE=k.stride() == v.stride(), WINDOW=spec.window, SOFTCAP=softcap > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.warps, maxnreg=config.registers, **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, out, lse, sinks)

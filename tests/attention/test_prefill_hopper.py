@@ -1,0 +1,174 @@
+"""The Hopper prefill kernel against the float64 oracle, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_oracle import Case, check, make_case
+from torch import Tensor
+
+from attention.kernels.prefill_hopper import prefill_hopper, supports
+from attention.planner.tiles import HostTiles, TilePlan, TileSpec, plan_tiles
+
+
+def name(change: Any) -> str:
+    return "+".join(f"{key} {value}" for key, value in change.items())
+
+
+SERVED: dict[str, Any] = {
+    "capability": (9, 0),
+    "dtype": torch.bfloat16,
+    "kv_dtype": torch.bfloat16,
+    "head_dim": 128,
+    "page_size": 16,
+    "group": 4,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"dtype": torch.float16, "kv_dtype": torch.float16},
+        {"head_dim": 64},
+        {"head_dim": 80},
+        {"page_size": 128},
+        {"group": 7},
+        {"group": 64},
+    ],
+    ids=name,
+)
+def test_shapes_that_it_serves_are_accepted(change: dict[str, Any]) -> None:
+    assert supports(**{**SERVED, **change}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"capability": None}, "9.0"),
+        ({"capability": (8, 9)}, "9.0"),
+        ({"capability": (10, 0)}, "9.0"),
+        ({"dtype": torch.float32, "kv_dtype": torch.float32}, "float32"),
+        ({"kv_dtype": torch.float8_e4m3fn}, "float8"),
+        ({"head_dim": 256}, "256"),
+        ({"head_dim": 100}, "100"),
+        ({"page_size": 48}, "48"),
+        ({"group": 65}, "65"),
+    ],
+    ids=lambda value: name(value) if isinstance(value, dict) else "",
+)
+def test_what_it_cannot_serve_is_refused_by_reason(change: dict[str, Any], reason: str) -> None:
+    refusal = supports(**{**SERVED, **change})
+    assert refusal is not None and reason in refusal
+
+
+def host_plan(case: Case, spec: TileSpec) -> HostTiles:
+    cu_seqlens_q, cache_seqlens = (
+        lens.cpu().numpy().astype(np.int32) for lens in (case.cu_seqlens_q, case.cache_seqlens)
+    )
+    return plan_tiles(cu_seqlens_q, cache_seqlens, spec)
+
+
+def run(case: Case, **options: Any) -> tuple[Tensor, Tensor, TilePlan]:
+    """The case through the kernel, with every buffer of the plan poisoned before."""
+    spec = TileSpec(
+        kv_heads=case.kv_heads,
+        group=case.group,
+        window=case.window,
+        **{"block_n": 128, "min_q_len": 1, "programs": 3, "min_blocks": 1, **options},
+    )
+    tiles = TilePlan.allocate(
+        spec,
+        max_tokens=len(case.q),
+        max_rows=len(case.rows),
+        head_dim=case.q.shape[-1],
+        device=case.q.device,
+    )
+    tiles.partial_out.fill_(float("nan"))
+    tiles.partial_lse.fill_(float("nan"))
+    tiles.items.fill_(-1)
+    tiles.load(host_plan(case, spec))
+    out, lse = case.results()
+    prefill_hopper(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+    assert int(tiles.queue) == 0
+    return out, lse, tiles
+
+
+ROWS = [(5, 5), (200, 700), (2, 33), (0, 7), (1, 1), (128, 256), (1, 0), (33, 129), (300, 300)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"page": 16, "group": 4, "head_dim": 128},
+        {"page": 64, "group": 8, "head_dim": 128, "kv_heads": 1},
+        {"page": 128, "group": 1, "head_dim": 64},
+        {"page": 32, "group": 64, "head_dim": 96, "kv_heads": 1, "dtype": torch.float16},
+        {"page": 16, "group": 7, "head_dim": 80, "strided_q": True},
+        {"page": 16, "group": 3, "head_dim": 128, "layout": "NHD"},
+    ],
+    ids=name,
+)
+@pytest.mark.parametrize("programs", [5, 132], ids=["whole", "cut"])
+def test_rows_of_all_lengths_equal_the_oracle(shape: dict[str, Any], programs: int) -> None:
+    case = make_case(ROWS, device="cuda", **shape)
+    out, lse, tiles = run(case, programs=programs)
+    assert bool(tiles.counts[1]) == (programs == 132)
+    check(case, out, lse)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"softcap": 5.0, "sinks": True, "window": 40},
+        {"window": 300},
+        {"window": 1, "sinks": True},
+        {"q_factor": 200.0, "layout": "joint", "shared_pages": 2},
+    ],
+    ids=name,
+)
+@pytest.mark.parametrize("programs", [5, 132], ids=["whole", "cut"])
+def test_features_hold_in_whole_and_in_cut_tiles(features: dict[str, Any], programs: int) -> None:
+    case = make_case(ROWS, device="cuda", **features)
+    window, table = case.window, case.page_table.clone()
+    for row, (q_len, kv_len) in enumerate(case.rows):  # the pages before the window were given back
+        table[row, : max(kv_len - q_len + 1 - window, 0) // 16 if window else 0] = -1
+    out, lse, _ = run(replace(case, page_table=table), programs=programs)
+    check(case, out, lse)
+
+
+@pytest.mark.gpu
+def test_many_tiles_a_program_and_long_rows_equal_the_oracle() -> None:
+    case = make_case([(900, 2100), (700, 700), (64, 5000), (1500, 1500)], device="cuda", group=4)
+    out, lse, _ = run(case, programs=4)
+    check(case, out, lse)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_replays_rows_of_other_lengths() -> None:
+    """Nothing in the launch depends on a length, and the same plan gives the same bits."""
+    case = make_case([(300, 400), (20, 20), (70, 300)], device="cuda")
+    out, lse, tiles = run(case)
+    first = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    arguments = (case.q, case.k, case.v, case.page_table, tiles, out, lse)
+    with torch.cuda.graph(graph):
+        prefill_hopper(*arguments, **case.features)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(first, out)
+    other = make_case([(20, 90), (100, 100), (3, 200)], device="cuda", seed=1)
+    count, pages, width = len(other.q), len(other.k), other.page_table.shape[1]
+    case.q[:count], case.k[:pages], case.v[:pages] = other.q, other.k, other.v
+    case.page_table[:, :width] = other.page_table
+    tiles.load(host_plan(other, tiles.spec))
+    out.fill_(float("nan"))
+    graph.replay()
+    check(other, out[:count], lse[:count])
+    assert out[count:].isnan().all()
