@@ -253,10 +253,18 @@ def _working_bytes(
 
 
 def warm_up(runner: Runner, resolved: Resolved) -> None:
-    """Run a prompt and a decode step, so that the first request meets code that has run."""
+    """Run a prompt and decode steps, so that the first request meets code that has run.
+
+    On a GPU, some kernels are compiled for ranges of numbers of rows, no longer than from a power
+    of two to the next.
+    """
     params = SamplingParams(max_tokens=1, top_p=0.9, temperature=0.5)
-    _run(runner, _one_row(0, min(8, resolved.max_model_len - 1), resolved, params))
-    _run(runner, _decode_rows(1, resolved, params))
+    prompt = min(8, resolved.max_batched_tokens, resolved.max_model_len - 1)
+    _run(runner, _one_row(0, prompt, resolved, params))
+    most = resolved.max_num_seqs if resolved.device == "cuda" else 1
+    for power in range(most.bit_length()):
+        _run(runner, _decode_rows(1 << power, resolved, params))
+    _run(runner, _decode_rows(most, resolved, params))
 
 
 def _run(runner: Runner, batch: Batch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
-from runtime.config import Attention, EngineConfig
+from runtime.config import Attention, DType, EngineConfig
 from runtime.engine import Engine
 from runtime.loading import Loaded, load
 from runtime.messages import Request, SamplingParams
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(checkpoint: Path, attention: Attention, device: str, **wishes: object) -> Loaded:
     config = EngineConfig(
         model=str(checkpoint), device=device, dtype="float32", attention=attention, kv_tokens=128,
-        max_num_seqs=2, max_batched_tokens=8, max_model_len=64, threads=1, **wishes,
+        max_num_seqs=2, max_batched_tokens=7, max_model_len=64, threads=1, **wishes,
     )  # fmt: skip
     return load(config, lambda phase, done, total: None)
 
@@ -68,6 +68,33 @@ def test_fp8_pages_take_a_quarter_of_what_float32_takes(checkpoint: Path):
     assert fp8.ready.kv_bytes == plain.ready.kv_bytes // 4 + scales
     assert fp8.ready.attention == "mha (in torch, pages fp8_e4m3)"
     assert [len(answer) for answer in answers(fp8)] == [STEPS, STEPS]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["flash1", "flash2"])
+def test_no_kernel_is_compiled_after_the_warm_up(checkpoint: Path, name: Attention, dtype: DType):
+    """A compilation would stop every answer for a second."""
+    import triton
+
+    config = EngineConfig(
+        model=str(checkpoint), device="cuda", dtype=dtype, attention=name, kv_tokens=4096,
+        max_num_seqs=12, max_batched_tokens=48,
+    )  # fmt: skip
+    ready = load(config, lambda phase, done, total: None)
+    engine = Engine(ready.resolved, ready.ready.vocab_size, ready.executor)
+    for id in range(40):
+        prompt = [(id + place) % 90 + 3 for place in range(1 + id * 7 % 301)]
+        engine.add(Request(id, 0, prompt, SamplingParams(max_tokens=1 + id % 17)))
+    compiled: list[str] = []
+    hook = triton.knobs.runtime.jit_post_compile_hook
+    triton.knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["repr"])
+    try:
+        while engine.has_work:
+            assert all(output.error is None for output in engine.step())
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = hook
+    assert compiled == []
 
 
 @pytest.mark.gpu

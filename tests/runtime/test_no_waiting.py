@@ -23,6 +23,7 @@ FEATURES = (
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("tied", [False, True])
 def test_queueing_a_step_waits_for_nothing(tmp_path: Path, tied: bool) -> None:
     from transformers import Qwen3Config
