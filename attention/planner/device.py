@@ -10,11 +10,15 @@ import torch
 import triton
 from torch import Tensor
 
+from attention.planner.device_counts import plan_counts
 from attention.planner.device_uneven import plan_uneven
+from attention.planner.fa3 import MOST_ROWS, split_cap
 from attention.planner.plan import PlanSpec, SplitPlan
 
-PLANNERS = ("uneven",)
+PLANNERS = ("uneven", "greedy", "fa3")
 THREADS_OF_A_WARP = 32
+NUM_WARPS = 8
+COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts; measured on an H100
 
 
 class DevicePlanner:
@@ -32,18 +36,21 @@ class DevicePlanner:
     ) -> None:
         """group: query heads a KV head, for the buffers of partial results.
 
-        Raises ValueError for a planner that does not exist.
+        The plans of greedy and fa3 are queued.  Raises ValueError for a planner that does not
+        exist.
         """
         if planner not in PLANNERS:
-            raise ValueError(f"no split planner is named `{planner}`: use {' or '.join(PLANNERS)}")
+            known = f"{', '.join(PLANNERS[:-1])} or {PLANNERS[-1]}"
+            raise ValueError(f"no split planner is named `{planner}`: use {known}")
         assert max_rows >= 1 and spec.piece_cost >= 0 and spec.min_blocks >= 1
         self.max_rows = max_rows
+        self._planner = planner
         self._plan = SplitPlan.allocate(
             spec,
             max_rows=max_rows,
             group=group,
             head_dim=head_dim,
-            queued=False,
+            queued=planner != "uneven",
             device=device,
         )
 
@@ -62,20 +69,38 @@ class DevicePlanner:
                 f"a step of {num_rows} rows is over the split planner's max_rows={self.max_rows}: "
                 "make the planner for more rows"
             )
-        self._launch_uneven(cu_seqlens_q, cache_seqlens, num_rows)
+        if self._planner == "uneven":
+            self._launch_uneven(cu_seqlens_q, cache_seqlens, num_rows)
+        else:
+            self._launch_counts(cu_seqlens_q, cache_seqlens, num_rows)
         return self._plan
 
     def _launch_uneven(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
         plan, spec = self._plan, self._plan.spec
         max_rows = triton.next_power_of_2(self.max_rows)
         row_units = triton.next_power_of_2(spec.kv_heads)
-        num_warps = 8
-        rows_each = max(num_warps * THREADS_OF_A_WARP // row_units, 1)
+        rows_each = max(NUM_WARPS * THREADS_OF_A_WARP // row_units, 1)
         plan_uneven[(1 + triton.cdiv(num_rows, rows_each),)](
             cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
             HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
             WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
             MIN_SHARE=spec.piece_cost + 8 * spec.min_blocks, MAX_ROWS=max_rows,
             BOUNDARIES=triton.next_power_of_2(spec.programs + 1), ROWS_EACH=rows_each,
-            ROW_UNITS=row_units, num_warps=num_warps,
+            ROW_UNITS=row_units, num_warps=NUM_WARPS,
+        )  # fmt: skip
+
+    def _launch_counts(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
+        plan, spec = self._plan, self._plan.spec
+        max_rows = triton.next_power_of_2(self.max_rows)
+        rows_each = min(COUNTS_ROWS, max_rows)
+        plan_counts[(max(triton.cdiv(num_rows, rows_each), 1),)](
+            cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
+            HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
+            WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
+            MERGE_COST=spec.merge_cost, MERGE_PIECE_COST=spec.merge_piece_cost,
+            CAP=split_cap(spec.kv_heads, spec.programs), MOST_ROWS=MOST_ROWS,
+            GREEDY=self._planner == "greedy", MAX_ROWS=max_rows,
+            BOUNDARIES=triton.next_power_of_2(spec.programs + 1),
+            CHUNK=min(max_rows, COUNTS_CHUNK), ROWS_EACH=rows_each, LANES=COUNTS_LANES,
+            num_warps=NUM_WARPS,
         )  # fmt: skip

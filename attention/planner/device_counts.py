@@ -177,7 +177,10 @@ def _write_rows(
         tl.store(merge, pair_of(index, count), mask=real & (k == 0) & (count > 1))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["CU_SEQLENS_Q", "CACHE_SEQLENS"],
+)
 def plan_counts(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
     HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr,
