@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "start the server",
     "chat": "talk to a running server",
     "bench": "measure a running server",
+    "tune": "measure the GPU for the split planners",
     "pull": "download a model from the Hub",
     "version": "print the version",
 }

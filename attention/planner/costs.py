@@ -1,4 +1,4 @@
-"""What the planners charge, from times measured on the device.
+"""What the planners charge, from times measured on the device with each decode kernel.
 
 `wavefill tune` measures them (calibrate.py) and writes them into a file under the user's cache; for
 devices it has not been run on there are the values below.
@@ -7,6 +7,7 @@ devices it has not been run on there are the values below.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -20,9 +21,8 @@ PARTIAL_BYTES = 8  # a number of a partial result: four bytes written, and read 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Times of the decode kernel on one kind of device, its grid full."""
+    """Times of one decode kernel on one kind of device, its grid full."""
 
-    programs_per_sm: int  # what is best for head_dim 128 with up to 16 queries a KV head
     read_tbs: float  # TB/s of keys and values that all programs read together
     launch_us: float  # a call that has nothing to do
     piece_us: float  # a piece, beside reading its blocks
@@ -65,18 +65,27 @@ class DeviceCosts:
         )
 
 
-# By the name that the driver gives.
+# By the name that the driver gives, then by the kernel's name in backend.py's table.
 SHIPPED = {
-    "NVIDIA H100 80GB HBM3": DeviceCosts(
-        programs_per_sm=3,
-        read_tbs=2.9,
-        launch_us=3.0,
-        piece_us=1.5,
-        merge_us=1.0,
-        merge_tbs=3.0,
-        rho=2.0,
-    ),
+    "NVIDIA H100 80GB HBM3": {
+        "decode": DeviceCosts(
+            read_tbs=2.784, launch_us=5.59, piece_us=1.84, merge_us=0.07, merge_tbs=19.33, rho=1.78
+        ),
+        "decode_hopper": DeviceCosts(
+            read_tbs=2.9, launch_us=5.0, piece_us=0.8, merge_us=0.07, merge_tbs=19.33, rho=1.8
+        ),
+    },
+    # The same multiprocessors at the memory's speed: the H100's, reading as much faster as copying.
+    "NVIDIA H200": {
+        "decode": DeviceCosts(
+            read_tbs=3.96, launch_us=5.59, piece_us=1.84, merge_us=0.07, merge_tbs=19.33, rho=1.78
+        ),
+        "decode_hopper": DeviceCosts(
+            read_tbs=4.1, launch_us=5.0, piece_us=0.8, merge_us=0.07, merge_tbs=19.33, rho=1.8
+        ),
+    },
 }
+STANDARD = "NVIDIA H100 80GB HBM3"  # stands for devices that are not listed
 
 
 def tuned_file(environment: Mapping[str, str] = os.environ) -> Path:
@@ -86,43 +95,52 @@ def tuned_file(environment: Mapping[str, str] = os.environ) -> Path:
     return folder / "wavefill" / "planner.json"
 
 
-def shipped_costs(device_name: str) -> DeviceCosts:
+def shipped_costs(device_name: str, kernel: str) -> DeviceCosts:
     """The costs that come with this version; those of an H100 for a device it does not know."""
-    return SHIPPED.get(device_name, SHIPPED["NVIDIA H100 80GB HBM3"])
+    return SHIPPED.get(device_name, SHIPPED[STANDARD])[kernel]
 
 
-def device_costs(device_name: str, file: Path | None = None) -> DeviceCosts:
-    """The costs measured on this machine, else those shipped.
+def device_costs(
+    device_name: str, kernel: str = "decode", *, file: Path | None = None
+) -> DeviceCosts:
+    """The costs of a decode kernel measured on this machine, else those shipped.
 
     file: tuned_file() if left out.  Raises ValueError if it is there and cannot be used.
     """
     tuned = read_tuned(tuned_file() if file is None else file)
-    return tuned.get(device_name) or shipped_costs(device_name)
+    return tuned.get(device_name, {}).get(kernel) or shipped_costs(device_name, kernel)
 
 
-def read_tuned(file: Path) -> dict[str, DeviceCosts]:
-    """Device name -> costs, of the file; empty if there is none."""
+def read_tuned(file: Path) -> dict[str, dict[str, DeviceCosts]]:
+    """Device name -> kernel -> costs, of the file; empty if there is none."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return {
+            name: {kernel: _checked(values) for kernel, values in kernels.items()}
+            for name, kernels in json.loads(file.read_bytes()).items()
+        }
     except FileNotFoundError:
         return {}
-    try:
-        return {name: _checked(values) for name, values in json.loads(text).items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{file}: not what this version's `wavefill tune` writes ({error}): "
+            f"{file}: not what this version's `wavefill tune` writes ({error!r}): "
             "run it again or delete the file"
         ) from None
 
 
-def write_tuned(file: Path, device_name: str, costs: DeviceCosts) -> None:
-    """Add a device's costs to the file, or replace them."""
+def write_tuned(file: Path, device_name: str, costs: Mapping[str, DeviceCosts]) -> None:
+    """Add a device's costs by kernel to the file; those of kernels not given stay."""
     try:
         known = read_tuned(file)
     except ValueError:  # of another version: what tuning again is for
         known = {}
-    known[device_name] = costs
-    text = json.dumps({name: asdict(values) for name, values in sorted(known.items())}, indent=2)
+    known[device_name] = known.get(device_name, {}) | dict(costs)
+    text = json.dumps(
+        {
+            name: {kernel: asdict(values) for kernel, values in sorted(kernels.items())}
+            for name, kernels in sorted(known.items())
+        },
+        indent=2,
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     partly = file.with_suffix(f".{os.getpid()}")
     partly.write_text(text + "\n", encoding="utf-8")
@@ -131,6 +149,6 @@ def write_tuned(file: Path, device_name: str, costs: DeviceCosts) -> None:
 
 def _checked(values: dict[str, float]) -> DeviceCosts:
     for field in fields(DeviceCosts):
-        if not values[field.name] > 0:
+        if not 0 < values[field.name] < math.inf:
             raise ValueError(f"{field.name} is {values[field.name]}")
     return DeviceCosts(**values)

@@ -1,0 +1,129 @@
+"""Times plans on a GPU, with the real decode kernels: what calibrate.py measures with.
+
+Calls are timed in CUDA graphs, one after the other as layers are, and over keys and values far
+larger than the cache.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from attention.backend import Machine, Shape, dispatch
+from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan
+
+GROUP, HEAD_DIM, PAGE = 8, 128, 16
+DTYPE = torch.bfloat16
+KV_BYTES = 2 << 30  # of keys and as many of values: no plan finds its own in the cache
+MIN_SETS, CALLS, REPLAYS = 2, 24, 9
+
+SHAPE = Shape(
+    heads=GROUP, kv_heads=1, head_dim=HEAD_DIM, page_size=PAGE, dtype=DTYPE, kv_dtype=DTYPE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeKernel:
+    """A decode kernel as the back end runs it with this shape."""
+
+    name: str
+    run: Callable[..., None]
+    block: int
+    programs_per_sm: int
+    queued: bool  # whether it serves plans that are a queue
+
+
+def kernels_of(machine: Machine) -> list[str]:
+    """The names of the decode kernels that flash2 runs there, with plans that are assigned and with
+    queues.  Raises UnsupportedAttention if there are none."""
+    choices = (dispatch(machine, "flash2", SHAPE, planner) for planner in ("uneven", "greedy"))
+    return list(dict.fromkeys(choice.decode for choice in choices))
+
+
+def decode_kernel(name: str) -> DecodeKernel:
+    """The kernel of that name; imported here because not every machine can run each."""
+    if name == "decode_hopper":
+        from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
+
+        block = hopper_decode_config(HEAD_DIM, GROUP).block_n
+        return DecodeKernel(name, decode_hopper, block, 1, queued=False)
+    from attention.kernels.decode import decode, decode_config
+
+    config = decode_config(HEAD_DIM, DTYPE, GROUP)
+    return DecodeKernel(name, decode, config.block_n, config.resident, queued=True)
+
+
+class Device:
+    """The present GPU: keys and values of one KV head in shuffled pages, and plans' times."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(self.device)
+        self.name, self.sms = properties.name, properties.multi_processor_count
+        page_bytes = PAGE * HEAD_DIM * DTYPE.itemsize
+        num_pages = min(KV_BYTES, properties.total_memory // 8) // page_bytes
+        shape = (num_pages, 1, PAGE, HEAD_DIM)
+        self.k = torch.randn(shape, device=self.device, dtype=DTYPE)
+        self.v = torch.randn(shape, device=self.device, dtype=DTYPE)
+        self.pages = torch.randperm(num_pages, device=self.device, dtype=torch.int32)
+        self.stream = torch.cuda.Stream()
+
+    def microseconds(
+        self, kernel: DecodeKernel, plan: HostPlan, spec: PlanSpec, lengths: Ints
+    ) -> float:
+        """Median of a call with this plan of rows of these lengths, each call over other pages."""
+        rows = len(lengths)
+        tables = self._tables(lengths)
+        q = torch.randn(rows, GROUP, HEAD_DIM, device=self.device, dtype=DTYPE)
+        out = torch.empty_like(q)
+        buffers = SplitPlan.allocate(
+            spec,
+            max_rows=rows,
+            group=GROUP,
+            head_dim=HEAD_DIM,
+            queued=plan.queued,
+            device=self.device,
+        )
+        buffers.load(plan)
+        scale = HEAD_DIM**-0.5
+
+        def call(number: int) -> None:
+            kernel.run(q, self.k, self.v, tables[number], buffers, out, scale=scale)
+
+        return self._timed(call, len(tables))
+
+    def _tables(self, lengths: Ints) -> list[torch.Tensor]:
+        """Page tables of the rows, as many as there are pages for; no two share a page."""
+        needed = -(-lengths.astype(np.int64) // PAGE)  # pages of each row
+        total = int(needed.sum())
+        sets = min(len(self.pages) // total, CALLS)
+        assert sets >= MIN_SETS, "the measurement is larger than the memory it may use"
+        column = np.arange(int(needed.max(initial=1)))
+        place = np.minimum((np.cumsum(needed) - needed)[:, None] + column, total - 1)
+        at = torch.from_numpy(place).to(self.device)
+        return [self.pages[number * total :][at] for number in range(sets)]
+
+    def _timed(self, call: Callable[[int], None], sets: int) -> float:
+        """Replays of a graph of CALLS calls, call(0), call(1) ... call(sets - 1) in turn."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            call(0)
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            for number in range(CALLS):
+                call(number % sets)
+            graph.capture_end()
+            graph.replay()
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+            events[0].record()
+            for event in events[1:]:
+                graph.replay()
+                event.record()
+        torch.cuda.synchronize()
+        times = [start.elapsed_time(end) for start, end in pairwise(events)]
+        return statistics.median(times) * 1000 / CALLS
