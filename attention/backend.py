@@ -106,10 +106,13 @@ class Kernel:
     head_dims: range = range(16, 257)
     page_sizes: tuple[int, ...] = (16, 32, 64, 128)
     largest_group: int = 64
+    planners: tuple[str, ...] | None = None  # whose plans it follows; None: anyone's
     interpretable: bool = True
 
-    def refuses(self, machine: Machine, shape: Shape) -> str:
+    def refuses(self, machine: Machine, shape: Shape, planner: str) -> str:
         """Why the kernel cannot serve this here; empty if it can."""
+        if self.planners is not None and planner not in self.planners:
+            return f"it follows plans of {' and '.join(self.planners)}, not of {planner}"
         return self._refuses_machine(machine, shape.kv_dtype == FP8) or self._refuses_shape(shape)
 
     def _refuses_machine(self, machine: Machine, fp8: bool) -> str:
@@ -143,7 +146,20 @@ class Kernel:
 HALVES = (torch.bfloat16, torch.float16)
 # Of each list, the first kernel that serves a shape is taken.  Triton supports devices from 8.0 on.
 FLASH1 = (Kernel(name="flash1", since=(8, 0), largest_group=1 << 20),)
-DECODE = (Kernel(name="decode", since=(8, 0)),)
+DECODE = (
+    Kernel(
+        name="decode_hopper",
+        since=(9, 0),
+        before=(10, 0),
+        fp8_since=None,
+        dtypes=HALVES,
+        head_dims=range(24, 257, 8),
+        largest_group=32,
+        planners=("uneven",),
+        interpretable=False,
+    ),
+    Kernel(name="decode", since=(8, 0)),
+)
 PREFILL = (
     Kernel(
         name="prefill_hopper",
@@ -176,9 +192,10 @@ def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str 
     `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven.
     Raises UnsupportedAttention, naming what would work.
     """
-    choice = _from_table(machine, requested, shape)
+    planner = "uneven" if split_planner == "auto" else split_planner
+    choice = _from_table(machine, requested, shape, planner)
     if choice.backend == "flash2":
-        return replace(choice, planner="uneven" if split_planner == "auto" else split_planner)
+        return replace(choice, planner=planner)
     if split_planner != "auto":
         raise UnsupportedAttention(
             f"--split-planner {split_planner} plans the decode kernel of flash2, and attention is "
@@ -187,13 +204,13 @@ def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str 
     return choice
 
 
-def _from_table(machine: Machine, requested: str, shape: Shape) -> Choice:
+def _from_table(machine: Machine, requested: str, shape: Shape, planner: str) -> Choice:
     if requested == "mha" or (requested == "auto" and machine.capability is None):
         return Choice("mha")
     wanted = "flash2" if requested == "auto" else requested
     chosen: list[str] = []
     for kernels in TABLE[wanted]:
-        refusals = [kernel.refuses(machine, shape) for kernel in kernels]
+        refusals = [kernel.refuses(machine, shape, planner) for kernel in kernels]
         if all(refusals):  # the last kernel is the most general one
             if requested == "auto":
                 return Choice("mha", reason=refusals[-1])

@@ -39,8 +39,8 @@ class TritonPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillTile:
-    """What a prefill kernel wants of its plan."""
+class Tile:
+    """What a kernel wants of its plan."""
 
     block_m: int  # packed query rows
     block_n: int  # KV positions
@@ -99,6 +99,7 @@ class TritonBackend:
         max_decode_tokens: int = MAX_DECODE_TOKENS,
     ) -> None:
         """Takes the memory for plans and partial results; arguments as in `build`."""
+        self._decode, decode_tile = _decode_kernel(choice.decode, shape, max_decode_tokens)
         self._prefill, prefill_tile = _prefill_kernel(choice.prefill, shape)
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
@@ -106,7 +107,7 @@ class TritonBackend:
         try:
             self._planners = {
                 window: DevicePlanner(
-                    _decode_spec(shape, device, window, max_decode_tokens),
+                    _decode_spec(shape, decode_tile, device, window, max_decode_tokens),
                     choice.planner,
                     max_rows=capacity.rows,
                     group=shape.group,
@@ -180,39 +181,53 @@ class TritonBackend:
             "k_scale": k_scale, "v_scale": v_scale,
         }  # fmt: skip
         if window in plan.decode:
-            decode(*tensors, plan.decode[window], out, lse, **options)
+            self._decode(*tensors, plan.decode[window], out, lse, **options)
         if window in plan.prefill:
             self._prefill(*tensors, plan.prefill[window], out, lse, **options)
         return out
 
 
-def _decode_spec(shape: Shape, device: torch.device, window: int, max_q_len: int) -> PlanSpec:
-    config = decode_config(shape.head_dim, shape.dtype, shape.group * max_q_len)
+def _decode_kernel(name: str, shape: Shape, max_q_len: int) -> tuple[Callable[..., None], Tile]:
+    """The table's kernel for rows that decode, and the tiles that it wants."""
+    queries = shape.group * max_q_len
+    if name == "decode_hopper":
+        from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
+
+        return decode_hopper, Tile(
+            queries, hopper_decode_config(shape.head_dim, queries).block_n, 1
+        )
+    config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
+    return decode, Tile(queries, config.block_n, config.resident)
+
+
+def _decode_spec(
+    shape: Shape, tile: Tile, device: torch.device, window: int, max_q_len: int
+) -> PlanSpec:
     name, sms = _device(device)
     return device_costs(name).spec(
         kv_heads=shape.kv_heads,
-        programs=sms * config.resident,
+        programs=sms * tile.resident,
         group=shape.group,
         head_dim=shape.head_dim,
         item_bytes=shape.kv_dtype.itemsize,
-        block=config.block_n,
+        block=tile.block_n,
         max_q_len=max_q_len,
         window=window,
     )
 
 
-def _prefill_kernel(name: str, shape: Shape) -> tuple[Callable[..., None], PrefillTile]:
+def _prefill_kernel(name: str, shape: Shape) -> tuple[Callable[..., None], Tile]:
     """The table's kernel for prompts, and the tiles that it wants."""
     if name == "prefill_hopper":
         from attention.kernels.prefill_hopper import hopper_config, prefill_hopper
 
-        return prefill_hopper, PrefillTile(128, hopper_config(shape.head_dim).block_n, 1)
+        return prefill_hopper, Tile(128, hopper_config(shape.head_dim).block_n, 1)
     config = prefill_config(shape.head_dim, shape.dtype)
-    return prefill, PrefillTile(config.block_m, config.block_n, config.resident)
+    return prefill, Tile(config.block_m, config.block_n, config.resident)
 
 
 def _tile_spec(
-    shape: Shape, tile: PrefillTile, device: torch.device, window: int, max_q_len: int
+    shape: Shape, tile: Tile, device: torch.device, window: int, max_q_len: int
 ) -> TileSpec:
     return TileSpec(
         kv_heads=shape.kv_heads,

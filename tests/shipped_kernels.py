@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attention.kernels.decode import decode
+from attention.kernels.decode_hopper import decode_hopper
 from attention.kernels.flash1 import flash1
 from attention.kernels.prefill import prefill, prefill_config
 from attention.kernels.prefill_hopper import HALF, hopper_config, prefill_hopper
@@ -40,17 +41,25 @@ class Step:
         self.features = {"scale": head_dim**-0.5, **self.scales}
 
 
-def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step = Step(head_dim, kv_dtype)
-    plan = SplitPlan.allocate(
-        PlanSpec(kv_heads=KV_HEADS, programs=264),
+def split_plan(head_dim: int, programs: int) -> SplitPlan:
+    return SplitPlan.allocate(
+        PlanSpec(kv_heads=KV_HEADS, programs=programs),
         max_rows=ROWS,
         group=GROUP,
         head_dim=head_dim,
         queued=False,
         device=META,
     )
+
+
+def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step, plan = Step(head_dim, kv_dtype), split_plan(head_dim, 264)
     decode(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+
+
+def call_decode_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step, plan = Step(head_dim, kv_dtype), split_plan(head_dim, 132)
+    decode_hopper(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
 
 
 def tile_spec(block_m: int, block_n: int, resident: int = 1) -> TileSpec:
@@ -128,4 +137,5 @@ for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
     SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
     if kv_dtype != FP8:
+        SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
         SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)

@@ -152,11 +152,35 @@ class DecodeConfig:
     resident: int
 
 
-def decode_config(head_dim: int, dtype: torch.dtype, queries: int) -> DecodeConfig:
-    """The configuration for tiles of `queries` packed rows, by measurement on an H100."""
+def decode_config(
+    head_dim: int, dtype: torch.dtype, queries: int, kv_dtype: torch.dtype | None = None
+) -> DecodeConfig:
+    """The configuration for tiles of `queries` packed rows, by measurement on an H100.
+
+    kv_dtype: of the pages, dtype if not said
+    """
     if dtype == torch.float32 or head_dim > 128 or queries > 16:
         return DecodeConfig(block_n=32, stages=3, warps=4, resident=1)
-    return DecodeConfig(block_n=64, stages=3, warps=4, resident=3)
+    # What is converted on the way takes registers.
+    return DecodeConfig(
+        block_n=64, stages=3, warps=4, resident=3 if kv_dtype in (None, dtype) else 2
+    )
+
+
+MAX_QUERIES, MAX_TILE = 128, 128 * 128  # rows and numbers of a tile: what fits in registers
+
+
+def _tile(group: int, max_q_len: int, head_dim: int) -> tuple[int, int]:
+    """(BLOCK_Q, BLOCK_D); raises ValueError if a row's packed queries are more than one tile."""
+    block_d = triton.next_power_of_2(head_dim)
+    queries, most = group * max_q_len, min(MAX_QUERIES, MAX_TILE // block_d)
+    if queries > most:
+        raise ValueError(
+            f"{group} query heads x max_q_len {max_q_len} = {queries} queries a KV head: the "
+            f"decode kernel serves {most} of head_dim {head_dim}: plan with a smaller max_q_len, "
+            "and leave longer rows to the prefill kernel"
+        )
+    return max(16, triton.next_power_of_2(queries)), block_d
 
 
 def decode(
@@ -186,7 +210,8 @@ def decode(
     k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
 
     Query i of a row sees keys up to its position kv_len - q_len + i, and of plan.spec.window the
-    last so many.  Source: Flash-Decoding; FlashAttention-2.
+    last so many.  Raises ValueError if a row's packed queries fill more than one tile.
+    Source: Flash-Decoding; FlashAttention-2.
     """
     spec = plan.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
@@ -194,8 +219,8 @@ def decode(
     queries = group * spec.max_q_len
     assert plan.partial_out.shape[1:] == (queries, head_dim), "the plan is for other shapes"
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
-    config = config or decode_config(head_dim, q.dtype, queries)
-    block_d = triton.next_power_of_2(head_dim)
+    config = config or decode_config(head_dim, q.dtype, queries, k.dtype)
+    block_q, block_d = _tile(group, spec.max_q_len, head_dim)
     lse_token = 0 if lse is None else lse.stride(0)
     _decode[(spec.programs,)](
         q, k, v, page_table, plan.partial_out, plan.partial_lse, out, lse, sinks, k_scale, v_scale,
@@ -203,8 +228,8 @@ def decode(
         q.stride(0), q.stride(1), page_table.stride(0),
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         out.stride(0), out.stride(1), lse_token, scale, softcap,
-        GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
-        D=head_dim, BLOCK_D=block_d, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages,
+        GROUP=group, QUERIES=queries, BLOCK_Q=block_q, D=head_dim, BLOCK_D=block_d,
+        PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages,
         WINDOW=spec.window, SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         QUEUED=plan.queued, num_warps=config.warps, **dependent_launch(q.device),

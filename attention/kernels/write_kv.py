@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.kernels.launch import dependent_launch, wait_for_launcher
+
 MAX_FP8: tl.constexpr = tl.constexpr(448.0)
 TILE = 1024  # numbers a program moves of each of K and V: 16 bytes a thread
 
@@ -53,9 +55,12 @@ def _write_kv(
     HEADS: tl.constexpr,  # of a tile, a power of two
     DIM: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     HAS_SCALE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(write_slots + token)
+    if DEPENDENT:
+        wait_for_launcher()
     if slot >= 0:
         page, cell = slot // PAGE, slot % PAGE
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -123,4 +128,5 @@ def write_kv(
         DIM=dim,
         HAS_SCALE=fp8,
         num_warps=max(1, min(4, heads * dim // 256)),
+        **dependent_launch(k.device),
     )

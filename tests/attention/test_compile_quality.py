@@ -20,6 +20,7 @@ import torch
 from attention.kernels.decode import decode_config
 
 TESTS = Path(__file__).parents[1]
+FP8 = torch.float8_e4m3fn
 NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
 
 
@@ -78,8 +79,21 @@ def test_decode_loads_wide_and_multiplies_on_tensor_cores(
 def test_as_many_decode_programs_fit_an_sm_as_its_configuration_says(
     shipped: dict[str, dict[str, Any]], name: str
 ):
-    config = decode_config(int(name.split()[0][1:]), torch.bfloat16, queries=4)
+    config = decode_config(
+        int(name.split()[0][1:]), torch.bfloat16, queries=4, kv_dtype=FP8 if "fp8" in name else None
+    )
     assert shipped[f"decode {name}: _decode"]["resident"] >= config.resident
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_hopper_decode_kernel_loads_by_tma_and_leaves_room(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    """For a combine program, which so can wait beside it on the SM."""
+    kernel = shipped[f"decode_hopper {name}: _decode_hopper"]
+    assert count(kernel["operations"], "UTMALDG") and not count(kernel["operations"], "LDL", "STL")
+    assert count(kernel["hot"], "HMMA") >= 8 and count(kernel["hot"], "LDSM")
+    assert kernel["resident"] >= 2
 
 
 @pytest.mark.parametrize("name", NAMES)

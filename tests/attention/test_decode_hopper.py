@@ -1,0 +1,185 @@
+"""The Hopper decode kernel against the float64 oracle, and against the plain kernel's bits of plan.
+
+Gluon has no interpreter: all of this needs a GPU of compute capability 9.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from attention_oracle import Case, check, make_case
+from decode_runner import make_plan, most, poison
+from torch import Tensor
+
+from attention.kernels.decode_hopper import decode_hopper
+from attention.kernels.write_kv import write_kv
+from attention.planner.device import DevicePlanner
+from attention.planner.plan import PlanSpec, SplitPlan
+
+BF16, FP16 = torch.bfloat16, torch.float16
+EDGES = [(1, n) for n in (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000)]
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel is made for compute capability 9.0")
+
+
+pytestmark = pytest.mark.gpu
+
+
+def run(case: Case, plan: SplitPlan) -> tuple[Tensor, Tensor]:
+    out, lse = case.results()
+    decode_hopper(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
+    return out, lse
+
+
+def decoded(case: Case, **spec: int) -> tuple[Tensor, Tensor]:
+    return run(case, make_plan(case, **spec)[0])
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("programs", [1, 11, 132])
+def test_rows_of_every_length_equal_dense_attention(dtype: torch.dtype, programs: int):
+    case = make_case(EDGES, dtype=dtype, group=4, device="cuda")
+    check(case, *decoded(case, programs=programs))
+
+
+@pytest.mark.parametrize("head_dim", [24, 64, 80, 96, 128, 192, 256])
+def test_every_head_dim(head_dim: int):
+    case = make_case([(2, 300), (1, 1), (1, 0)], head_dim=head_dim, device="cuda")
+    check(case, *decoded(case, max_q_len=2))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32])
+def test_every_group(group: int):
+    max_q_len = 2 if group in (3, 8, 16) else 1
+    case = make_case([(1, 200), (2, 135)], group=group, head_dim=128, device="cuda")
+    check(case, *decoded(case, max_q_len=max_q_len, programs=5), served=most(max_q_len))
+
+
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+@pytest.mark.parametrize("block", [64, 128])
+def test_every_page_and_block(page: int, block: int):
+    rows = [(1, page - 1), (1, page), (1, page + 1), (4, 2 * page + 3), (1, 999)]
+    case = make_case(rows, page=page, device="cuda", seed=block)
+    check(case, *decoded(case, max_q_len=4, block=block))
+
+
+@pytest.mark.parametrize("max_q_len", range(1, 9))
+def test_rows_of_few_queries_are_served_and_others_left_untouched(max_q_len: int):
+    rows = [(1, 40), (3, 50), (0, 30), (1, 0), (8, 8), (2, 133), (9, 20), (4, 24), (6, 326)]
+    case = make_case(rows, group=4, device="cuda")
+    check(case, *decoded(case, max_q_len=max_q_len), served=most(max_q_len))
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 33, 127, 128, 4096])
+def test_a_window_hides_what_is_before_it(window: int):
+    rows = [(1, 700), (5, 150), (1, 1), (4, 4), (1, 0)]
+    case = make_case(rows, window=window, group=1, device="cuda")
+    check(case, *decoded(case, max_q_len=5))
+
+
+def test_pages_before_the_window_are_never_read():
+    case = make_case([(1, 100), (3, 290)], window=20, device="cuda")
+    for row, (q_len, kv_len) in enumerate(case.rows):
+        first_seen = kv_len - q_len - case.window + 1
+        case.page_table[row, : first_seen // 16] = 2**31 - 1
+        for position in range(first_seen // 16 * 16, first_seen):
+            page = case.page_table[row, position // 16]
+            case.k[page, :, position % 16] = case.v[page, :, position % 16] = float("nan")
+    check(case, *decoded(case, max_q_len=3))
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "window": {"window": 21},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": True},
+    "float16": {"dtype": FP16},
+    "NHD": {"layout": "NHD"},
+    "joint": {"layout": "joint", "strided_q": True},
+    "mixed": {"layout": "mixed"},
+    "shared": {"shared_pages": 2},
+    "large": {"q_factor": 30.0, "scale": 1.0},
+    "zero": {"scale": 0.0},
+}
+LAYOUTS = {"NHD", "joint", "mixed"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pair
+        for n in (1, 2)
+        for pair in combinations(FEATURES, n)
+        if len(LAYOUTS & {*pair}) < 2 and pair != ("large", "zero")
+    ],
+    ids="+".join,
+)
+def test_features_alone_and_in_pairs(names: tuple[str, ...]):
+    arguments: dict[str, Any] = {}
+    for name in names:
+        arguments |= FEATURES[name]
+    case = make_case([(1, 150), (3, 145), (1, 0), (1, 64)], device="cuda", **arguments)
+    check(case, *decoded(case, max_q_len=3))
+
+
+def test_the_same_plan_twice_gives_the_same_bits():
+    case = make_case([(1, 1300), (2, 770), (1, 5)], device="cuda")
+    plan, _ = make_plan(case, max_q_len=2, programs=132)
+    first = run(case, plan)
+    for _ in range(20):
+        poison(plan)
+        for found, before in zip(run(case, plan), first, strict=True):
+            assert torch.equal(found, before)
+
+
+def test_many_random_batches_on_the_whole_device():
+    torch.manual_seed(3)
+    for seed in range(40):
+        rows = [
+            (int(torch.randint(1, 3, ())), int(torch.randint(2, 10 ** (2 + seed % 3), ())))
+            for _ in range(1 + seed)
+        ]
+        case = make_case(rows, group=4, head_dim=128, kv_heads=1 + seed % 8, device="cuda")
+        check(case, *decoded(case, max_q_len=2, programs=132, block=64))
+
+
+def test_a_layer_reads_what_the_kernel_before_it_wrote():
+    """In a graph of layers, planned and written anew: the copies run ahead of the kernels before
+    them, but not where those write."""
+    rows = [(1, 1 + 37 * i % 1500) for i in range(40)]
+    case = make_case(rows, group=4, head_dim=128, device="cuda")
+    spec = PlanSpec(kv_heads=2, programs=132, block=64)
+    planner = DevicePlanner(
+        spec, "uneven", max_rows=40, group=4, head_dim=128, device=torch.device("cuda")
+    )
+    last = case.cache_seqlens.long() - 1
+    slots = case.page_table.gather(1, (last // 16)[:, None])[:, 0].long() * 16 + last % 16
+    new = torch.randn(20, 2, 40, 2, 128, dtype=BF16, device="cuda")
+    outs = torch.empty(20, *case.q.shape, dtype=BF16, device="cuda")
+
+    def layers() -> None:
+        plan = planner.plan(case.cu_seqlens_q, case.cache_seqlens)
+        for layer in range(20):
+            write_kv(new[layer, 0], new[layer, 1], case.k, case.v, slots)
+            decode_hopper(
+                case.q, case.k, case.v, case.page_table, plan, outs[layer], **case.features
+            )
+
+    layers()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    for _ in range(10):
+        outs.fill_(float("nan"))
+        graph.replay()
+    for layer in range(20):
+        for row, (_, kv_len) in enumerate(rows):
+            case.keys[row][kv_len - 1], case.values[row][kv_len - 1] = new[layer, :, row]
+        check(case, outs[layer])
