@@ -95,5 +95,8 @@ def combine(
         plan.partial_out, plan.partial_lse, out, lse, sinks, plan.work, plan.merges, plan.queue,
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
         GROUP=group, QUERIES=queries, D=head_dim, BLOCK_D=block_d, BLOCK_P=block_p,
-        num_warps=max(1, min(4, block_p * block_d // 512)), **dependent_launch(out.device),
+        num_warps=max(1, min(4, block_p * block_d // 512)),
+        # A product fused into the sum over lanes is rounded in all lanes but its own: the lanes
+        # would hold different sums, and the last one to store its own would win.
+        enable_fp_fusion=False, **dependent_launch(out.device),
     )  # fmt: skip

@@ -6,6 +6,10 @@ must wait before it touches what that kernel writes.
 
 Every kernel that takes part first waits and only then lets its successor start.  So whatever runs
 knows that all but its direct predecessor is complete, the planner among them.
+
+A kernel that takes no part, like a planner, never lets its successor start: that starts
+when all of it is complete and visible (PTX ISA, griddepcontrol), so that a plan may be read before
+the wait even right after its planner.  A planner that took part would break this.
 """
 
 from __future__ import annotations

@@ -5,47 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from attention_oracle import Case, check, make_case
-from torch import Tensor
+from attention_oracle import check, make_case
+from prefill_runner import host_plan, run
 
-from attention.kernels.prefill import prefill
-from attention.planner.tiles import HostTiles, TilePlan, TileSpec, plan_tiles
+from attention.kernels.prefill import prefill, prefill_config
 
 FP8 = torch.float8_e4m3fn
-# Small tiles, so that a few tokens make several of them and the interpreter stays quick.
-SMALL = {"block_m": 32, "block_n": 32, "min_q_len": 1, "programs": 3, "min_blocks": 1}
-
-
-def host_plan(case: Case, spec: TileSpec) -> HostTiles:
-    cu_seqlens_q, cache_seqlens = (
-        lens.cpu().numpy().astype(np.int32) for lens in (case.cu_seqlens_q, case.cache_seqlens)
-    )
-    return plan_tiles(cu_seqlens_q, cache_seqlens, spec)
-
-
-def run(case: Case, **options: Any) -> tuple[Tensor, Tensor, TilePlan]:
-    """The case through the kernel, with every buffer of the plan poisoned before."""
-    spec = TileSpec(
-        kv_heads=case.kv_heads, group=case.group, window=case.window, **{**SMALL, **options}
-    )
-    tiles = TilePlan.allocate(
-        spec,
-        max_tokens=len(case.q),
-        max_rows=len(case.rows),
-        head_dim=case.q.shape[-1],
-        device=case.q.device,
-    )
-    tiles.partial_out.fill_(float("nan"))
-    tiles.partial_lse.fill_(float("nan"))
-    tiles.items.fill_(-1)
-    tiles.load(host_plan(case, spec))
-    out, lse = case.results()
-    prefill(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
-    assert int(tiles.queue) == 0
-    return out, lse, tiles
 
 
 @pytest.mark.parametrize(
@@ -153,8 +120,6 @@ def test_a_plan_is_reused_by_a_step_of_fewer_and_shorter_rows(device: str) -> No
 def test_large_steps_at_the_shipped_tile_sizes(
     head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
-    from attention.kernels.prefill import prefill_config
-
     config = prefill_config(head_dim, dtype)
     rows = [(1000, 1000), (257, 3000), (1, 500), (700, 701), (0, 5), (129, 129)]
     for options in ({}, {"window": 1500, "softcap": 30.0, "sinks": True}):
@@ -168,7 +133,7 @@ def test_large_steps_at_the_shipped_tile_sizes(
             **options,
         )
         for programs in (132, 1000):
-            sizes = {"block_m": config.block_m, "block_n": config.block_n}
+            sizes: dict[str, Any] = {"block_m": config.block_m, "block_n": config.block_n}
             out, lse, tiles = run(case, programs=programs, min_blocks=4, **sizes)
             assert bool(tiles.counts[1]) == (programs == 1000)
             check(case, out, lse)

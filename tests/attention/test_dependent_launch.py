@@ -1,0 +1,55 @@
+"""Kernels that start while the one before them ends still read the plan that was just made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from attention_oracle import make_case
+from backend_step import back_end, meta_of, pool_of
+
+BATCHES, ROWS, REPLAYS = 60, 24, 30
+
+
+def random_rows(draw: random.Random, prompts: bool) -> list[tuple[int, int]]:
+    """Rows that decode, mostly long enough to be cut, and then perhaps prompts."""
+    longest = draw.choice([60, 700, 4000])
+    rows = [(1, draw.randint(0, longest)) for _ in range(draw.randint(1, ROWS - 2))]
+    return rows + [(5, 50), (20, draw.randint(20, 900))] * prompts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prompts", [False, True])
+def test_attention_right_after_its_planner_reads_the_new_plan(prompts: bool):
+    """Nothing is launched between the two, and all plans of the graph are in the same buffers."""
+    draw = random.Random(0)
+    cases = [
+        make_case(random_rows(draw, prompts), group=4, head_dim=128, seed=n, device="cuda")
+        for n in range(BATCHES)
+    ]
+    backend = back_end(cases[0], "flash2", rows=ROWS + 2)
+    steps = [(case, pool_of(case), meta_of(case), case.results()[1]) for case in cases]
+
+    def run(between: Callable[[], None]) -> list[torch.Tensor]:
+        outs = []
+        for case, kv, meta, lse in steps:
+            planned = backend.plan(meta, kv)
+            between()
+            outs.append(backend.attend(case.q, kv, 0, planned, scale=case.scale, lse=lse))
+        return outs
+
+    wanted = run(torch.cuda.synchronize)
+    wanted_lse = [lse.clone() for *_, lse in steps]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = run(lambda: None)
+    for _ in range(REPLAYS):
+        for out, (*_, lse) in zip(outs, steps, strict=True):
+            out.fill_(float("nan"))
+            lse.fill_(float("nan"))
+        graph.replay()
+        for batch, (out, (*_, lse)) in enumerate(zip(outs, steps, strict=True)):
+            same = torch.equal(out, wanted[batch]) and torch.equal(lse, wanted_lse[batch])
+            assert same, f"batch {batch} of {cases[batch].rows}"
