@@ -16,7 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.kernels.launch import dependent_launch, wait_for_launcher
+from attention.kernels.launch import (
+    dependent_launch,
+    start_successor_and_wait,
+    wait_for_launcher,
+)
 from attention.kernels.softmax import NOTHING, finish
 from attention.planner.plan import SplitPlan
 
@@ -28,7 +32,7 @@ def _combine(
     PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, WORK, MERGES, QUEUE,
     out_token, out_head, lse_token,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_P: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_P: tl.constexpr, OVERLAPPED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     merge, r, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(MERGES + merge * 2)
@@ -36,7 +40,10 @@ def _combine(
     item = WORK + first * 8
     head, q_start, q_len = tl.load(item + 1), tl.load(item + 4), tl.load(item + 5)
     if DEPENDENT:
-        wait_for_launcher()
+        if OVERLAPPED:
+            start_successor_and_wait()
+        else:
+            wait_for_launcher()
     if (merge == 0) & (r == 0) & (part == 0):
         tl.store(QUEUE, 0)
     if (pieces == 0) | (r >= q_len * GROUP):
@@ -75,11 +82,19 @@ def _combine(
 
 
 def combine(
-    plan: SplitPlan, num_rows: int, out: Tensor, lse: Tensor | None, sinks: Tensor | None
+    plan: SplitPlan,
+    num_rows: int,
+    out: Tensor,
+    lse: Tensor | None,
+    sinks: Tensor | None,
+    *,
+    overlapped: bool = False,
 ) -> None:
     """Merge what the decode kernel left in the plan's partial results.
 
-    num_rows: rows of the step or more; out, lse, sinks as in `decode`.
+    num_rows    of the step, or more; out, lse, sinks as in `decode`
+    overlapped  the next kernel may start at once: not where the decode kernel fills the SMs, as the
+                next one would take the place of its combine
     Source: log-sum-exp identity; Flash-Decoding.
     """
     spec = plan.spec
@@ -95,7 +110,7 @@ def combine(
         plan.partial_out, plan.partial_lse, out, lse, sinks, plan.work, plan.merges, plan.queue,
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
         GROUP=group, QUERIES=queries, D=head_dim, BLOCK_D=block_d, BLOCK_P=block_p,
-        num_warps=max(1, min(4, block_p * block_d // 512)),
+        OVERLAPPED=overlapped, num_warps=max(1, min(4, block_p * block_d // 512)),
         # A product fused into the sum over lanes is rounded in all lanes but its own: the lanes
         # would hold different sums, and the last one to store its own would win.
         enable_fp_fusion=False, **dependent_launch(out.device),

@@ -275,7 +275,7 @@ class HopperDecodeConfig:
 def hopper_decode_config(head_dim: int, queries: int) -> HopperDecodeConfig:
     """The configuration for tiles of `queries` packed rows, by measurement on an H100."""
     registers = 128 if head_dim <= 128 and queries <= 16 else 240
-    return HopperDecodeConfig(64, stages=2 if head_dim > 128 else 3, registers=registers)
+    return HopperDecodeConfig(64, stages=2, registers=registers)
 
 
 def decode_hopper(
@@ -320,7 +320,7 @@ def decode_hopper(
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
         SOFTCAP=softcap > 0, num_warps=4, maxnreg=config.registers, **dependent_launch(q.device),
     )  # fmt: skip
-    combine(plan, page_table.shape[0], out, lse, sinks)
+    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
 
 
 def _boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:

@@ -4,12 +4,12 @@ On Hopper and later a kernel may be launched when the programs of the kernel bef
 instead of when they have finished: its launch and its reading of the plan then cost nothing.  It
 must wait before it touches what that kernel writes.
 
-Every kernel that takes part first waits and only then lets its successor start.  So whatever runs
-knows that all but its direct predecessor is complete, the planner among them.
-
-A kernel that takes no part, like a planner, never lets its successor start: that starts
-when all of it is complete and visible (PTX ISA, griddepcontrol), so that a plan may be read before
-the wait even right after its planner.  A planner that took part would break this.
+Most kernels first wait and only then let their successor start, so that whatever runs knows that
+all but its direct predecessor is complete.  Small kernels let it start at once: the Hopper decode
+kernel copies keys and values of earlier steps while they, and what they wait for, still run.  What
+a kernel does before its wait may therefore depend on nothing that the layer has computed.  Plans
+may be read: a planner takes no part, so that its successor starts when all of it is complete and
+visible (PTX ISA, griddepcontrol).  A planner that took part would break this.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ def wait_for_launcher():
     cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def start_successor_and_wait():
+    """The next kernel may start; all before this one is complete and visible."""
+    cuda.gdc_launch_dependents()
+    cuda.gdc_wait()
+
+
 @cache
 def can_depend(device: torch.device) -> bool:
     """Whether kernels on the device can be launched dependently."""
@@ -35,5 +42,5 @@ def can_depend(device: torch.device) -> bool:
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
-    """The launch options of a kernel that has a DEPENDENT parameter and calls wait_for_launcher."""
+    """The launch options of a kernel that has a DEPENDENT parameter and waits if it is set."""
     return {"DEPENDENT": True, "launch_pdl": True} if can_depend(device) else {"DEPENDENT": False}

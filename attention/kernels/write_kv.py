@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.kernels.launch import dependent_launch, wait_for_launcher
+from attention.kernels.launch import dependent_launch, start_successor_and_wait
 
 MAX_FP8: tl.constexpr = tl.constexpr(448.0)
 TILE = 1024  # numbers a program moves of each of K and V: 16 bytes a thread
@@ -60,7 +60,7 @@ def _write_kv(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(write_slots + token)
     if DEPENDENT:
-        wait_for_launcher()
+        start_successor_and_wait()
     if slot >= 0:
         page, cell = slot // PAGE, slot % PAGE
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
