@@ -7,26 +7,22 @@ step from plan to attend, and replay it with other lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
-from attention.kernels.decode import decode, decode_config
+from attention.chosen import decode_kernel, decode_spec, prefill_kernel, tile_spec
 from attention.kernels.flash1 import flash1
-from attention.kernels.prefill import prefill, prefill_config
 from attention.kernels.write_kv import write_kv
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
-from attention.planner.costs import device_costs
 from attention.planner.device import DevicePlanner
 from attention.planner.device_tiles import DeviceTiler
-from attention.planner.plan import PlanSpec, SplitPlan
-from attention.planner.tiles import TilePlan, TileSpec
+from attention.planner.plan import SplitPlan
+from attention.planner.tiles import TilePlan
 
-INTERPRETED_SMS = 4  # of the interpreter, which runs one program after the other
 MAX_DECODE_TOKENS = 1  # a row that feeds more is a prompt
 
 
@@ -36,15 +32,6 @@ class TritonPlan:
 
     decode: dict[int, SplitPlan]
     prefill: dict[int, TilePlan]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What a kernel wants of its plan."""
-
-    block_m: int  # packed query rows
-    block_n: int  # KV positions
-    resident: int  # programs that fit on an SM
 
 
 class Flash1Backend:
@@ -99,15 +86,15 @@ class TritonBackend:
         max_decode_tokens: int = MAX_DECODE_TOKENS,
     ) -> None:
         """Takes the memory for plans and partial results; arguments as in `build`."""
-        self._decode, decode_tile = _decode_kernel(choice.decode, shape, max_decode_tokens)
-        self._prefill, prefill_tile = _prefill_kernel(choice.prefill, shape)
+        self._decode = decode_kernel(choice.decode, shape, max_decode_tokens)
+        self._prefill = prefill_kernel(choice.prefill, shape)
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
         self._max_decode_tokens = max_decode_tokens
         try:
             self._planners = {
                 window: DevicePlanner(
-                    _decode_spec(shape, decode_tile, device, window, max_decode_tokens),
+                    decode_spec(self._decode, shape, device, window, max_decode_tokens),
                     choice.planner,
                     max_rows=capacity.rows,
                     group=shape.group,
@@ -120,7 +107,7 @@ class TritonBackend:
             raise UnsupportedAttention(f"--split-planner: {error}") from None
         self._tilers = {
             window: DeviceTiler(
-                _tile_spec(shape, prefill_tile, device, window, max_decode_tokens),
+                tile_spec(self._prefill, shape, device, window, max_decode_tokens),
                 max_tokens=capacity.tokens,
                 max_rows=capacity.rows,
                 head_dim=shape.head_dim,
@@ -181,68 +168,7 @@ class TritonBackend:
             "k_scale": k_scale, "v_scale": v_scale,
         }  # fmt: skip
         if window in plan.decode:
-            self._decode(*tensors, plan.decode[window], out, lse, **options)
+            self._decode.run(*tensors, plan.decode[window], out, lse, **options)
         if window in plan.prefill:
-            self._prefill(*tensors, plan.prefill[window], out, lse, **options)
+            self._prefill.run(*tensors, plan.prefill[window], out, lse, **options)
         return out
-
-
-def _decode_kernel(name: str, shape: Shape, max_q_len: int) -> tuple[Callable[..., None], Tile]:
-    """The table's kernel for rows that decode, and the tiles that it wants."""
-    queries = shape.group * max_q_len
-    if name == "decode_hopper":
-        from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
-
-        return decode_hopper, Tile(
-            queries, hopper_decode_config(shape.head_dim, queries).block_n, 1
-        )
-    config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
-    return decode, Tile(queries, config.block_n, config.resident)
-
-
-def _decode_spec(
-    shape: Shape, tile: Tile, device: torch.device, window: int, max_q_len: int
-) -> PlanSpec:
-    name, sms = _device(device)
-    return device_costs(name).spec(
-        kv_heads=shape.kv_heads,
-        programs=sms * tile.resident,
-        group=shape.group,
-        head_dim=shape.head_dim,
-        item_bytes=shape.kv_dtype.itemsize,
-        block=tile.block_n,
-        max_q_len=max_q_len,
-        window=window,
-    )
-
-
-def _prefill_kernel(name: str, shape: Shape) -> tuple[Callable[..., None], Tile]:
-    """The table's kernel for prompts, and the tiles that it wants."""
-    if name == "prefill_hopper":
-        from attention.kernels.prefill_hopper import hopper_config, prefill_hopper
-
-        return prefill_hopper, Tile(128, hopper_config(shape.head_dim).block_n, 1)
-    config = prefill_config(shape.head_dim, shape.dtype)
-    return prefill, Tile(config.block_m, config.block_n, config.resident)
-
-
-def _tile_spec(
-    shape: Shape, tile: Tile, device: torch.device, window: int, max_q_len: int
-) -> TileSpec:
-    return TileSpec(
-        kv_heads=shape.kv_heads,
-        group=shape.group,
-        programs=_device(device)[1] * tile.resident,
-        min_q_len=max_q_len + 1,
-        window=window,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-    )
-
-
-def _device(device: torch.device) -> tuple[str, int]:
-    """Name and number of multiprocessors."""
-    if device.type != "cuda":
-        return "interpreter", INTERPRETED_SMS
-    properties = torch.cuda.get_device_properties(device)
-    return properties.name, properties.multi_processor_count

@@ -1,0 +1,90 @@
+"""What a back end has to know of the kernels that the table chose: how to call and to plan them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from attention.backend import Shape
+from attention.planner.costs import device_costs
+from attention.planner.plan import PlanSpec
+from attention.planner.tiles import TileSpec
+
+INTERPRETED_SMS = 4  # of the interpreter, which runs one program after the other
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenKernel:
+    name: str  # as in the table
+    run: Callable[..., None]  # (q, k, v, page_table, plan or tiles, out, lse, *, scale, ...)
+    block_m: int  # packed query rows of a tile
+    block_n: int  # KV positions
+    resident: int  # programs that fit on an SM
+
+
+def decode_kernel(name: str, shape: Shape, max_q_len: int) -> ChosenKernel:
+    """The table's kernel for rows that feed at most max_q_len tokens."""
+    queries = shape.group * max_q_len
+    if name == "decode_hopper":
+        from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
+
+        block_n = hopper_decode_config(shape.head_dim, queries).block_n
+        return ChosenKernel(name, decode_hopper, queries, block_n, 1)
+    from attention.kernels.decode import decode, decode_config
+
+    config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
+    return ChosenKernel(name, decode, queries, config.block_n, config.resident)
+
+
+def decode_spec(
+    kernel: ChosenKernel, shape: Shape, device: torch.device, window: int, max_q_len: int
+) -> PlanSpec:
+    """What a plan for the kernel depends on; raises ValueError for a damaged file of costs."""
+    name, sms = _device(device)
+    return device_costs(name, kernel.name).spec(
+        kv_heads=shape.kv_heads,
+        programs=sms * kernel.resident,
+        group=shape.group,
+        head_dim=shape.head_dim,
+        item_bytes=shape.kv_dtype.itemsize,
+        block=kernel.block_n,
+        max_q_len=max_q_len,
+        window=window,
+    )
+
+
+def prefill_kernel(name: str, shape: Shape) -> ChosenKernel:
+    """The table's kernel for prompts."""
+    if name == "prefill_hopper":
+        from attention.kernels.prefill_hopper import hopper_config, prefill_hopper
+
+        return ChosenKernel(name, prefill_hopper, 128, hopper_config(shape.head_dim).block_n, 1)
+    from attention.kernels.prefill import prefill, prefill_config
+
+    config = prefill_config(shape.head_dim, shape.dtype)
+    return ChosenKernel(name, prefill, config.block_m, config.block_n, config.resident)
+
+
+def tile_spec(
+    kernel: ChosenKernel, shape: Shape, device: torch.device, window: int, max_q_len: int
+) -> TileSpec:
+    """What a tile plan for the kernel depends on; rows of at most max_q_len tokens are left out."""
+    return TileSpec(
+        kv_heads=shape.kv_heads,
+        group=shape.group,
+        programs=_device(device)[1] * kernel.resident,
+        min_q_len=max_q_len + 1,
+        window=window,
+        block_m=kernel.block_m,
+        block_n=kernel.block_n,
+    )
+
+
+def _device(device: torch.device) -> tuple[str, int]:
+    """Name and number of multiprocessors."""
+    if device.type != "cuda":
+        return "interpreter", INTERPRETED_SMS
+    properties = torch.cuda.get_device_properties(device)
+    return properties.name, properties.multi_processor_count
