@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from attention.backend import Machine, UnsupportedAttention
+from attention.chosen import ChosenKernel, decode_kernel
 from attention.planner.costs import (
     SHIPPED,
     STANDARD,
@@ -36,9 +37,9 @@ from attention.planner.timing import (
     DTYPE,
     GROUP,
     HEAD_DIM,
-    DecodeKernel,
+    SHAPE,
     Device,
-    decode_kernel,
+    follows,
     kernels_of,
 )
 from attention.planner.uneven import plan_uneven
@@ -46,6 +47,7 @@ from attention.planner.uneven import plan_uneven
 WHOLE = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), (2, 16), (4, 2), (4, 8))
 BATCHES = ((1, 4096), (1, 16384), (6, 4096), (17, 8192), (32, 4096), (48, 4096), (67, 4096))
 BATCHES += ((140, 4096), (48, 16384))
+PLANNERS = {"uneven": plan_uneven, "greedy": plan_greedy, "fa3": plan_fa3}
 Timer = Callable[[HostPlan, PlanSpec, Ints], float]  # us of a call with a plan
 
 
@@ -67,14 +69,14 @@ def equal_pieces(
     return HostPlan(plan.work, starts, plan.merges, queued=False), spec, lengths
 
 
-def spec_of(costs: DeviceCosts, kernel: DecodeKernel, sms: int) -> PlanSpec:
+def spec_of(costs: DeviceCosts, kernel: ChosenKernel, sms: int) -> PlanSpec:
     return costs.spec(
         kv_heads=1,
-        programs=sms * kernel.programs_per_sm,
+        programs=sms * kernel.resident,
         group=GROUP,
         head_dim=HEAD_DIM,
         item_bytes=DTYPE.itemsize,
-        block=kernel.block,
+        block=kernel.block_n,
     )
 
 
@@ -141,15 +143,13 @@ def measure(timer: Timer, spec: PlanSpec) -> DeviceCosts:
     )
 
 
-def compare(timer: Timer, kernel: DecodeKernel, costs: DeviceCosts, sms: int) -> None:
+def compare(timer: Timer, kernel: ChosenKernel, costs: DeviceCosts, sms: int) -> None:
     """Predicted and measured time of whole plans."""
     spec = spec_of(costs, kernel, sms)
     block_us = costs.block_us(
         block=spec.block, head_dim=HEAD_DIM, item_bytes=DTYPE.itemsize, programs=spec.programs
     )
-    planners = {"uneven": plan_uneven}
-    if kernel.queued:
-        planners |= {"greedy": plan_greedy, "fa3": plan_fa3}
+    planners = {n: planner for n, planner in PLANNERS.items() if follows(kernel.name, n)}
     print("plans, us: predicted and measured")
     print(" " * 12 + "".join(f"{name:>18}" for name in planners))
     pairs: list[tuple[float, float]] = []
@@ -171,11 +171,11 @@ def compare(timer: Timer, kernel: DecodeKernel, costs: DeviceCosts, sms: int) ->
     print(f"correlation of the logarithms {correlation:.4f}, median error {np.median(errors):.1%}")
 
 
-def calibrate(device: Device, kernel: DecodeKernel) -> DeviceCosts:
+def calibrate(device: Device, kernel: ChosenKernel) -> DeviceCosts:
     def timer(plan: HostPlan, spec: PlanSpec, lengths: Ints) -> float:
         return device.microseconds(kernel, plan, spec, lengths)
 
-    print(f"\n{kernel.name}, {kernel.programs_per_sm} programs an SM, blocks of {kernel.block}")
+    print(f"\n{kernel.name}, {kernel.resident} programs an SM, blocks of {kernel.block_n}")
     costs = measure(timer, spec_of(shipped_costs(device.name, kernel.name), kernel, device.sms))
     compare(timer, kernel, costs, device.sms)
     print(costs)
@@ -196,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     device = Device()
     print(f"{device.name}, {device.sms} SMs")
-    costs = {name: calibrate(device, decode_kernel(name)) for name in names}
+    costs = {name: calibrate(device, decode_kernel(name, SHAPE, 1)) for name in names}
     write_tuned(args.file, device.name, costs)
     print(f"\nwrote {args.file}: a server that is started now plans by it")
     return 0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from attention.backend import Machine, Shape, dispatch
+from attention.backend import DECODE, Machine, Shape, dispatch
+from attention.chosen import ChosenKernel
 from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan
 
 GROUP, HEAD_DIM, PAGE = 8, 128, 16
@@ -27,17 +27,6 @@ SHAPE = Shape(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeKernel:
-    """A decode kernel as the back end runs it with this shape."""
-
-    name: str
-    run: Callable[..., None]
-    block: int
-    programs_per_sm: int
-    queued: bool  # whether it serves plans that are a queue
-
-
 def kernels_of(machine: Machine) -> list[str]:
     """The names of the decode kernels that flash2 runs there, with plans that are assigned and with
     queues.  Raises UnsupportedAttention if there are none."""
@@ -45,17 +34,10 @@ def kernels_of(machine: Machine) -> list[str]:
     return list(dict.fromkeys(choice.decode for choice in choices))
 
 
-def decode_kernel(name: str) -> DecodeKernel:
-    """The kernel of that name; imported here because not every machine can run each."""
-    if name == "decode_hopper":
-        from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
-
-        block = hopper_decode_config(HEAD_DIM, GROUP).block_n
-        return DecodeKernel(name, decode_hopper, block, 1, queued=False)
-    from attention.kernels.decode import decode, decode_config
-
-    config = decode_config(HEAD_DIM, DTYPE, GROUP)
-    return DecodeKernel(name, decode, config.block_n, config.resident, queued=True)
+def follows(kernel: str, planner: str) -> bool:
+    """Whether a decode kernel serves the plans of a planner."""
+    planners = next(line.planners for line in DECODE if line.name == kernel)
+    return planners is None or planner in planners
 
 
 class Device:
@@ -74,7 +56,7 @@ class Device:
         self.stream = torch.cuda.Stream()
 
     def microseconds(
-        self, kernel: DecodeKernel, plan: HostPlan, spec: PlanSpec, lengths: Ints
+        self, kernel: ChosenKernel, plan: HostPlan, spec: PlanSpec, lengths: Ints
     ) -> float:
         """Median of a call with this plan of rows of these lengths, each call over other pages."""
         rows = len(lengths)

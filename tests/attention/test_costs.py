@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attention.backend import DECODE, Machine, dispatch
+from attention.chosen import decode_kernel
 from attention.planner import calibrate
 from attention.planner.costs import (
     SHIPPED,
@@ -23,7 +24,7 @@ from attention.planner.costs import (
 )
 from attention.planner.plan import HostPlan, Ints, PlanSpec
 from attention.planner.simulate import makespan
-from attention.planner.timing import GROUP, HEAD_DIM, SHAPE, decode_kernel, kernels_of
+from attention.planner.timing import GROUP, HEAD_DIM, SHAPE, follows, kernels_of
 
 COSTS = DeviceCosts(read_tbs=2.0, launch_us=4.0, piece_us=1.5, merge_us=0.5, merge_tbs=5.0, rho=1.5)
 
@@ -32,13 +33,14 @@ COSTS = DeviceCosts(read_tbs=2.0, launch_us=4.0, piece_us=1.5, merge_us=0.5, mer
 def test_costs_are_shipped_for_every_decode_kernel(device: str):
     names = [kernel.name for kernel in DECODE]
     assert SHIPPED[device].keys() == SHIPPED[STANDARD].keys() >= set(names)
-    assert [decode_kernel(name).name for name in names] == names
+    assert [decode_kernel(name, SHAPE, 1).name for name in names] == names
 
 
 def test_the_kernels_that_are_measured_are_those_that_run():
     assert kernels_of(Machine((8, 0))) == ["decode"]
     hopper = [dispatch(Machine((9, 0)), "auto", SHAPE).decode, "decode"]
     assert kernels_of(Machine((9, 0))) == list(dict.fromkeys(hopper))
+    assert all(follows("decode", planner) for planner in calibrate.PLANNERS)
 
 
 def test_measured_costs_go_before_shipped_ones_kernel_by_kernel(tmp_path: Path):
@@ -84,7 +86,7 @@ def test_the_file_is_in_the_users_cache():
 
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in DECODE])
 def test_calibration_finds_the_costs_of_a_device_that_keeps_to_the_model(kernel: str, capsys):
-    subject = decode_kernel(kernel)
+    subject = decode_kernel(kernel, SHAPE, 1)
     spec = calibrate.spec_of(COSTS, subject, 132)
     block_us = COSTS.block_us(
         block=spec.block, head_dim=HEAD_DIM, item_bytes=2, programs=spec.programs
