@@ -10,7 +10,7 @@ import torch
 from attention.planner.device import PLANNERS, DevicePlanner
 from attention.planner.device_tiles import DeviceTiler
 from benchmarks.attention_cases import ALL_HEADS, DISTRIBUTIONS, Case
-from benchmarks.attention_subjects import decode_spec, tile_spec
+from benchmarks.attention_subjects import decoding, prompting
 from benchmarks.attention_timing import Timer, time_one
 
 STEPS = ((1, 256), (32, 256), (256, 256), (1024, 1024))  # rows, and the most that there may be
@@ -46,7 +46,7 @@ def planned_steps(
             for planner in planners:
                 if planner in PLANNERS:
                     maker = DevicePlanner(
-                        decode_spec(case, device),
+                        decoding(case, planner, device)[1],
                         planner,
                         max_rows=max_rows,
                         group=case.group,
@@ -57,10 +57,10 @@ def planned_steps(
     for rows, q_len in ((1, 8192), (16, 512), (256, 32)):
         case = Case("plan", f"{rows} prompts", (q_len,) * rows, (q_len,) * rows, 32, 8)
         tiler = DeviceTiler(
-            tile_spec(case, device),
+            prompting(case, device)[1],
             max_tokens=MAX_TOKENS,
             max_rows=256,
             head_dim=case.head_dim,
             device=device,
         )
-        yield f"tiles of {rows} x {q_len} tokens, 32/8 heads", tiler, case
+        yield f"tiles, {rows} x {q_len} tokens, 32/8 heads", tiler, case

@@ -8,7 +8,7 @@ from typing import Any
 COLOURS = {
     "ours": "#0b6e4f",
     "flash2": "#0b6e4f",
-    "hopper": "#1f4e9c",
+    "plain": "#1f4e9c",
     "FA3": "#d1495b",
     "greedy plan": "#8f6bb3",
     "fa3 plan": "#e09f3e",

@@ -6,17 +6,17 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from benchmarks.attention_results import FA3_PLAN, GREEDY_PLAN, OURS, Row
+from benchmarks.attention_results import FA3_PLAN, GREEDY_PLAN, OURS, PLAIN, Row
 from benchmarks.attention_targets import geometric_mean
 
-PLANS = (OURS, GREEDY_PLAN, FA3_PLAN)
+PLANS = (PLAIN, GREEDY_PLAN, FA3_PLAN)  # of one kernel
 ALIKE = 1.02  # plans that differ by less take the same time
 
 
 def predictions(rows: Sequence[Row]) -> Iterator[str]:
     """For each plan predicted over measured time; how often the plan predicted best is best."""
     cold = [row for row in rows if not row.case.warm]
-    for subject in PLANS:
+    for subject in (OURS, *PLANS):
         pairs = [
             (row.outcomes[subject].predicted_us, us)
             for row in cold

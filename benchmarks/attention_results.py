@@ -10,8 +10,10 @@ from benchmarks.attention_cases import MIB, Case
 from benchmarks.attention_timing import Bandwidth
 
 WRONG = 0.03  # relative difference between two subjects that is more than rounding
-# Subjects.  The first that a row has is ours, which the others are compared with.
-OURS, HOPPER, FA3 = "ours", "hopper", "FA3"
+# Subjects.  The first that a row has is ours, which the others are compared with: the kernels that
+# the table chooses, with the uneven plan.  "plain" has the plain Triton kernels with that plan, and
+# they run the other planners' plans too.
+OURS, PLAIN, FA3 = "ours", "plain", "FA3"
 GREEDY_PLAN, FA3_PLAN = "greedy plan", "fa3 plan"
 
 
@@ -24,6 +26,7 @@ class Outcome:
     high: float = 0.0
     difference: float | None = None  # |a - b| / |b| against the row's first subject
     predicted_us: float = 0.0  # by simulation of the plan; 0: there is none
+    kernels: str = ""  # that the table chose
     error: str = ""
 
     @property
@@ -78,6 +81,7 @@ class Row:
                 "tflop_s": round(self.case.flops / outcome.us / 1e6, 1),
                 "difference": outcome.difference,
                 "predicted_us": round(outcome.predicted_us, 3) or None,
+                "kernels": outcome.kernels or None,
             }
         return {"case": case, "subjects": outcomes}
 

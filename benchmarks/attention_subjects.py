@@ -7,18 +7,16 @@ timed by themselves (attention_plans.py).  The call includes the combine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attention.backend import Capacity, Shape, choose
-from attention.kernels.decode import decode, decode_config
-from attention.kernels.prefill import prefill, prefill_config
-from attention.kernels.prefill_hopper import hopper_config, prefill_hopper
-from attention.planner.costs import DeviceCosts, device_costs
+from attention.backend import TABLE, Capacity, Machine, Shape, choose, dispatch
+from attention.chosen import ChosenKernel, decode_kernel, decode_spec, prefill_kernel, tile_spec
+from attention.planner.costs import device_costs
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
 from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan
@@ -27,8 +25,6 @@ from attention.planner.tiles import TilePlan, TileSpec, plan_tiles
 from attention.planner.uneven import plan_uneven
 from benchmarks.attention_cases import MAX_DECODE, Case
 from benchmarks.attention_inputs import DTYPES, Inputs
-
-CPU_PROGRAMS = 4  # of a machine without multiprocessors, in tests
 
 
 class NotHere(ValueError):
@@ -43,6 +39,7 @@ class Prepared:
     call: Callable[[int], Tensor]
     result: Callable[[], Tensor] | None
     predicted_us: float = 0.0  # of the plan, by simulation; 0: no plan
+    kernels: str = ""  # that run, where a table chose them
 
 
 Subject = Callable[[Inputs], Prepared]
@@ -59,36 +56,54 @@ def host_lengths(case: Case) -> tuple[Ints, Ints]:
     return cu_seqlens_q, np.array(case.kv_lens, dtype=np.int32)
 
 
-def multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CPU_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def costs_of(device: torch.device) -> DeviceCosts:
-    """What the planners charge on the device."""
-    return device_costs(torch.cuda.get_device_name(device) if device.type == "cuda" else "")
-
-
-def decode_spec(case: Case, device: torch.device) -> PlanSpec:
-    """The plan's parameters for the decode kernel's own configuration."""
-    max_q_len = max((q_len for q_len in case.q_lens if q_len <= MAX_DECODE), default=1)
-    config = decode_config(case.head_dim, DTYPES[case.dtype], case.group * max_q_len)
-    return costs_of(device).spec(
+def shape_of(case: Case) -> Shape:
+    return Shape(
+        heads=case.heads,
         kv_heads=case.kv_heads,
-        programs=multiprocessors(device) * config.resident,
-        group=case.group,
         head_dim=case.head_dim,
-        item_bytes=case.item_bytes,
-        block=config.block_n,
-        max_q_len=max_q_len,
-        window=case.window,
+        page_size=case.page,
+        dtype=DTYPES[case.dtype],
+        kv_dtype=DTYPES[case.kv_dtype or case.dtype],
     )
 
 
-def decode_plan(case: Case, planner: str, device: torch.device) -> tuple[SplitPlan, HostPlan]:
+def decode_tokens(case: Case) -> int:
+    """The most that a row which decodes feeds."""
+    return max((q_len for q_len in case.q_lens if q_len <= MAX_DECODE), default=1)
+
+
+def decoding(
+    case: Case, planner: str, device: torch.device, *, plain: bool = False
+) -> tuple[ChosenKernel, PlanSpec]:
+    """The kernel for rows that decode and what its plans depend on.
+
+    plain: the table's last one, which serves everything, instead of the one it chooses
+    """
+    shape, tokens = shape_of(case), decode_tokens(case)
+    name = TABLE["flash2"][0][-1].name
+    if not plain:  # to a kernel, more tokens a row are more heads that share a KV head
+        packed = replace(shape, heads=shape.heads * tokens)
+        name = dispatch(Machine.of(device), "flash2", packed, planner).decode
+    kernel = decode_kernel(name, shape, tokens)
+    return kernel, decode_spec(kernel, shape, device, case.window, tokens)
+
+
+def prompting(
+    case: Case, device: torch.device, *, plain: bool = False
+) -> tuple[ChosenKernel, TileSpec]:
+    """The kernel for the rows that the decode kernel does not serve; `plain` as for decoding."""
+    shape = shape_of(case)
+    name = TABLE["flash2"][1][-1].name
+    if not plain:
+        name = dispatch(Machine.of(device), "flash2", shape).prefill
+    kernel = prefill_kernel(name, shape)
+    return kernel, tile_spec(kernel, shape, device, case.window, MAX_DECODE)
+
+
+def decode_plan(
+    case: Case, planner: str, spec: PlanSpec, device: torch.device
+) -> tuple[SplitPlan, HostPlan]:
     """The case's plan on the device and on the host."""
-    spec = decode_spec(case, device)
     host = PLANNERS[planner](*host_lengths(case), spec)
     plan = SplitPlan.allocate(
         spec,
@@ -102,23 +117,8 @@ def decode_plan(case: Case, planner: str, device: torch.device) -> tuple[SplitPl
     return plan, host
 
 
-def tile_spec(case: Case, device: torch.device, *, hopper: bool = False) -> TileSpec:
-    """The tile plan's parameters for the configuration of a prefill kernel."""
-    plain = prefill_config(case.head_dim, DTYPES[case.dtype])
-    return TileSpec(
-        kv_heads=case.kv_heads,
-        group=case.group,
-        programs=multiprocessors(device) * (1 if hopper else plain.resident),
-        min_q_len=MAX_DECODE + 1,
-        window=case.window,
-        block_m=128 if hopper else plain.block_m,
-        block_n=hopper_config(case.head_dim).block_n if hopper else plain.block_n,
-    )
-
-
-def prefill_tiles(case: Case, device: torch.device, *, hopper: bool) -> TilePlan:
-    """The case's tiles for rows that the decode kernel does not serve."""
-    spec = tile_spec(case, device, hopper=hopper)
+def prefill_tiles(case: Case, spec: TileSpec, device: torch.device) -> TilePlan:
+    """The case's tiles on the device."""
     tiles = TilePlan.allocate(
         spec, max_tokens=case.tokens, max_rows=case.rows, head_dim=case.head_dim, device=device
     )
@@ -137,9 +137,12 @@ def features_of(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def predicted_us(plan: HostPlan, spec: PlanSpec, case: Case, device: torch.device) -> float:
-    """The simulated time of the plan, launch and combine included."""
-    costs = costs_of(device)
+def predicted_us(
+    plan: HostPlan, spec: PlanSpec, case: Case, device: torch.device, kernel: ChosenKernel
+) -> float:
+    """The simulated time of the kernel with the plan, launch and combine included."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    costs = device_costs(name, kernel.name)
     units = makespan(plan, spec, costs.rho) + combine_time(plan, spec)
     block_us = costs.block_us(
         block=spec.block,
@@ -150,30 +153,32 @@ def predicted_us(plan: HostPlan, spec: PlanSpec, case: Case, device: torch.devic
     return costs.launch_us + units * block_us
 
 
-def kernels(planner: str, *, hopper: bool = False) -> Subject:
-    """The decode kernel with one planner's plan; for rows of many tokens a prefill kernel, the
-    plain one or Hopper's."""
+def kernels(planner: str, *, plain: bool = False) -> Subject:
+    """The decode kernel with one planner's plan, the prefill kernel for rows of many tokens.
+
+    They are those that the table chooses, or the plain ones.
+    """
 
     def prepare(inputs: Inputs) -> Prepared:
         case, device, features = inputs.case, inputs.q.device, features_of(inputs)
-        plan = tiles = None
+        work: list[tuple[ChosenKernel, SplitPlan | TilePlan]] = []
         predicted = 0.0
         if min(case.q_lens) <= MAX_DECODE:
-            plan, host = decode_plan(case, planner, device)
-            predicted = predicted_us(host, plan.spec, case, device)
+            kernel, spec = decoding(case, planner, device, plain=plain)
+            plan, host = decode_plan(case, planner, spec, device)
+            predicted = predicted_us(host, spec, case, device, kernel)
+            work.append((kernel, plan))
         if max(case.q_lens) > MAX_DECODE:
-            tiles = prefill_tiles(case, device, hopper=hopper)
-        prefill_kernel = prefill_hopper if hopper else prefill
+            kernel, tile_spec = prompting(case, device, plain=plain)
+            work.append((kernel, prefill_tiles(case, tile_spec, device)))
 
         def call(number: int) -> Tensor:
             tensors = (inputs.q, inputs.k, inputs.v, inputs.tables[number])
-            if plan is not None:
-                decode(*tensors, plan, inputs.out, **features)
-            if tiles is not None:
-                prefill_kernel(*tensors, tiles, inputs.out, **features)
+            for kernel, plan in work:
+                kernel.run(*tensors, plan, inputs.out, **features)
             return inputs.out
 
-        return Prepared(call, lambda: call(0), predicted)
+        return Prepared(call, lambda: call(0), predicted, "+".join(k.name for k, _ in work))
 
     return prepare
 
@@ -183,16 +188,8 @@ def back_end(name: str) -> Subject:
 
     def prepare(inputs: Inputs) -> Prepared:
         case, device = inputs.case, inputs.q.device
-        shape = Shape(
-            heads=case.heads,
-            kv_heads=case.kv_heads,
-            head_dim=case.head_dim,
-            page_size=case.page,
-            dtype=inputs.q.dtype,
-            kv_dtype=inputs.k.dtype,
-        )
         capacity = Capacity(rows=case.rows, tokens=case.tokens)
-        chosen = choose(device, name, shape, capacity, windows=(case.window,))
+        chosen = choose(device, name, shape_of(case), capacity, windows=(case.window,))
         metas = [chosen.plan(inputs.meta(number), inputs.kv) for number in range(inputs.sets)]
         features = {"scale": inputs.scale, "softcap": case.softcap, "sinks": inputs.sinks}
 
@@ -201,6 +198,6 @@ def back_end(name: str) -> Subject:
                 inputs.q, inputs.kv, 0, metas[number], window=case.window, **features
             )
 
-        return Prepared(call, lambda: call(0))
+        return Prepared(call, lambda: call(0), kernels=chosen.details)
 
     return prepare

@@ -14,8 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 RUN = 5  # replays of one graph before the next one's turn
-MIN_CALLS = 20  # of a graph, so that its start is nothing; as many as a model has layers
-LONG_CALL_US = 1000.0  # a call this long is its own graph
+# Of a graph, so that its start is nothing: as many as a small model has layers, or this long.
+MIN_CALLS, GRAPH_US = 20, 2000.0
+MOST_US = (
+    100_000.0  # of one subject's replays: fewer than asked for, RUN at least, if they are long
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,19 @@ class Timer(Protocol):
 
 
 class GraphTimer:
-    """Graphs of at least MIN_CALLS calls that use every set; each is replayed `replays` times."""
+    """Graphs of at least MIN_CALLS calls that use every set; each is replayed `replays` times.
 
-    def __init__(self, replays: int) -> None:
+    between  follows each call in the graph, and between_us is taken off its time
+    """
+
+    def __init__(
+        self,
+        replays: int,
+        between: Callable[[], object] | None = None,
+        between_us: float = 0.0,
+    ) -> None:
         self._runs = -(-replays // RUN)
+        self._between, self._between_us = between, between_us
         self._stream = torch.cuda.Stream()
 
     def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
@@ -61,6 +73,8 @@ class GraphTimer:
             try:
                 for number in range(calls):
                     call(number % num_sets)
+                    if self._between is not None:
+                        self._between()
             except Exception:
                 with contextlib.suppress(RuntimeError):  # of the capture that was broken off
                     graph.capture_end()
@@ -76,30 +90,45 @@ class GraphTimer:
         call(num_sets - 1)
         end.record()
         end.synchronize()
-        if start.elapsed_time(end) * 1000 > LONG_CALL_US:
-            return num_sets
-        return num_sets * -(-MIN_CALLS // num_sets)
+        enough = min(MIN_CALLS, 1 + int(GRAPH_US / (start.elapsed_time(end) * 1000)))
+        return num_sets * -(-enough // num_sets)
 
     def replay(self, captured: Sequence[Captured]) -> list[Sample]:
         with torch.cuda.stream(self._stream):
-            for one in captured:
-                one.graph.replay()
+            runs = [self._enough_runs(self._time(one)) for one in captured]
             events = [
-                (one, *(torch.cuda.Event(enable_timing=True) for _ in range(2)))
-                for _ in range(self._runs)
-                for one in captured
+                (place, self._time(one))
+                for turn in range(self._runs)
+                for place, one in enumerate(captured)
+                if turn < runs[place]
                 for _ in range(RUN)
             ]
-            for one, start, end in events:
-                start.record()
-                one.graph.replay()
-                end.record()
             self._stream.synchronize()
         times: list[list[float]] = [[] for _ in captured]
-        for place, (one, start, end) in enumerate(events):
-            us = start.elapsed_time(end) * 1000 / one.calls
-            times[place // RUN % len(captured)].append(us)
+        for place, (start, end) in events:
+            us = start.elapsed_time(end) * 1000 / captured[place].calls
+            times[place].append(us - self._between_us)
         return [_sample(sorted(found)) for found in times]
+
+    def _time(self, captured: Captured) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Queue a replay between two events."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        captured.graph.replay()
+        end.record()
+        return start, end
+
+    def _enough_runs(self, once: tuple[torch.cuda.Event, torch.cuda.Event]) -> int:
+        once[1].synchronize()
+        return max(1, min(self._runs, int(MOST_US / (RUN * once[0].elapsed_time(once[1]) * 1000))))
+
+
+def timer_apart(replays: int) -> GraphTimer:
+    """A timer of calls that do not overlap: a kernel that takes no part in dependent launches
+    stands between them, and the time that it takes by itself is not theirs."""
+    number = torch.zeros(1, device="cuda")
+    alone = time_one(GraphTimer(replays), lambda _: number.add_(1))
+    return GraphTimer(replays, lambda: number.add_(1), alone)
 
 
 def _sample(times: list[float]) -> Sample:
@@ -142,7 +171,7 @@ def measure_bandwidth(data: Tensor, timer: Timer) -> Bandwidth:
         sums = torch.empty(programs, device=data.device)
 
         def call(_: int, block: int = block, tiles: int = tiles, sums: Tensor = sums) -> None:
-            _read_stream[(len(sums),)](words, sums, block, tiles)
+            _read_stream[(len(sums),)](words, sums, block, tiles)  # pyright: ignore[reportArgumentType]
 
         read = max(read, programs * block * tiles * 4 / time_one(timer, call) / 1e6)
     half = data.numel() // 2

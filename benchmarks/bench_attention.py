@@ -3,12 +3,18 @@
     python -m benchmarks.bench_attention                          everything, a few minutes
     python -m benchmarks.bench_attention --grid decode,b1,skewed --fa3 _vllm_fa3_C.abi3.so
     python -m benchmarks.bench_attention --grid prefill --sdpa --out results
+    python -m benchmarks.bench_attention --grid decode --subjects ours,FA3 --apart --fa3 FILE
     python -m benchmarks.bench_attention --plot results/attention.json --out docs/img
 
 Times are medians of CUDA-graph replays on random numbers, over shuffled pages, combine included.
 Cold: KV sets are used in turn, 400 MiB of them; warm: one set.  Shares refer to the read bandwidth
 measured in the same run.  Plans and tiles are made beforehand and timed apart (--grid plan).  Each
 result is compared with the row's first one; what differs is reported as wrong and has no time.
+
+Calls follow each other as layers do, and kernels that are launched dependently overlap: Hopper's
+decode kernel fills its stages, 64 KiB an SM, while the combine of the call before still runs.  In a
+model it does so during write_kv, which comes before it.  With --apart a kernel that takes no part
+stands between the calls, of every subject, and its own time is subtracted: nothing overlaps.
 """
 
 from __future__ import annotations
@@ -24,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from benchmarks.attention_cases import GRIDS, Case, cases_of
-from benchmarks.attention_inputs import DoesNotFit, Inputs, RandomPool, make_inputs
+from benchmarks.attention_inputs import RandomPool
+from benchmarks.attention_measure import measure
 from benchmarks.attention_peers import contiguous_attention, flash_attention_3, load_fa3
 from benchmarks.attention_plans import measure_plans
 from benchmarks.attention_plots import draw
@@ -37,27 +43,27 @@ from benchmarks.attention_results import (
     FA3,
     FA3_PLAN,
     GREEDY_PLAN,
-    HOPPER,
     OURS,
-    Outcome,
+    PLAIN,
     Row,
     complaints,
     header,
     line,
 )
-from benchmarks.attention_subjects import (
-    NotHere,
-    Prepared,
-    Subject,
-    back_end,
-    kernels,
-)
+from benchmarks.attention_subjects import Subject, back_end, kernels
 from benchmarks.attention_targets import verdicts
-from benchmarks.attention_timing import Bandwidth, Captured, GraphTimer, Timer, measure_bandwidth
+from benchmarks.attention_timing import (
+    Bandwidth,
+    GraphTimer,
+    Timer,
+    measure_bandwidth,
+    timer_apart,
+)
 
 PLAN = "plan"
-PLAN_SUBJECTS = {"uneven": OURS, "greedy": GREEDY_PLAN, "fa3": FA3_PLAN}
+PLAN_SUBJECTS = {"uneven": PLAIN, "greedy": GREEDY_PLAN, "fa3": FA3_PLAN}
 DECODE_GRIDS = ("decode", "b1", "tp8", "small", "skewed", "features")
+SUBJECTS = (OURS, *PLAN_SUBJECTS.values(), "flash2", "flash1", "mha", FA3, "cuDNN", "FA2")
 
 
 def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
@@ -68,12 +74,10 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
     else:
         subjects[OURS] = kernels("uneven")
     if grid in ("prefill", "chunked", "mixed"):
-        subjects[HOPPER] = kernels("uneven", hopper=True)
+        subjects[PLAIN] = kernels("uneven", plain=True)
     if grid in DECODE_GRIDS and grid != "features":
         subjects |= {
-            PLAN_SUBJECTS[planner]: kernels(planner)
-            for planner in options.planner
-            if planner != "uneven"
+            PLAN_SUBJECTS[planner]: kernels(planner, plain=True) for planner in options.planner
         }
     if grid == "mixed":
         subjects["flash2"] = back_end("flash2")
@@ -82,75 +86,44 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
     if options.sdpa and grid == "prefill":
         subjects["cuDNN"] = contiguous_attention(SDPBackend.CUDNN_ATTENTION)
         subjects["FA2"] = contiguous_attention(SDPBackend.FLASH_ATTENTION)
-    return subjects
-
-
-def why(error: Exception) -> str:
-    """One line of an exception."""
-    text = str(error).strip().splitlines() or [""]
-    name = "" if isinstance(error, NotHere | DoesNotFit) else f"{type(error).__name__}: "
-    return (name + text[0])[:160]
-
-
-def relative_difference(found: Tensor, expected: Tensor) -> float:
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
-
-
-def measure(case: Case, subjects: dict[str, Subject], pool: RandomPool, timer: Timer) -> Row:
-    """All subjects on one case, in turns; what fails is an outcome with an error."""
-    row = Row(case)
-    try:
-        inputs = make_inputs(case, pool)
-    except (DoesNotFit, RuntimeError) as error:
-        row.outcomes.update({name: Outcome(error=why(error)) for name in subjects})
-        return row
-    expected: Tensor | None = None
-    captured: dict[str, tuple[Outcome, Captured]] = {}
-    for name, subject in subjects.items():
-        try:
-            prepared = subject(inputs)
-            found = result_of(inputs, prepared)
-            difference = None
-            if found is not None:
-                expected = found if expected is None else expected
-                difference = relative_difference(found, expected)
-            outcome = Outcome(difference=difference, predicted_us=prepared.predicted_us)
-            captured[name] = (outcome, timer.capture(prepared.call, inputs.sets))
-        except Exception as error:  # a peer may raise anything; the other rows are wanted
-            row.outcomes[name] = Outcome(error=why(error))
-    samples = timer.replay([graph for _, graph in captured.values()])
-    for (name, (outcome, _)), sample in zip(captured.items(), samples, strict=True):
-        row.outcomes[name] = replace(outcome, us=sample.us, low=sample.low, high=sample.high)
-    return row
-
-
-def result_of(inputs: Inputs, prepared: Prepared) -> Tensor | None:
-    """A copy of what the subject finds; None if it cannot be compared."""
-    if prepared.result is None:
-        return None
-    inputs.out.fill_(float("nan"))  # what is not written shows
-    return prepared.result().clone()
+    return {name: subject for name, subject in subjects.items() if name in options.subjects}
 
 
 def run_grids(
     options: argparse.Namespace, pool: RandomPool, timer: Timer, bandwidth: Bandwidth
 ) -> list[Row]:
-    """Measure and print the grids one after the other."""
+    """Measure and print the grids one after the other; an interrupt ends it early."""
     rows: list[Row] = []
-    for grid in options.grid:
-        if grid == PLAN:
-            continue
-        decode = grid in DECODE_GRIDS
-        subjects = subjects_of(grid, options)
-        print(f"\n{grid}: {(GRIDS[grid].__doc__ or '').splitlines()[0]}")
-        print(header(subjects, decode))
-        began = time.perf_counter()
-        for case in selected_cases([grid], options):
-            row = measure(case, subjects, pool, timer)
-            print(line(row, subjects, bandwidth, decode), *complaints(row), sep="\n", flush=True)
-            rows.append(row)
-        print(f"({grid}: {time.perf_counter() - began:.0f} s)")
+    try:
+        for grid in options.grid:
+            if grid != PLAN:
+                run_grid(grid, options, pool, timer, bandwidth, rows)
+    except KeyboardInterrupt:
+        print("\ninterrupted: what follows is about the cases so far")
     return rows
+
+
+def run_grid(
+    grid: str,
+    options: argparse.Namespace,
+    pool: RandomPool,
+    timer: Timer,
+    bandwidth: Bandwidth,
+    rows: list[Row],
+) -> None:
+    """Measure and print one grid's cases and add them to rows."""
+    decode = grid in DECODE_GRIDS
+    subjects = subjects_of(grid, options)
+    if not subjects:
+        return
+    print(f"\n{grid}: {(GRIDS[grid].__doc__ or '').splitlines()[0]}")
+    print(header(subjects, decode))
+    began = time.perf_counter()
+    for case in selected_cases([grid], options):
+        row = measure(case, subjects, pool, timer)
+        print(line(row, subjects, bandwidth, decode), *complaints(row), sep="\n", flush=True)
+        rows.append(row)
+    print(f"({grid}: {time.perf_counter() - began:.0f} s)")
 
 
 def selected_cases(grids: Sequence[str], options: argparse.Namespace) -> list[Case]:
@@ -172,6 +145,7 @@ def described(device: torch.device, options: argparse.Namespace) -> dict[str, An
         "command": "python -m benchmarks.bench_attention " + " ".join(sys.argv[1:]),
         "page": options.page or 16,
         "replays": options.replays,
+        "apart": options.apart,
     }
 
 
@@ -186,7 +160,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = measure_bandwidth(data, timer)
     print(f"{about['device']}, torch {about['torch']}: read {bandwidth.read:.3f} TB/s, ", end="")
     print(f"copy {bandwidth.copy:.3f} TB/s read and written")
-    rows = run_grids(options, pool, timer, bandwidth)
+    rows = run_grids(
+        options, pool, timer_apart(options.replays) if options.apart else timer, bandwidth
+    )
     plan_us = measure_plans(device, timer, options.planner) if PLAN in options.grid else {}
     after = bandwidth
     with contextlib.suppress(RuntimeError):  # a broken kernel may have taken the device along
@@ -233,8 +209,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="A,B",
         help=",".join(planners),
     )
+    parser.add_argument(
+        "--subjects",
+        type=_chosen(SUBJECTS),
+        default=list(SUBJECTS),
+        metavar="A,B",
+        help="of those that a grid has: " + ",".join(SUBJECTS),
+    )
     parser.add_argument("--page", type=int, choices=(16, 32, 64, 128), help="of all cases")
-    parser.add_argument("--replays", type=int, default=40, help="of each graph")
+    parser.add_argument(
+        "--replays", type=int, default=50, help="of each graph, fewer where they are long"
+    )
+    parser.add_argument("--apart", action="store_true", help="no overlap of calls, see above")
     parser.add_argument("--quick", action="store_true", help="about six cases of each grid")
     parser.add_argument("--fa3", metavar="FILE", help="also FlashAttention-3, from this library")
     parser.add_argument("--sdpa", action="store_true", help="also torch's cuDNN and FA2 prefill")
