@@ -241,6 +241,8 @@ def check(
     want, want_lse = case.oracle()
     error = (case.in_dtype() - want).abs()
     rounding = torch.finfo(case.q.dtype).eps / 2
+    # A float32 sum of so many products is off by about the root of as many roundings.
+    of_logits = torch.finfo(torch.float32).eps / 2 * case.q.shape[2] ** 0.5
     for row, (q_len, kv_len) in enumerate(case.rows):
         if q_len == 0:
             continue
@@ -249,12 +251,12 @@ def check(
             assert out[tokens].isnan().all(), f"{name}: out was written, but is not served"
             assert lse is None or lse[tokens].isnan().all(), f"{name}: lse was written"
             continue
-        # Float32 logits are off by their own rounding, and weights by as much, relatively.
-        logits = 1e-6 * float(want_lse[tokens].nan_to_num(neginf=0).abs().max())
+        # Weights are off, relatively, by as much as logits are: those that matter are near the lse.
+        logits = of_logits * float(want_lse[tokens].nan_to_num(neginf=0).abs().max())
         limit = 2 * error[tokens].max() + (rounding + logits) * want[tokens].abs().max() + 1e-5
         _assert_close(f"{name}: out", out[tokens], want[tokens], float(limit))
         if lse is not None:
-            _assert_close(f"{name}: lse", lse[tokens], want_lse[tokens], 1e-3 + logits)
+            _assert_close(f"{name}: lse", lse[tokens], want_lse[tokens], 1e-4 + logits)
 
 
 def _assert_close(name: str, found: Tensor, want: Tensor, limit: float) -> None:

@@ -97,9 +97,11 @@ def _piece(
         acc = acc * tl.load(V_SCALE + head)
     if partial:
         slot = w.to(tl.int64) * QUERIES + r
-        whole = 1.0 / tl.where(total == 0.0, 1.0, total)
-        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(total))
-        tl.store(PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * whole[:, None], mask=inside)
+        some = tl.where(total == 0.0, 1.0, total)
+        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
+        tl.store(
+            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / some)[:, None], mask=inside
+        )
         tl.store(PARTIAL_LSE + slot, lse, mask=real)
     else:
         factor, lse = finish(m, total, SINKS, heads, real)

@@ -12,8 +12,6 @@ from torch import Tensor
 from attention.kernels.decode import decode
 from attention.planner.plan import PlanSpec, SplitPlan
 
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-
 NAN = float("nan")
 PROGRAMS, GROUP, HEADS, DIM = 4, 3, 2, 80
 

@@ -12,9 +12,6 @@ from decode_runner import PLANNERS, decoded, make_plan, most, poison, run
 
 from attention.kernels.decode import decode
 
-# The interpreter takes the logarithm of a sum of nothing, as the GPU does, but says so.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EDGES = [(1, n) for n in (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129)]
 MIXED = [(1, 40), (3, 50), (0, 30), (1, 0), (8, 8), (2, 33), (1, 1), (9, 20)]
@@ -219,3 +216,21 @@ def test_a_plan_for_other_shapes_is_refused(device: str):
     other = make_case([(1, 40)], group=4, device=device)
     with pytest.raises(AssertionError, match="other shapes"):
         run(case, make_plan(other)[0])
+
+
+@pytest.mark.parametrize(
+    ("group", "max_q_len", "head_dim", "most"),
+    [(64, 3, 64, 128), (16, 8, 192, 64), (1, 65, 256, 64)],
+)
+def test_more_queries_than_a_tile_holds_are_refused(
+    device: str, group: int, max_q_len: int, head_dim: int, most: int
+):
+    case = make_case([(1, 20)], group=group, kv_heads=1, head_dim=head_dim, device=device)
+    with pytest.raises(ValueError, match=f"serves {most} of head_dim {head_dim}: plan with a sm"):
+        decoded(case, max_q_len=max_q_len)
+
+
+@pytest.mark.parametrize(("max_q_len", "head_dim"), [(8, 128), (4, 256)])
+def test_as_many_queries_as_a_tile_holds_are_served(device: str, max_q_len: int, head_dim: int):
+    case = make_case([(max_q_len, 40)], group=16, kv_heads=1, head_dim=head_dim, device=device)
+    check(case, *decoded(case, max_q_len=max_q_len))
