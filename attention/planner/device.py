@@ -14,11 +14,13 @@ from attention.planner.device_counts import plan_counts
 from attention.planner.device_uneven import plan_uneven
 from attention.planner.fa3 import MOST_ROWS, split_cap
 from attention.planner.plan import PlanSpec, SplitPlan
+from attention.planner.uneven import EIGHTHS
 
 PLANNERS = ("uneven", "greedy", "fa3")
-THREADS_OF_A_WARP = 32
+# Measured on an H100.
 NUM_WARPS = 8
-COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts; measured on an H100
+UNITS_EACH = 128  # of plan_uneven: rows and KV heads a program
+COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts
 
 
 class DevicePlanner:
@@ -79,12 +81,12 @@ class DevicePlanner:
         plan, spec = self._plan, self._plan.spec
         max_rows = triton.next_power_of_2(self.max_rows)
         row_units = triton.next_power_of_2(spec.kv_heads)
-        rows_each = max(NUM_WARPS * THREADS_OF_A_WARP // row_units, 1)
+        rows_each = max(UNITS_EACH // row_units, 1)
         plan_uneven[(1 + triton.cdiv(num_rows, rows_each),)](
             cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
             HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
             WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
-            MIN_SHARE=spec.piece_cost + 8 * spec.min_blocks, MAX_ROWS=max_rows,
+            MIN_SHARE=EIGHTHS * spec.min_blocks, MAX_ROWS=max_rows,
             BOUNDARIES=triton.next_power_of_2(spec.programs + 1), ROWS_EACH=rows_each,
             ROW_UNITS=row_units, num_warps=NUM_WARPS,
         )  # fmt: skip

@@ -7,20 +7,32 @@ import triton.language as tl
 
 
 @triton.jit
+def read_queries(CU_SEQLENS_Q, row, mask):
+    """-> (q_start, q_len)"""
+    q_start = tl.load(CU_SEQLENS_Q + row, mask=mask, other=0)
+    return q_start, tl.load(CU_SEQLENS_Q + row + 1, mask=mask, other=0) - q_start
+
+
+@triton.jit
+def extent_of(q_len, kv_len, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+    """-> (first_block, blocks); without a window q_len may be anything."""
+    first = tl.zeros_like(kv_len)
+    if WINDOW > 0:
+        first = tl.maximum(kv_len - q_len + 1 - WINDOW, 0) // BLOCK
+    return first, (kv_len + (BLOCK - 1)) // BLOCK - first
+
+
+@triton.jit
 def read_rows(
     CU_SEQLENS_Q, CACHE_SEQLENS, row, mask,
     MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """-> (planned, q_start, q_len, kv_len, first_block, blocks) of rows; not planned: 0 blocks."""
-    q_start = tl.load(CU_SEQLENS_Q + row, mask=mask, other=0)
-    q_len = tl.load(CU_SEQLENS_Q + row + 1, mask=mask, other=0) - q_start
+    q_start, q_len = read_queries(CU_SEQLENS_Q, row, mask)
     kv_len = tl.load(CACHE_SEQLENS + row, mask=mask, other=0)
     planned = (q_len >= 1) & (q_len <= MAX_Q_LEN)
-    first = tl.zeros_like(kv_len)
-    if WINDOW > 0:
-        first = tl.maximum(kv_len - q_len + 1 - WINDOW, 0) // BLOCK
-    blocks = tl.where(planned, (kv_len + (BLOCK - 1)) // BLOCK - first, 0)
-    return planned, q_start, q_len, kv_len, first, blocks
+    first, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
+    return planned, q_start, q_len, kv_len, first, tl.where(planned, blocks, 0)
 
 
 @triton.jit

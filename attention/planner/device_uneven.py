@@ -6,13 +6,13 @@ plan_uneven
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    work, starts, merges of a SplitPlan; queue = 0
   math      Every program repeats what all need: the prefix sum of the rows' costs, and for each
-            boundary between shares (at most programs + 1) whether it cuts a row.  The row of a
-            boundary is found without a search: first_boundary() gives the boundaries before each
-            row, so a histogram and its prefix sum give the rows before each boundary.
-            A share is longer than the fixed cost of a piece, so each boundary's piece ends at the
-            next boundary or at the end of its unit (a row and KV head), and is found alone.
+            boundary between shares (at most programs + 1) whether it cuts a row.
+            A share is at least a block, so no two boundaries cut at the same one: the piece that
+            begins at a boundary ends at the next or at the end of its unit (a row and KV head), and
+            is found alone.
   limits    kv_len * kv_heads < 2^28 * block; the sum of all rows' costs < 2^44
-  bound     latency: two trips to memory, some twenty barriers
+  bound     latency: two trips to memory, some fifteen barriers and as many divisions as can be
+            had in 32 bits
   checked   tests/attention/test_device_planner.py: equal to plan_uneven in numpy
 """
 
@@ -21,13 +21,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attention.planner.device_rows import pair_of, read_rows, write_pieces
+from attention.planner.device_rows import extent_of, pair_of, read_queries, read_rows, write_pieces
 
 
 @triton.jit
 def _apart(sums):
     """A prefix sum that carries two counts: planned rows from bit 44 up, their costs below."""
     return (sums >> 44).to(tl.int32), sums & 0xFFFFFFFFFFF
+
+
+@triton.jit
+def _divide(a, b):
+    """a // b of int32 that are not negative; unsigned division takes half the time."""
+    return (a.to(tl.uint32) // b.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def _divide_wide(a, b, per):
+    """a // b and a % b of an int64 below 2^44 by an int32; per = 1 / b in float32.
+
+    A 64-bit division is a call of hundreds of cycles.  The first estimate leaves a rest below 2^23,
+    the second is off by one at most.
+    """
+    rough = (a.to(tl.float32) * per).to(tl.int64)
+    rest = (a - rough * b).to(tl.int32)
+    fine = tl.floor(rest.to(tl.float32) * per).to(tl.int32)
+    rest -= fine * b
+    fine += (rest >= b).to(tl.int32) - (rest < 0).to(tl.int32)
+    share = rough + fine
+    return share, (a - share * b).to(tl.int32)
 
 
 @triton.jit
@@ -42,41 +64,54 @@ def _first_boundary(position, total, used, ratio):
 
 @triton.jit
 def _boundary(j, share, rest, used):
-    """j * total // used; total = share * used + rest, so that no product passes 2^31 * programs."""
-    return j.to(tl.int64) * share + (j * rest) // used
+    """j * total // used, j >= 0; total = share * used + rest, and so in 32 bits but for the sum."""
+    return j.to(tl.int64) * share + _divide(j * rest, used)
 
 
 @triton.jit
 def _block_at(inside, PIECE_COST: tl.constexpr):
     """Eighths into a unit -> the nearest block; 0 inside the fixed cost."""
-    return (tl.maximum(inside - (PIECE_COST - 4), 0) // 8).to(tl.int32)
+    return (tl.maximum(inside - (PIECE_COST - 4), 0) >> 3).to(tl.int32)
 
 
 @triton.jit
-def _write_rows(
-    CU_SEQLENS_Q, CACHE_SEQLENS, WORK, first_row, num_rows, before, cuts, total, used, ratio,
-    share, rest, HEADS: tl.constexpr, MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, PIECE_COST: tl.constexpr, ROWS_EACH: tl.constexpr,
-    ROW_UNITS: tl.constexpr,
-):  # fmt: skip
-    """The pieces that begin a unit, of ROWS_EACH rows; cuts: how many before each boundary."""
-    n = tl.arange(0, ROWS_EACH * ROW_UNITS)
-    row = first_row + n // ROW_UNITS
-    head = n % ROW_UNITS
-    real = (row < num_rows) & (head < HEADS)
-    rank, row_at = _apart(tl.gather(before, tl.minimum(row, before.shape[0] - 1), 0))
-    planned, q_start, q_len, kv_len, first_block, blocks = read_rows(
-        CU_SEQLENS_Q, CACHE_SEQLENS, row, real, MAX_Q_LEN, WINDOW, BLOCK
-    )
-    unit_at = row_at + head * tl.maximum(blocks * 8 + PIECE_COST, 1)
-    # The first boundary that may cut the unit: those before it are not cuts of this unit.
-    cutter = tl.minimum(_first_boundary(unit_at + (PIECE_COST + 4), total, used, ratio), used)
-    end = _block_at(_boundary(cutter, share, rest, used) - unit_at, PIECE_COST)
-    write_pieces(
-        WORK, rank * HEADS + head + tl.gather(cuts, cutter, 0), row, head, tl.zeros_like(row),
-        tl.minimum(end, blocks), q_start, q_len, kv_len, first_block, blocks, real & planned,
-        BLOCK,
-    )  # fmt: skip
+def _four(x, step):
+    """x, x + step, x + 2 * step, x + 3 * step along two more dimensions of 2."""
+    return tl.join(tl.join(x, x + step), tl.join(x + 2 * step, x + 3 * step))
+
+
+@triton.jit
+def _pick(values, at):
+    return tl.reshape(tl.gather(values, tl.reshape(at, [at.numel]), 0), at.shape)
+
+
+@triton.jit
+def _add_pairs(x):
+    a, b = tl.split(x)
+    return a + b
+
+
+@triton.jit
+def _last_up_to(values, j, SIZE: tl.constexpr):
+    """For each j the last index whose value is at most j; values do not fall and begin with <= 0.
+
+    A search in sixteen parts a step, since an exchange between threads costs more than comparing.
+    The sixteen, and later two to eight, are dimensions of 2, which stay within a thread.
+    """
+    found = tl.zeros_like(j)
+    left: tl.constexpr = SIZE.bit_length() - 1
+    for k in tl.static_range(left // 4):
+        step = 1 << (left - 4 * k - 4)
+        value = _pick(values, _four(_four(found, 4 * step), step))
+        few = (value <= _four(_four(j, 0), 0)).to(tl.int32)
+        found += step * (_add_pairs(_add_pairs(_add_pairs(_add_pairs(few)))) - 1)
+    if left % 4 >= 2:
+        step = 1 << (left % 4 - 2)
+        few = (_pick(values, _four(found, step)) <= _four(j, 0)).to(tl.int32)
+        found += step * (_add_pairs(_add_pairs(few)) - 1)
+    if left % 2 == 1:
+        found += (tl.gather(values, found + 1, 0) <= j).to(tl.int32)
+    return found
 
 
 @triton.jit(
@@ -90,6 +125,14 @@ def plan_uneven(
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
+    # The units whose first pieces this program writes, read before all else: one trip to memory.
+    n = tl.arange(0, ROWS_EACH * ROW_UNITS)
+    my_row = (tl.program_id(0) - 1) * ROWS_EACH + n // ROW_UNITS
+    my_head = n % ROW_UNITS
+    mine = (my_row >= 0) & (my_row < num_rows) & (my_head < HEADS)
+    my_planned, my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks = read_rows(
+        CU_SEQLENS_Q, CACHE_SEQLENS, my_row, mine, MAX_Q_LEN, WINDOW, BLOCK
+    )
     # A thread takes elements one by one (contiguity 1): in pairs or fours, each gather and store
     # would go through another exchange between threads.
     all_rows = tl.max_contiguous(tl.arange(0, MAX_ROWS), 1)
@@ -98,44 +141,53 @@ def plan_uneven(
     )
     cost = tl.maximum(blocks * 8 + PIECE_COST, 1).to(tl.int64) * HEADS
     cost = tl.where(planned, cost + (1 << 44), 0)
-    before = tl.cumsum(cost, 0) - cost
-    rows, total = _apart(tl.sum(cost, 0))
+    up_to = tl.cumsum(cost, 0)
+    before = up_to - cost
+    last = tl.gather(up_to, tl.full([1], MAX_ROWS - 1, tl.int32), 0)
+    rows, total = _apart(tl.sum(last, 0))
     total = tl.maximum(total, 1)
-    used = tl.minimum(tl.maximum(total // MIN_SHARE, 1), PROGRAMS).to(tl.int32)
-    share = total // used
-    rest = (total - share * used).to(tl.int32)
+    used = tl.maximum(tl.minimum(total, PROGRAMS * MIN_SHARE).to(tl.int32) // MIN_SHARE, 1)
+    share, rest = _divide_wide(total, used, 1.0 / used.to(tl.float32))
     ratio = used.to(tl.float32) / total.to(tl.float32)
 
     # The row of each boundary, and whether the boundary cuts it.
     j = tl.max_contiguous(tl.arange(0, BOUNDARIES), 1)
     _, row_at = _apart(before)
-    row_first = _first_boundary(row_at, total, used, ratio)
-    row = tl.cumsum(tl.histogram(row_first, BOUNDARIES), 0) - 1
-    rank, row_at = _apart(tl.gather(before, tl.minimum(row, MAX_ROWS - 1), 0))
+    row = _last_up_to(_first_boundary(row_at, total, used, ratio), j, MAX_ROWS)
+    rank, row_at = _apart(tl.gather(before, row, 0))
     real = (j < used) & (row < num_rows)
-    _, q_start, q_len, kv_len, first_block, blocks = read_rows(
-        CU_SEQLENS_Q, CACHE_SEQLENS, row, real, MAX_Q_LEN, WINDOW, BLOCK
-    )
+    kv_len = tl.load(CACHE_SEQLENS + row, mask=real, other=0)
+    q_len = kv_len
+    if WINDOW > 0:
+        _, q_len = read_queries(CU_SEQLENS_Q, row, real)
+    first_block, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
     position = _boundary(j, share, rest, used)
     inside = (position - row_at).to(tl.int32)
     row_cost = tl.maximum(blocks * 8 + PIECE_COST, 1)
-    head = inside // row_cost
-    inside -= head * row_cost
+    head = tl.zeros_like(j)
+    if HEADS > 1:
+        head = _divide(inside, row_cost)
+        inside -= head * row_cost
     block = _block_at(inside, PIECE_COST)
     cut = (block > 0) & (block < blocks)
     unit_at = position - inside
-    block_before = _block_at(_boundary(j - 1, share, rest, used) - unit_at, PIECE_COST)
-    first_cut = cut & (block_before == 0)
+    position_before = _boundary(tl.maximum(j - 1, 0), share, rest, used)
+    first_cut = cut & (_block_at(position_before - unit_at, PIECE_COST) == 0)
     # One prefix sum for two counts: cuts, and from bit 16 up the units that are cut.
     marks = cut.to(tl.int32) + (first_cut.to(tl.int32) << 16)
     counts = tl.cumsum(marks, 0)
 
     if tl.program_id(0) > 0:
-        first_row = (tl.program_id(0) - 1) * ROWS_EACH
-        _write_rows(
-            CU_SEQLENS_Q, CACHE_SEQLENS, WORK, first_row, num_rows, before,
-            (counts - marks) & 0xFFFF, total, used, ratio, share, rest,
-            HEADS, MAX_Q_LEN, WINDOW, BLOCK, PIECE_COST, ROWS_EACH, ROW_UNITS,
+        my_rank, my_at = _apart(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
+        my_at += my_head * tl.maximum(my_blocks * 8 + PIECE_COST, 1)
+        # The first boundary that may cut the unit: those before it are not cuts of this unit.
+        cutter = tl.minimum(_first_boundary(my_at + (PIECE_COST + 4), total, used, ratio), used)
+        my_end = _block_at(_boundary(cutter, share, rest, used) - my_at, PIECE_COST)
+        cuts_before = tl.gather((counts - marks) & 0xFFFF, cutter, 0)
+        write_pieces(
+            WORK, my_rank * HEADS + my_head + cuts_before, my_row, my_head, tl.zeros_like(my_row),
+            tl.minimum(my_end, my_blocks), my_q_start, my_q_len, my_kv_len, my_first_block,
+            my_blocks, mine & my_planned, BLOCK,
         )  # fmt: skip
     else:
         tl.store(QUEUE, 0)
@@ -143,6 +195,7 @@ def plan_uneven(
         start = tl.where(j < used, unit, rows * HEADS) + (counts & 0xFFFF)
         start = tl.where(j == 0, 0, start)  # also of a batch without rows
         tl.store(STARTS + j, start, mask=j <= PROGRAMS)
+        q_start, q_len = read_queries(CU_SEQLENS_Q, row, cut)
         end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, PIECE_COST)
         write_pieces(
             WORK, start, row, head, block, tl.minimum(end, blocks), q_start, q_len, kv_len,

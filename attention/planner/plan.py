@@ -38,7 +38,7 @@ class PlanSpec:
     piece_cost: int = 8  # fixed cost of a piece: prologue, pipeline fill, partial write
     merge_cost: int = 8  # of having anything to combine
     merge_piece_cost: int = 1  # of a partial result, times partial results, over programs
-    min_blocks: int = 1  # a program's share is at least so many blocks beside piece_cost
+    min_blocks: int = 1  # a program's share is at least so many blocks
 
     def capacity(self, max_rows: int) -> int:
         """Entries that `work` needs for so many rows."""

@@ -21,7 +21,7 @@ EIGHTHS = 8  # costs are integers in eighths of a block, so that host and device
 def plan_uneven(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
     """Cut the rows' KV into spec.programs shares of equal cost.
 
-    Shares are at least piece_cost + min_blocks blocks: with little work some programs get none.
+    Shares are at least min_blocks blocks: with little work some programs get none.
     A program's load is at most its share + one block + piece_cost.
     """
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
@@ -33,7 +33,7 @@ def plan_uneven(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> Host
     cost = np.maximum(rows.blocks.astype(np.int64) * EIGHTHS + spec.piece_cost, 1)
     ends = np.cumsum(cost * heads)  # [R]
     total = int(ends[-1])
-    used = min(max(total // (spec.piece_cost + EIGHTHS * spec.min_blocks), 1), programs)
+    used = min(max(total // (EIGHTHS * spec.min_blocks), 1), programs)
 
     # Where each share begins: unit = row * heads + head, and the block inside it.
     bound = np.arange(used + 1) * total // used

@@ -72,7 +72,7 @@ def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec
     rows = planned_rows(*batch, spec)
     unit_cost = np.maximum(rows.blocks.astype(np.int64) * 8 + spec.piece_cost, 1)
     total = int(unit_cost.sum()) * spec.kv_heads
-    used = min(max(total // (spec.piece_cost + 8 * spec.min_blocks), 1), spec.programs)
+    used = min(max(total // (8 * spec.min_blocks), 1), spec.programs)
     blocks = -(-plan.work[:, END] // spec.block) - plan.work[:, FIRST] // spec.block
     costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.piece_cost))
     loads = np.diff(costs[plan.starts])
