@@ -105,8 +105,12 @@ def random_lengths(draw: random.Random, decoding: bool) -> Lengths:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["flash1", "flash2"])
-def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_it(name: str):
+@pytest.mark.parametrize(
+    ("name", "planner"), [("flash1", "auto"), ("flash2", "auto"), ("flash2", "greedy")]
+)
+def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_it(
+    name: str, planner: str
+):
     """One graph for rows that decode, one for any mix, each captured at one batch."""
     shape = Shape(
         heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=HEAD_DIM, page_size=PAGE,
@@ -114,7 +118,8 @@ def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_i
     )  # fmt: skip
     device = torch.device("cuda", torch.cuda.current_device())
     backend, eager = (
-        choose(device, name, shape, Capacity(rows=ROWS, tokens=TOKENS)) for _ in range(2)
+        choose(device, name, shape, Capacity(rows=ROWS, tokens=TOKENS), split_planner=planner)
+        for _ in range(2)
     )
     pool = dict(
         layers=2, pages=PAGES, kv_heads=KV_HEADS, page_size=PAGE, head_dim=HEAD_DIM,
