@@ -32,10 +32,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph of so many calls."""
+    """A graph of so many calls, and what it must not outlive: the plans and tensors of its call."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
+    call: Callable[[int], object]
 
 
 class Timer(Protocol):
@@ -80,7 +81,7 @@ class GraphTimer:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return Captured(graph, calls)
+        return Captured(graph, calls, call)
 
     def _calls(self, call: Callable[[int], object], num_sets: int) -> int:
         """Compile what has to be, and find out how many calls are enough."""

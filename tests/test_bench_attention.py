@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -26,7 +27,7 @@ class OneMicrosecond:
 
     def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
         call(num_sets - 1)
-        return Captured(None, 1)  # type: ignore[arg-type]
+        return Captured(None, 1, call)  # type: ignore[arg-type]
 
     def replay(self, captured: Sequence[Captured]) -> list[Sample]:
         return [Sample(1.0, 1.0, 1.0) for _ in captured]
@@ -104,6 +105,23 @@ def test_a_subject_that_fails_does_not_take_the_others_along(pool: RandomPool):
     row = measure(case, {FA3: broken, "mha": back_end("mha")}, pool, OneMicrosecond())
     assert row.outcomes[FA3].error == "RuntimeError: no such kernel"
     assert row.us("mha") == 1.0
+
+
+def test_what_a_graph_reads_lives_until_it_is_replayed(pool: RandomPool):
+    class Replayed(OneMicrosecond):
+        def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+            assert [plan() is None for plan in plans] == [False] * len(captured)
+            return super().replay(captured)
+
+    def planned(inputs: object) -> Prepared:
+        plan = torch.zeros(1)
+        plans.append(weakref.ref(plan))
+        return Prepared(lambda _: plan, None)
+
+    plans: list[weakref.ref[torch.Tensor]] = []
+    pool.reserve([tiny(16)])
+    row = measure(tiny(16), {name: planned for name in (OURS, PLAIN, FA3)}, pool, Replayed())
+    assert len(plans) == 3 and row.us(FA3) == 1.0
 
 
 def test_a_wrong_result_has_no_time(pool: RandomPool):
