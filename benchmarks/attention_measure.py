@@ -13,7 +13,7 @@ from benchmarks.attention_subjects import NotHere, Prepared, Subject
 from benchmarks.attention_timing import Captured, Timer
 
 
-def why(error: Exception) -> str:
+def why(error: BaseException) -> str:
     """One line of an exception."""
     text = str(error).strip().splitlines() or [""]
     name = "" if isinstance(error, NotHere | DoesNotFit) else f"{type(error).__name__}: "

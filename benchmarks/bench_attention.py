@@ -34,7 +34,7 @@ from torch.nn.attention import SDPBackend
 
 from benchmarks.attention_cases import GRIDS, Case, cases_of
 from benchmarks.attention_inputs import RandomPool
-from benchmarks.attention_measure import measure
+from benchmarks.attention_measure import measure, why
 from benchmarks.attention_peers import contiguous_attention, flash_attention_3, load_fa3
 from benchmarks.attention_plans import measure_plans
 from benchmarks.attention_plots import draw
@@ -92,14 +92,15 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
 def run_grids(
     options: argparse.Namespace, pool: RandomPool, timer: Timer, bandwidth: Bandwidth
 ) -> list[Row]:
-    """Measure and print the grids one after the other; an interrupt ends it early."""
+    """Measure and print the grids one after the other; an interrupt ends it early, and so does a
+    kernel that breaks the device."""
     rows: list[Row] = []
     try:
         for grid in options.grid:
             if grid != PLAN:
                 run_grid(grid, options, pool, timer, bandwidth, rows)
-    except KeyboardInterrupt:
-        print("\ninterrupted: what follows is about the cases so far")
+    except (KeyboardInterrupt, RuntimeError) as error:
+        print(f"\nended early, what follows is about the cases so far: {why(error)}")
     return rows
 
 
@@ -160,10 +161,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = measure_bandwidth(data, timer)
     print(f"{about['device']}, torch {about['torch']}: read {bandwidth.read:.3f} TB/s, ", end="")
     print(f"copy {bandwidth.copy:.3f} TB/s read and written")
+    plan_us = measure_plans(device, timer, options.planner) if PLAN in options.grid else {}
     rows = run_grids(
         options, pool, timer_apart(options.replays) if options.apart else timer, bandwidth
     )
-    plan_us = measure_plans(device, timer, options.planner) if PLAN in options.grid else {}
     after = bandwidth
     with contextlib.suppress(RuntimeError):  # a broken kernel may have taken the device along
         after = measure_bandwidth(data, timer)
