@@ -123,6 +123,20 @@ def test_planners_are_short(shipped: dict[str, dict[str, Any]], name: str):
     assert len(shipped[name]["operations"]) <= 1700 and shipped[name]["registers"] <= 128
 
 
+def test_planners_let_no_kernel_start_before_they_end(shipped: dict[str, dict[str, Any]]):
+    """What comes after reads their plan before it waits: attention/kernels/launch.py."""
+    starting = [name for name, kernel in shipped.items() if count(kernel["operations"], "PREEXIT")]
+    assert not [name for name in starting if name.startswith(("planner", "tiler"))]
+    assert any(name.startswith("decode") for name in starting)
+
+
+def test_lanes_that_combine_sums_round_alike(shipped: dict[str, dict[str, Any]]):
+    """A product fused into a sum over lanes is not rounded in its own lane, but in the others."""
+    combines = [kernel for name, kernel in shipped.items() if name.endswith("_combine")]
+    # The logarithm has its own, FFMA.FTZ.
+    assert combines and not any("FFMA" in kernel["operations"] for kernel in combines)
+
+
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_keys_and_values_are_written_wide(shipped: dict[str, dict[str, Any]], name: str):
     operations = shipped[f"write_kv {name}: _write_kv"]["operations"]
