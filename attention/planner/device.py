@@ -19,7 +19,7 @@ from attention.planner.uneven import EIGHTHS
 PLANNERS = ("uneven", "greedy", "fa3")
 # Measured on an H100.
 NUM_WARPS = 8
-UNITS_EACH = 128  # of plan_uneven: rows and KV heads a program
+UNITS_EACH = 64  # of plan_uneven: rows and KV heads a program
 COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts
 
 

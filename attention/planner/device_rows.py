@@ -15,7 +15,7 @@ def read_queries(CU_SEQLENS_Q, row, mask):
 
 @triton.jit
 def extent_of(q_len, kv_len, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
-    """-> (first_block, blocks); without a window q_len may be anything."""
+    """-> (first_block, blocks)"""
     first = tl.zeros_like(kv_len)
     if WINDOW > 0:
         first = tl.maximum(kv_len - q_len + 1 - WINDOW, 0) // BLOCK

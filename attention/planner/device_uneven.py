@@ -157,9 +157,7 @@ def plan_uneven(
     rank, row_at = _apart(tl.gather(before, row, 0))
     real = (j < used) & (row < num_rows)
     kv_len = tl.load(CACHE_SEQLENS + row, mask=real, other=0)
-    q_len = kv_len
-    if WINDOW > 0:
-        _, q_len = read_queries(CU_SEQLENS_Q, row, real)
+    q_start, q_len = read_queries(CU_SEQLENS_Q, row, real)
     first_block, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
     position = _boundary(j, share, rest, used)
     inside = (position - row_at).to(tl.int32)
@@ -195,7 +193,6 @@ def plan_uneven(
         start = tl.where(j < used, unit, rows * HEADS) + (counts & 0xFFFF)
         start = tl.where(j == 0, 0, start)  # also of a batch without rows
         tl.store(STARTS + j, start, mask=j <= PROGRAMS)
-        q_start, q_len = read_queries(CU_SEQLENS_Q, row, cut)
         end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, PIECE_COST)
         write_pieces(
             WORK, start, row, head, block, tl.minimum(end, blocks), q_start, q_len, kv_len,
