@@ -287,12 +287,14 @@ GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-def cases_of(grids: Sequence[str], *, quick: bool) -> list[Case]:
-    """The cases of the named grids; quick: about six of each, spread over it."""
+def cases_of(grids: Sequence[str], most: int | None = None) -> list[Case]:
+    """The cases of the named grids; of each at most so many, spread over it."""
     found: list[Case] = []
     for grid in grids:
         cases = list(GRIDS[grid]())
-        if quick and grid != "mixed":
-            cases = cases[:: -(-len(cases) // 6)]
-        found += cases[:3] if quick and grid == "mixed" else cases
+        if grid == "mixed":  # the parts of a whole stay with it
+            cases = cases[: most and 3 * -(-most // 3)]
+        elif most and most < len(cases):
+            cases = [cases[i * (len(cases) - 1) // max(most - 1, 1)] for i in range(most)]
+        found += cases
     return found

@@ -86,16 +86,16 @@ class RandomPool:
             part.copy_(torch.randn(len(part), device=self.device, dtype=torch.float16))
         return flat
 
-    def take(self, items: int, dtype: str, first: int = 0) -> Tensor:
-        """A view of items [first, first + items).
+    def take(self, items: int, dtype: str) -> Tensor:
+        """A view of the first so many.
 
         Raises DoesNotFit if the pool is smaller.
         """
         flat = self._flat[dtype]
-        if first + items > len(flat):
-            gib, has = ((n * ITEM_BYTES[dtype]) / 2**30 for n in (first + items, len(flat)))
+        if items > len(flat):
+            gib, has = ((n * ITEM_BYTES[dtype]) / 2**30 for n in (items, len(flat)))
             raise DoesNotFit(f"needs {gib:.1f} GiB of {dtype}, the pool has {has:.1f}")
-        return flat[first : first + items]
+        return flat[:items]
 
 
 @dataclass
@@ -105,8 +105,9 @@ class Inputs:
     case: Case
     q: Tensor  # [T, heads, D]
     out: Tensor  # like q
-    k: Tensor  # [pages, kv_heads, page, D]
+    k: Tensor  # [pages, kv_heads, page, D], laid out as in KVPool
     v: Tensor
+    memory: Tensor  # what k and v are views of, flat: for those that want another layout
     tables: Tensor
     cu_seqlens_q: Tensor  # [B + 1] int32
     cache_seqlens: Tensor  # [B] int32
@@ -155,9 +156,9 @@ def make_inputs(case: Case, pool: RandomPool) -> Inputs:
     device, count = pool.device, num_sets(case, pool.cold_bytes)
     kv_dtype = case.kv_dtype or case.dtype
     pages = count * case.pages
-    shape = (pages, case.kv_heads, case.page, case.head_dim)
-    items = math.prod(shape)
-    k, v = (pool.take(items, kv_dtype, first).view(shape) for first in (0, items))
+    shape = (pages, case.kv_heads, 2, case.page, case.head_dim)
+    memory = pool.take(math.prod(shape), kv_dtype)
+    k, v = memory.view(shape).unbind(2)
     generator = torch.Generator(device).manual_seed(case.rows)
     q = torch.randn(
         (case.tokens, case.heads, case.head_dim), device=device, generator=generator
@@ -176,6 +177,7 @@ def make_inputs(case: Case, pool: RandomPool) -> Inputs:
         out=torch.empty_like(q),
         k=k,
         v=v,
+        memory=memory,
         tables=_page_tables(case, count, generator, device),
         cu_seqlens_q=ints(0, *case.q_lens).cumsum(0).int(),
         cache_seqlens=ints(*case.kv_lens),

@@ -58,7 +58,7 @@ def flash_attention_3(inputs: Inputs) -> Prepared:
         )[0]  # fmt: skip
 
     native = (len(inputs.k), case.page, case.kv_heads, case.head_dim)
-    k, v = inputs.k.view(native), inputs.v.view(native)
+    k, v = (half.view(native) for half in inputs.memory.chunk(2))
     ours = (inputs.k.transpose(1, 2), inputs.v.transpose(1, 2))
     return Prepared(
         call=lambda number: run(k, v, inputs.tables[number]),
@@ -76,10 +76,8 @@ def contiguous_attention(backend: SDPBackend) -> Callable[[Inputs], Prepared]:
         rows, length, dim = case.rows, case.q_lens[0], case.head_dim
         q = inputs.q.view(rows, length, case.heads, dim).transpose(1, 2).contiguous()
         k, v = (
-            pool.flatten()[: rows * case.kv_heads * length * dim].view(
-                rows, case.kv_heads, length, dim
-            )
-            for pool in (inputs.k, inputs.v)
+            half[: rows * case.kv_heads * length * dim].view(rows, case.kv_heads, length, dim)
+            for half in inputs.memory.chunk(2)
         )
 
         def call(_: int) -> Tensor:

@@ -130,7 +130,7 @@ def run_grid(
 def selected_cases(grids: Sequence[str], options: argparse.Namespace) -> list[Case]:
     """The cases of the grids, with another page size where --page asks for one."""
     grids = [grid for grid in grids if grid != PLAN]
-    cases = cases_of(grids, quick=options.quick)
+    cases = cases_of(grids, options.cases)
     if options.page:
         cases = [
             case if "page" in case.name else replace(case, page=options.page) for case in cases
@@ -222,7 +222,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--replays", type=int, default=50, help="of each graph, fewer where they are long"
     )
     parser.add_argument("--apart", action="store_true", help="no overlap of calls, see above")
-    parser.add_argument("--quick", action="store_true", help="about six cases of each grid")
+    parser.add_argument("--cases", type=int, metavar="N", help="of each grid, spread over it")
     parser.add_argument("--fa3", metavar="FILE", help="also FlashAttention-3, from this library")
     parser.add_argument("--sdpa", action="store_true", help="also torch's cuDNN and FA2 prefill")
     parser.add_argument("--out", type=Path, metavar="DIR", help="attention.json and plots")
