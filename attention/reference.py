@@ -51,8 +51,7 @@ class ReferenceBackend:
             if scale is not None:
                 new = (new.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
             flat = _bytes(new.reshape(-1, kv.head_dim).to(pool.dtype))
-            cells = _bytes(pool[layer]).view(-1, kv.head_dim)
-            cells.index_copy_(0, meta.plan.write_cells, flat)
+            _bytes(pool[layer]).flatten(0, 1).index_put_(meta.plan.write_cells, flat)
 
     def attend(
         self,
@@ -106,7 +105,7 @@ def _gather(
     """K and V [N * H, P * page, D] of `cells` [N, H, P]; the only copy of them."""
     found: list[Tensor] = []
     for pool, scale in zip((kv.k, kv.v), kv.scales(layer), strict=True):
-        by_page = _bytes(pool[layer]).view(-1, kv.page_size * kv.head_dim)
+        by_page = _bytes(pool[layer]).flatten(0, 1)
         picked = by_page.index_select(0, cells.flatten()).view(pool.dtype)
         if scale is not None:
             by_head = picked.view(*cells.shape[:2], -1).float()

@@ -27,7 +27,7 @@ class Piece:
     rows: slice | Tensor  # N of the step's rows
     heads: slice  # H of the KV heads
     kv_lens: Tensor  # [N] int32
-    cells: Tensor  # [N, H, P] int64: rows of a pool seen as [pages * kv_heads, page * head_dim]
+    cells: Tensor  # [N, H, P] int64: rows of a pool seen as [pages * kv_heads, page, head_dim]
     outside: Tensor | None  # [N, 1, P * page] bool, cells past a row's length; None: there are none
     junk: Tensor | None  # [num_outside * H] int64: the same cells, rows of [N * H * P * page, D]
 
@@ -45,7 +45,8 @@ class Chunk:
 class ReferencePlan:
     """Rows without keys are in neither list."""
 
-    write_cells: Tensor  # [T * kv_heads] int64: rows of a pool seen as [cells, head_dim]
+    # [T * kv_heads] int64 each, into a pool seen as [pages * kv_heads, page, head_dim].
+    write_cells: tuple[Tensor, Tensor]
     pieces: tuple[Piece, ...]
     chunks: tuple[Chunk, ...]
 
@@ -53,7 +54,7 @@ class ReferencePlan:
 def make_plan(meta: ForwardMeta, kv: KVPool) -> ReferencePlan:
     head = torch.arange(kv.kv_heads, device=meta.page_table.device)
     page, offset = meta.write_slots // kv.page_size, meta.write_slots % kv.page_size
-    write = (page[:, None] * kv.kv_heads + head) * kv.page_size + offset[:, None]
+    write = (page[:, None] * kv.kv_heads + head).flatten(), offset.repeat_interleave(kv.kv_heads)
     chunks: list[Chunk] = []
     start = meta.decode_rows
     for row in range(meta.decode_rows, meta.num_rows):
@@ -64,7 +65,7 @@ def make_plan(meta: ForwardMeta, kv: KVPool) -> ReferencePlan:
             cells = (pages * kv.kv_heads + head[:, None])[None]
             chunks.append(Chunk(slice(start, end), meta.kv_lens[row], cells))
         start = end
-    return ReferencePlan(write.flatten(), tuple(_pieces(meta, kv)), tuple(chunks))
+    return ReferencePlan(write, tuple(_pieces(meta, kv)), tuple(chunks))
 
 
 def factor(tensor: Tensor) -> int:

@@ -44,8 +44,9 @@ class StrictModel:
         self.logit_calls: list[int] = []
 
     def __call__(self, inp: ModelInput) -> Tensor:
-        cells = inp.kv.k[0, :, 0, :, 0].view(-1)
-        cells[inp.meta.write_slots] = inp.tokens.to(cells.dtype)
+        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.write_slots
+        pool[slots // PAGE, slots % PAGE] = inp.tokens.to(pool.dtype)
+        cells = pool.flatten()
         hidden: list[Tensor] = []
         for row, (q_len, kv_len) in enumerate(zip(inp.meta.q_lens, inp.meta.kv_lens, strict=True)):
             pages = inp.meta.page_table[row].tolist()
