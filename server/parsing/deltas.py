@@ -1,0 +1,27 @@
+"""What an answer's text is split into: content, reasoning, and calls of tools."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ContentDelta(NamedTuple):
+    text: str
+
+
+class ReasoningDelta(NamedTuple):
+    """What the model thinks before it answers; its marks are left out."""
+
+    text: str
+
+
+class ToolCallDelta(NamedTuple):
+    """A part of one call: the first has its id and name, all add to its arguments, JSON text."""
+
+    index: int  # of the call in the answer
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+Delta = ContentDelta | ReasoningDelta | ToolCallDelta
