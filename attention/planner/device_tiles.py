@@ -110,7 +110,9 @@ def _cut_tiles(
     first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     blocks = tl.where(real, (end + (BLOCK_N - 1)) // BLOCK_N - first, 0)
     longest = tl.max(blocks, 0)
-    low, high = longest * 0 + 1, longest * 0 + SPLIT_ITEMS
+    # Pieces are MIN_BLOCKS long at least, so that to cut the longest into more changes nothing.
+    most = tl.maximum((longest + (MIN_BLOCKS - 1)) // MIN_BLOCKS, 1)
+    low, high = longest * 0 + 1, tl.minimum(most, SPLIT_ITEMS)
     while low < high:
         middle = (low + high + 1) // 2
         size = tl.maximum((longest + middle - 1) // middle, MIN_BLOCKS)
@@ -225,6 +227,7 @@ class DeviceTiler:
             GROUP=spec.group, BLOCK_M=spec.block_m, BLOCK_N=spec.block_n, WINDOW=spec.window,
             LONGEST=spec.longest_key, MIN_Q_LEN=spec.min_q_len, MIN_BLOCKS=spec.min_blocks,
             SPLIT_ITEMS=spec.split_items, BLOCK=triton.next_power_of_2(spec.split_items + 1),
-            MAX_ROWS=triton.next_power_of_2(self.max_rows), TILES_EACH=TILES_EACH, num_warps=4,
+            MAX_ROWS=triton.next_power_of_2(self.max_rows), TILES_EACH=TILES_EACH,
+            num_warps=4 if self.max_rows <= 256 else 8,
         )  # fmt: skip
         return tiles
