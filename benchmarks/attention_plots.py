@@ -62,25 +62,31 @@ def draw(results: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _panels(results: dict[str, Any], title: str, panels: list[tuple[str, Points]], **axes: Any):
-    """One row of panels with shared limits; None if there is nothing to draw."""
+    """Panels with shared limits, three in a row; None if there is nothing to draw."""
     panels = [(name, data) for name, data in panels if any(len(p) > 1 for p in data.values())]
     if not panels:
         return None
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.6 * len(panels), 3.2))
-    plots = figure.subplots(1, len(panels), squeeze=False, sharey=axes.pop("sharey", True))[0]
-    plots[0].set_ylabel(axes.pop("ylabel"))
-    for plot, (name, data) in zip(plots, panels, strict=True):
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.6 * columns, 3.0 * lines), layout="constrained")
+    plots = figure.subplots(lines, columns, squeeze=False, sharey=axes.pop("sharey", True))
+    label, plots = axes.pop("ylabel"), list(plots.flat)
+    for plot in plots[::columns]:
+        plot.set_ylabel(label)
+    for plot in plots[len(panels) :]:
+        plot.remove()
+    for plot, (name, data) in zip(plots, panels, strict=False):
         for subject, pairs in data.items():
             x, y = zip(*pairs, strict=True)
             colour = COLOURS.get(subject)
             plot.plot(x, y, marker="o", markersize=3, color=colour, linewidth=1.3, label=subject)
         plot.set(title=name, **axes)
         plot.grid(alpha=0.3)
-    plots[0].legend(frameon=False)
+    figure.legend(*plots[0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
     about = results["about"]
-    figure.suptitle(f"{title}: {about['device']}, {about['date']}", y=1.02)
+    figure.suptitle(f"{title}: {about['device']}, {about['date']}")
     return figure
 
 
@@ -103,7 +109,12 @@ def _decode(results: dict[str, Any]):
         (name, {s: [(x, 100 * y / read) for x, y in p] for s, p in data.items()})
         for name, data in panels
     ]
-    labels = {"xlabel": "rows", "ylabel": "% of the read bandwidth", "ylim": (0, 105)}
+    labels = {
+        "xlabel": "rows",
+        "xscale": "log",
+        "ylabel": "% of the read bandwidth",
+        "ylim": (20, 102),
+    }
     return _panels(results, "Decode, cold", shares, **labels)
 
 
