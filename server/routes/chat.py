@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,13 +12,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.messages import Ready, SamplingParams
-from server.choice import Choice, Piece
-from server.conversation import check_messages, template_messages
-from server.generation import Generation, require_ready
+from server.chat_service import Answer, ChatTurn, Part, prepare_chat
+from server.choice import Choice, ScoredToken
 from server.logprobs import chat_logprobs, prompt_logprobs
-from server.parameters import check_chars, fit_to_context, sampling_params
-from server.routes.body import off_loop, read_body
+from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.routes.body import read_body
 from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, refuse_media
 from server.schema.sampling import openapi_body
@@ -26,7 +24,6 @@ from server.sse import DeltaFrame, EventStream, EventWriter, frame, while_connec
 from server.state import ServerState, prefix_salt, state_of
 
 router = APIRouter()
-ROUTE = "chat"
 
 
 @router.post(
@@ -40,138 +37,126 @@ async def chat_completions(request: Request) -> Response:
     fields = await read_body(request)
     refuse_media(fields)
     body = parse(ChatRequest, fields, CHAT_UNSUPPORTED)
-    body.check()
-    check_messages(body.messages)
-    state.check_model(body.model)
-    ready = require_ready(state)
-    prompt = await _prompt(state, ready, body)
-    params = _params(state, ready, body, prompt)
-    salt = prefix_salt(request, body.cache_salt)
-    generation = Generation(state, ROUTE, body, [prompt], [params], salt)
-    answer = ChatAnswer(state, body, generation)
+    turn = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
+    answer = ChatAnswer(state, turn)
     if body.stream:
-        return EventStream(answer.stream, generation.close)
+        return EventStream(answer.stream, turn.close)
     try:
         whole = await while_connected(request.receive, answer.whole())
     finally:
-        generation.close()
+        turn.close()
     return Response(whole, media_type="application/json")
-
-
-async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
-    tokenizer = state.tokenizer
-    messages = template_messages(body.messages, tokenizer)
-    num_chars = sum(len(message["content"] or "") for message in messages)
-    check_chars(num_chars, tokenizer, ready, "messages")
-    going_on = bool(body.continue_final_message)
-
-    def work() -> list[int]:
-        text = tokenizer.render(
-            messages,
-            add_generation_prompt=body.add_generation_prompt is not False and not going_on,
-            continue_final_message=going_on,
-            max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
-            extra=body.chat_template_kwargs,
-        )
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    return await off_loop(num_chars, work)
-
-
-def _params(
-    state: ServerState, ready: Ready, body: ChatRequest, prompt: list[int]
-) -> SamplingParams:
-    max_tokens = fit_to_context(
-        len(prompt), body.limit(), ready.max_model_len, body.model, "messages"
-    )
-    return sampling_params(
-        body,
-        state.tokenizer,
-        ready,
-        max_tokens=max_tokens,
-        logprobs=body.num_logprobs(),
-        prompt_logprobs=body.prompt_logprobs,
-    )
 
 
 class ChatAnswer:
     """Writes the answer to one chat request, whole or in chunks."""
 
-    def __init__(self, state: ServerState, body: ChatRequest, generation: Generation) -> None:
+    def __init__(self, state: ServerState, turn: ChatTurn) -> None:
         self._tokenizer = state.tokenizer
-        self._body = body
-        self._generation = generation
+        self._body = turn.body
+        self._turn = turn
         self._head: dict[str, object] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": body.model,
+            "model": turn.body.model,
             "system_fingerprint": state.fingerprint(),
         }
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""
-        generation = self._generation
-        pieces = await generation.collect()
-        answer = self._head | {
-            "choices": [
-                self._choice(choice, pieces[choice.index]) for choice in generation.choices
-            ],
-            "usage": generation.usage(),
+        answers = await self._turn.collect()
+        whole = self._head | {
+            "choices": [self._choice(answer) for answer in answers],
+            "usage": self._turn.usage(),
         }
         if self._body.prompt_logprobs is not None:
-            first = generation.choices[0]
-            answer["prompt_logprobs"] = prompt_logprobs(
+            first = answers[0].choice
+            whole["prompt_logprobs"] = prompt_logprobs(
                 self._tokenizer, first.prompt, first.prompt_scores, self._body.prompt_logprobs
             )
-        return orjson.dumps(answer)
+        return orjson.dumps(whole)
 
-    def _choice(self, choice: Choice, pieces: list[Piece]) -> dict[str, object]:
-        text = "".join([piece.text for piece in pieces])
+    def _choice(self, answer: Answer) -> dict[str, object]:
+        message: dict[str, object] = {
+            "role": "assistant",
+            # OpenAI's null: an answer that only calls tools has no content.
+            "content": None if answer.tool_calls and not answer.content else answer.content,
+            "refusal": None,
+        }
+        if answer.reasoning:
+            message |= _reasoning(answer.reasoning)
+        if answer.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in answer.tool_calls
+            ]
         return {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(*pieces),
-            "finish_reason": choice.finish,
+            "index": answer.choice.index,
+            "message": message,
+            "logprobs": self._logprobs(answer.scored),
+            "finish_reason": answer.finish,
         }
 
-    def _logprobs(self, *pieces: Piece) -> dict[str, object] | None:
+    def _logprobs(self, scored: list[ScoredToken]) -> dict[str, object] | None:
         if not self._body.logprobs:
             return None
-        scored = [entry for piece in pieces for entry in piece.scored]
         return chat_logprobs(self._tokenizer, scored, self._body.top_logprobs or 0)
 
     async def stream(self, writer: EventWriter) -> None:
         """Write role, content, finish and usage chunks."""
         self._head["object"] = "chat.completion.chunk"
-        deltas: dict[int, DeltaFrame] = {}
-        with_logprobs = bool(self._body.logprobs)
+        contents: dict[int, DeltaFrame] = {}
 
-        def render(choice: Choice, piece: Piece) -> bytes:
+        def render(choice: Choice, part: Part) -> bytes:
             data = b""
-            delta_frame = deltas.get(choice.index)
-            if delta_frame is None:
-                delta_frame = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
-                deltas[choice.index] = delta_frame
+            content = contents.get(choice.index)
+            if content is None:
+                content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
+                contents[choice.index] = content
                 data = frame(self._chunk(choice, {"role": "assistant", "content": ""}))
-            if with_logprobs and (piece.text or piece.scored):
-                delta = {"content": piece.text}
-                data += frame(self._chunk(choice, delta, logprobs=self._logprobs(piece)))
-            elif piece.text:
-                data += delta_frame.of(piece.text)
-            if piece.finish is not None:
-                data += frame(self._chunk(choice, {}, finish=piece.finish))
+            data += self._deltas(choice, part, content)
+            if part.finish is not None:
+                data += frame(self._chunk(choice, {}, finish=part.finish))
             return data
 
-        await self._generation.stream(render, writer.write)
+        await self._turn.stream(render, writer.write)
         if self._body.include_usage:
-            tail: dict[str, object] = {"choices": [], "usage": self._generation.usage()}
+            tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
             await writer.write(frame(self._head | tail))
+
+    def _deltas(self, choice: Choice, part: Part, content: DeltaFrame) -> bytes:
+        if self._body.logprobs:
+            return self._scored_deltas(choice, part.deltas, part.scored)
+        return b"".join(
+            [
+                content.of(delta.text)
+                if isinstance(delta, ContentDelta)
+                else frame(self._chunk(choice, delta_of(delta)))
+                for delta in part.deltas
+            ]
+        )
+
+    def _scored_deltas(
+        self, choice: Choice, deltas: Sequence[Delta], scored: list[ScoredToken]
+    ) -> bytes:
+        """Log-probabilities travel with the first delta of their Output."""
+        if not deltas and scored:
+            deltas = [ContentDelta("")]
+        data = b""
+        for delta in deltas:
+            logprobs, scored = self._logprobs(scored), []
+            data += frame(self._chunk(choice, delta_of(delta), logprobs=logprobs))
+        return data
 
     def _chunk(
         self,
         choice: Choice,
-        delta: Mapping[str, str],
+        delta: Mapping[str, object],
         *,
         logprobs: dict[str, object] | None = None,
         finish: str | None = None,
@@ -186,3 +171,22 @@ class ChatAnswer:
         if self._body.include_usage:
             chunk["usage"] = None
         return chunk
+
+
+def delta_of(delta: Delta) -> dict[str, object]:
+    """The `delta` of a chunk."""
+    if isinstance(delta, ContentDelta):
+        return {"content": delta.text}
+    if isinstance(delta, ReasoningDelta):
+        return _reasoning(delta.text)
+    call: dict[str, object] = {"index": delta.index}
+    function: dict[str, object] = {"arguments": delta.arguments}
+    if delta.id is not None:
+        call |= {"id": delta.id, "type": "function"}
+        function = {"name": delta.name, **function}
+    return {"tool_calls": [call | {"function": function}]}
+
+
+def _reasoning(text: str) -> dict[str, object]:
+    """Under both names that clients read: vLLM's, and that of SGLang and DeepSeek."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -1,0 +1,169 @@
+"""One chat request, whatever route it came by: prompt, engine, and the answer in deltas.
+
+Chat completions, Responses, Anthropic's messages and Ollama's chat all ask for the same thing in
+other words.  Their routes translate a body to a ChatRequest and deltas to events; what lies between
+is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from runtime.messages import FinishReason, Ready, SamplingParams
+from server.choice import Choice, Piece, ScoredToken
+from server.conversation import check_messages, template_messages
+from server.generation import Generation, require_ready
+from server.parameters import check_chars, fit_to_context, sampling_params
+from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.routes.body import off_loop
+from server.schema.chat import ChatRequest
+from server.state import ServerState
+
+ChatFinish = FinishReason | Literal["tool_calls"]
+
+
+class Part(NamedTuple):
+    """What an Output adds to one choice."""
+
+    deltas: list[Delta]
+    scored: list[ScoredToken]
+    finish: ChatFinish | None
+
+
+@dataclass
+class ToolCallMade:
+    id: str
+    name: str
+    arguments: str  # JSON text
+
+
+@dataclass
+class Answer:
+    """A choice that has ended."""
+
+    choice: Choice
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallMade] = field(default_factory=list["ToolCallMade"])
+    scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    finish: ChatFinish = "stop"
+
+    def add(self, part: Part) -> None:
+        for delta in part.deltas:
+            if isinstance(delta, ContentDelta):
+                self.content += delta.text
+            elif isinstance(delta, ReasoningDelta):
+                self.reasoning += delta.text
+            elif delta.id is not None:
+                self.tool_calls.append(ToolCallMade(delta.id, delta.name or "", delta.arguments))
+            else:
+                self.tool_calls[delta.index].arguments += delta.arguments
+        self.scored += part.scored
+        self.finish = part.finish or self.finish
+
+
+class ChatTurn:
+    """The answers to one chat request.  The caller calls `close` however it ends."""
+
+    def __init__(self, body: ChatRequest, generation: Generation) -> None:
+        self.body = body
+        self.generation = generation
+
+    @property
+    def choices(self) -> list[Choice]:
+        return self.generation.choices
+
+    async def collect(self) -> list[Answer]:
+        """Every choice, when all have ended.  Raises EngineFailed if the engine fails."""
+        answers = [Answer(choice) for choice in self.choices]
+
+        def keep(choice: Choice, part: Part) -> bytes:
+            answers[choice.index].add(part)
+            return b""
+
+        async def write(data: bytes) -> None:
+            raise AssertionError("nothing was rendered")
+
+        await self.stream(keep, write)
+        return answers
+
+    async def stream(
+        self,
+        render: Callable[[Choice, Part], bytes],
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Write render(choice, part) of every part, in order within a choice.
+
+        The first part of a choice may have no deltas; its last one has `finish`.
+        Raises EngineFailed if the engine fails.
+        """
+
+        def part_of(choice: Choice, piece: Piece) -> bytes:
+            deltas: list[Delta] = [ContentDelta(piece.text)] if piece.text else []
+            return render(choice, Part(deltas, piece.scored, piece.finish))
+
+        await self.generation.stream(part_of, write)
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's usage object."""
+        return self.generation.usage()
+
+    def close(self) -> None:
+        """Abort what has not ended."""
+        self.generation.close()
+
+
+async def prepare_chat(
+    state: ServerState, body: ChatRequest, salt: bytes, route: str = "chat"
+) -> ChatTurn:
+    """Check a parsed body, render its prompt and submit it.
+
+    salt   of state.prefix_salt
+    route  the metrics' name for where it came from
+    Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
+    """
+    body.check()
+    check_messages(body.messages)
+    state.check_model(body.model)
+    ready = require_ready(state)
+    prompt = await _prompt(state, ready, body)
+    params = _params(state, ready, body, prompt)
+    return ChatTurn(body, Generation(state, route, body, [prompt], [params], salt))
+
+
+async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
+    tokenizer = state.tokenizer
+    messages = template_messages(body.messages, tokenizer)
+    num_chars = sum(len(message["content"] or "") for message in messages)
+    check_chars(num_chars, tokenizer, ready, "messages")
+    going_on = bool(body.continue_final_message)
+
+    def work() -> list[int]:
+        text = tokenizer.render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False and not going_on,
+            continue_final_message=going_on,
+            max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
+            extra=body.chat_template_kwargs,
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return await off_loop(num_chars, work)
+
+
+def _params(
+    state: ServerState, ready: Ready, body: ChatRequest, prompt: list[int]
+) -> SamplingParams:
+    max_tokens = fit_to_context(
+        len(prompt), body.limit(), ready.max_model_len, body.model, "messages"
+    )
+    return sampling_params(
+        body,
+        state.tokenizer,
+        ready,
+        max_tokens=max_tokens,
+        logprobs=body.num_logprobs(),
+        prompt_logprobs=body.prompt_logprobs,
+    )
