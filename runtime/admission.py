@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import chain
 
 from runtime.config import Resolved
 from runtime.messages import Request
@@ -56,6 +57,8 @@ def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None
         ("prompt", tokens),
         ("stop_ids", params.stop_ids),
         ("logit_bias", params.logit_bias),
+        ("allowed_ids", params.allowed_ids),
+        ("banned", list(chain.from_iterable(params.banned))),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             wrong = next(token for token in ids if not 0 <= token < vocab_size)

@@ -20,7 +20,7 @@ class NewRow(Struct, frozen=True, array_like=True):
     params: SamplingParams
     seed: int
     prompt_len: int
-    history: list[int]  # tokens known so far, prompt included; empty unless penalties need them
+    history: list[int]  # tokens known so far, prompt included; empty unless params.needs_history
 
 
 class Batch(Struct, frozen=True, array_like=True):

@@ -66,7 +66,7 @@ class Columns:
     def start(self, row: Sequence) -> None:
         """`row` has moved into a slot that must start over."""
         params = row.request.params
-        history = list(row.tokens) if params.has_penalties else []
+        history = list(row.tokens) if params.needs_history else []
         self.new_rows.append(NewRow(row.slot, params, row.seed, row.prompt_len, history))
 
     def launch(self) -> Launch:

@@ -16,6 +16,8 @@ from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_BANNED_TOKENS = 32  # of one banned sequence
+
 
 class SamplingParams(Struct, frozen=True, array_like=True):
     """How to choose the tokens of one sequence.  The server has validated every range.
@@ -38,6 +40,14 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None  # number of alternatives to report, 0 for the chosen token alone
     prompt_logprobs: int | None = None
+    allowed_ids: tuple[int, ...] = ()  # () allows all
+    # No token may complete one of these sequences of 1 .. MAX_BANNED_TOKENS ids.
+    banned: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def needs_history(self) -> bool:
+        """Sampling depends on the tokens that came before."""
+        return self.has_penalties or bool(self.banned)
 
     @property
     def has_penalties(self) -> bool:

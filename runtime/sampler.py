@@ -1,6 +1,7 @@
 """Logits -> tokens.  Rows that ask for nothing pay for nothing.
 
-    logit bias; repetition, presence and frequency penalties; stop ids masked before min_tokens
+    logit bias; repetition, presence and frequency penalties; stop ids masked before min_tokens;
+    then all but the allowed tokens, and what would complete a banned sequence
     -> greedy rows take the largest logit
     -> others: temperature, top-k, top-p of what top-k left, min-p; then one draw by the inverse of
        the cumulative distribution
@@ -77,6 +78,9 @@ def _remember(tokens: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> 
     rows = np.flatnonzero(params["penalties"])
     if len(rows):
         slots.counts[upload(slot_ids[rows], slots.device), _take(tokens, rows)] += 1
+    rows = np.flatnonzero(params["banned"])
+    if len(rows):
+        slots.sets.remember(upload(slot_ids[rows], slots.device), _take(tokens, rows))
 
 
 def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, positions: Ints) -> None:
@@ -90,6 +94,10 @@ def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, posit
     too_early = positions - params["prompt_len"] < params["min_tokens"]
     if too_early.any():
         _mask_stop_ids(logits, slots, slot_ids, np.flatnonzero(too_early))
+    for row in np.flatnonzero(params["allowed"]).tolist():
+        slots.sets.keep_allowed(logits[row], int(slot_ids[row]))
+    for row in np.flatnonzero(params["banned"]).tolist():
+        slots.sets.ban(logits[row], int(slot_ids[row]))
 
 
 def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.batch import Batch, NewRow
 from runtime.device import upload
 from runtime.messages import SamplingParams
+from runtime.token_sets import TokenSets
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
 IN_PROMPT = 1 << 30
@@ -35,6 +36,8 @@ PARAMS = np.dtype(
         ("logprobs", np.int64),  # -1: not asked for
         ("penalties", np.bool_),
         ("bias", np.bool_),
+        ("allowed", np.bool_),
+        ("banned", np.bool_),
         ("prompt_logprobs", np.int64),  # -1: not asked for
     ]
 )
@@ -54,6 +57,7 @@ class Slots:
         self.params = np.zeros(num_slots, dtype=PARAMS)
         self.stop_ids: list[tuple[int, ...]] = [()] * num_slots
         self.bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots  # ids, values
+        self.sets = TokenSets(num_slots, device)
         # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
         self.before: list[Tensor | None] = [None] * num_slots
         self._counts: Tensor | None = None
@@ -80,6 +84,7 @@ class Slots:
         self.before[slot] = None
         self.stop_ids[slot] = params.stop_ids
         self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
+        self.sets.start_over(slot, params, row.history[row.prompt_len :])
         self.params[slot] = _columns(row)
         if params.has_penalties:
             self._count(row)
@@ -127,5 +132,7 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
         -1 if params.logprobs is None else min(params.logprobs, MOST),
         params.has_penalties,
         bool(params.logit_bias),
+        bool(params.allowed_ids),
+        bool(params.banned),
         -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MOST),
     )
