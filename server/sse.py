@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -25,6 +25,22 @@ T = TypeVar("T")
 KEEP_ALIVE_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Wire(NamedTuple):
+    """The form of a stream, around the frames that its route writes."""
+
+    media_type: str
+    done: bytes  # the end
+    pause: bytes  # what breaks a long silence; b"" leaves it as it is
+    failed: Callable[[bytes], bytes]  # OpenAI's error body -> the frame that tells of it
+
+
+def _failed(body: bytes) -> bytes:
+    return b"data: %b\n\n" % body
+
+
+OPENAI = Wire("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, _failed)
 
 
 class ClientGone(Exception):
@@ -89,15 +105,20 @@ class ShortCut:
 class EventWriter:
     """Sends frames; the first one is preceded by status and headers."""
 
-    __slots__ = ("_direct", "_headers", "_send", "last", "started")
+    __slots__ = ("_direct", "_headers", "_send", "_wire", "last", "started")
 
     def __init__(
-        self, send: Send, headers: list[tuple[bytes, bytes]], direct: Send | None = None
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        direct: Send | None = None,
+        wire: Wire = OPENAI,
     ) -> None:
         """`direct` is the server's own end of `send`, if it is known."""
         self._send = send
         self._direct = direct or send
         self._headers = headers
+        self._wire = wire
         self.started = False
         self.last = time.monotonic()
 
@@ -112,42 +133,50 @@ class EventWriter:
         await self._direct({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+        done = self._wire.done
+        await self._send({"type": "http.response.body", "body": done, "more_body": False})
+
+    async def fail(self, body: bytes) -> None:
+        """End a stream that has begun with OpenAI's error body."""
+        await self.write(self._wire.failed(body))
+        await self.end()
 
     async def keep_alive(self) -> None:
-        """Break every silence with a comment; ends only when cancelled."""
-        while True:
+        """Break every silence, if the wire has a word for it; ends only when cancelled."""
+        while self._wire.pause:
             silence = time.monotonic() - self.last
             if silence >= KEEP_ALIVE_SECONDS:
-                await self.write(KEEP_ALIVE)
+                await self.write(self._wire.pause)
                 silence = 0.0
             await asyncio.sleep(KEEP_ALIVE_SECONDS - silence)
 
 
 class EventStream(Response):
-    """Runs `produce(writer)` and sends its frames, [DONE] at the end.
+    """Runs `produce(writer)` and sends its frames, the wire's end ([DONE]) after them.
 
     A RequestError before the first frame is raised; after it, it becomes an error frame.
     `close` is called however it ends, also if the client goes before `produce` begins.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, produce: Callable[[EventWriter], Awaitable[None]], close: Callable[[], None]
+        self,
+        produce: Callable[[EventWriter], Awaitable[None]],
+        close: Callable[[], None],
+        wire: Wire = OPENAI,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._produce = produce
         self._close = close
+        self._wire = wire
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        wanted = {"content-type": "text/event-stream; charset=utf-8", **(headers or {})}
+        wanted = {"content-type": self._wire.media_type, **(headers or {})}
         self.raw_headers = [(key.encode(), value.encode()) for key, value in wanted.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = EventWriter(send, self.raw_headers, scope.get(ShortCut.__name__))
+        writer = EventWriter(send, self.raw_headers, scope.get(ShortCut.__name__), self._wire)
         try:
             await while_connected(receive, self._run(writer))
         except ClientGone:
@@ -163,12 +192,10 @@ class EventStream(Response):
         except RequestError as error:
             if not writer.started:
                 raise
-            await writer.write(b"data: %b\n\n" % error.body())
-            await writer.end()
+            await writer.fail(error.body())
         except Exception:
             if writer.started:  # the reader is told, the server's log gets the traceback
-                await writer.write(b"data: %b\n\n" % internal_error())
-                await writer.end()
+                await writer.fail(internal_error())
             raise
         finally:
             silence.cancel()
