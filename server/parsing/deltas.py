@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -15,7 +16,8 @@ class ReasoningDelta(NamedTuple):
     text: str
 
 
-class ToolCallDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
     """A part of one call: the first has its id and name, all add to its arguments, JSON text."""
 
     index: int  # of the call in the answer
