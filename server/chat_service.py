@@ -124,13 +124,21 @@ async def prepare_chat(
     route  the metrics' name for where it came from
     Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
     """
+    ready, prompt = await chat_prompt(state, body)
+    params = _params(state, ready, body, prompt)
+    return ChatTurn(body, Generation(state, route, body, [prompt], [params], salt))
+
+
+async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:
+    """Check a parsed body and render its prompt, for those who only count its tokens.
+
+    Raises RequestError and Unavailable as prepare_chat does.
+    """
     body.check()
     check_messages(body.messages)
     state.check_model(body.model)
     ready = require_ready(state)
-    prompt = await _prompt(state, ready, body)
-    params = _params(state, ready, body, prompt)
-    return ChatTurn(body, Generation(state, route, body, [prompt], [params], salt))
+    return ready, await _prompt(state, ready, body)
 
 
 async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
