@@ -25,6 +25,7 @@ class Piece(NamedTuple):
     text: str
     scored: list[ScoredToken]
     finish: FinishReason | None
+    tokens: list[int]  # all that were generated, those that left no text included
 
 
 class Choice:
@@ -98,7 +99,7 @@ class Choice:
             if ended is not None:
                 text += self._detokenizer.flush()
                 self.finish = ended
-            return Piece(text, [], ended)
+            return Piece(text, [], ended, output.tokens)
         return self._feed_one_by_one(output, tokens)
 
     def _feed_one_by_one(self, output: Output, tokens: list[int]) -> Piece:
@@ -111,14 +112,14 @@ class Choice:
                 self._scored.append(ScoredToken(token, self._length, scores[place]))
             text += self._pass(self._detokenizer.feed([token]))
             if self.finish is not None:
-                return self._piece(text)
+                return self._piece(text, output.tokens[: place + 1])
         self.generated += len(output.tokens) - len(tokens)
         if output.finish is not None:
             text += self._pass(self._detokenizer.flush())
             if self.finish is None and self._stops is not None:
                 text += self._stops.flush()
             self.finish = self.finish or output.finish
-        return self._piece(text)
+        return self._piece(text, output.tokens)
 
     def _pass(self, text: str) -> str:
         """Text on its way through the stop strings."""
@@ -132,20 +133,20 @@ class Choice:
             self.stop_hit = stops.hit
         return text
 
-    def _piece(self, text: str) -> Piece:
+    def _piece(self, text: str, tokens: list[int]) -> Piece:
         self._visible += len(text)
         scored = self._scored
         if self.finish is None and not text and scored:
-            return Piece("", [], None)  # scores travel with the text they belong to
+            return Piece("", [], None, tokens)  # scores travel with the text they belong to
         if self.finish is None:
             ready = [entry for entry in scored if entry.offset < self._visible]
             self._scored = scored[len(ready) :]
-            return Piece(text, ready, None)
+            return Piece(text, ready, None, tokens)
         # A stop string's own tokens are no part of the answer.
         cut = self._stops is not None and self._stops.hit is not None
         ready = [entry for entry in scored if not cut or entry.offset < self._visible]
         self._scored = []
-        return Piece(text, ready, self.finish)
+        return Piece(text, ready, self.finish, tokens)
 
 
 def new_choice(

@@ -68,8 +68,10 @@ class Generation:
         prompts: list[list[int]],
         params: list[SamplingParams],
         salt: bytes,
+        *,
+        copies: int | None = None,
     ) -> None:
-        """Submits every prompt `n` times; `params` has one entry a prompt.
+        """Submits every prompt `copies` times, by default `n`; `params` has one entry a prompt.
 
         `salt` is that of state.prefix_salt.
 
@@ -79,7 +81,7 @@ class Generation:
         self.route = route
         self.prompts = prompts
         self._salt = salt
-        n = body.n or 1
+        n = copies or body.n or 1
         admit(state, n * len(prompts))
         self.choices: list[Choice] = []
         for prompt, wanted in zip(prompts, params, strict=True):

@@ -7,6 +7,7 @@ from typing import TypeVar
 from runtime.messages import Ready, SamplingParams
 from server.errors import ContextTooLong, RequestError
 from server.schema.sampling import INT64, SamplingBody, token_biases
+from server.token_sets import banned_sequences, check_sets
 from server.tokenizer import ChatTokenizer
 
 N = TypeVar("N", int, float)
@@ -28,6 +29,10 @@ def sampling_params(
     temperature = _first(body.temperature, defaults.temperature, 1.0)
     top_k = _first(body.top_k, defaults.top_k, 0)
     min_tokens = body.min_tokens or 0
+    stop_ids = _stop_ids(body, tokenizer, ready.vocab_size)
+    banned = banned_sequences(body.bad_words, tokenizer)
+    check_token_ids(body.allowed_token_ids or [], ready.vocab_size, "allowed_token_ids")
+    check_sets(body, banned, stop_ids)
     if min_tokens > max_tokens:
         raise RequestError(
             f"`min_tokens` is {min_tokens}: it must be at most `max_tokens`, here {max_tokens}",
@@ -44,10 +49,12 @@ def sampling_params(
         repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         seed=body.seed,
         min_tokens=min_tokens,
-        stop_ids=_stop_ids(body, tokenizer, ready.vocab_size),
+        stop_ids=stop_ids,
         logit_bias=token_biases(body.logit_bias, ready.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        allowed_ids=tuple(body.allowed_token_ids or ()),
+        banned=banned,
     )
 
 
@@ -104,6 +111,22 @@ def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, 
         f"{model}: {remedy}",
         param=param,
     )
+
+
+def room_for_prompt(asked: int | None, wanted: int, ready: Ready) -> int | None:
+    """How many of a prompt's last tokens `truncate_prompt_tokens` keeps; None for all.
+
+    wanted   tokens to generate
+    """
+    if asked is None:
+        return None
+    room = max(1, ready.max_model_len - max(1, wanted))
+    return room if asked == -1 else min(asked, ready.max_model_len)
+
+
+def end_of(text: str, kept: int | None, tokenizer: ChatTokenizer) -> str:
+    """As much of a text as its last `kept` tokens can spell: the rest is not worth tokenizing."""
+    return text if kept is None else text[-(kept + 1) * tokenizer.longest_token :]
 
 
 def seed_of(seed: int | None, index: int) -> int | None:

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError
 from server.schema.base import WRONG_KIND, Unsupported, items_of, kind_of
-from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
+from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody, check_truncation
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -48,6 +48,10 @@ class CompletionRequest(SamplingBody):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=20)
+    suffix: str | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
@@ -61,18 +65,54 @@ class CompletionRequest(SamplingBody):
     def limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
+    @property
+    def copies(self) -> int:
+        """Completions to generate for each prompt; the `n` best are returned."""
+        return self.best_of or self.n or 1
+
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
         self.check_stream()
+        check_truncation(self.truncate_prompt_tokens)
+        self._check_best_of()
+        self._check_suffix()
         if self.max_tokens == 0 and not self.echo:
             raise RequestError(
                 "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
                 param="max_tokens",
             )
 
+    def _check_best_of(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise RequestError(
+                f"`best_of` is {self.best_of}: it must be at least `n`, here {n}", param="best_of"
+            )
+        if self.stream and self.copies > n:
+            raise RequestError(
+                "`best_of` cannot be streamed, because all completions are compared first: set "
+                "`stream` to false",
+                param="best_of",
+            )
 
-COMPLETION_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
-    "suffix": Unsupported("the model cannot fill a gap; put everything into `prompt`"),
+    def _check_suffix(self) -> None:
+        if not self.suffix:
+            return
+        if not isinstance(self.prompts()[0], str):
+            raise RequestError(
+                "`suffix` needs a `prompt` of text, not of token ids: send the text", param="suffix"
+            )
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"`suffix` and `{name}` exclude each other: leave one of them out",
+                    param="suffix",
+                )
+
+
+COMPLETION_UNSUPPORTED: dict[str, Unsupported] = {
+    name: entry for name, entry in UNSUPPORTED.items() if name not in CompletionRequest.model_fields
+} | {
     "prompt_embeds": Unsupported("send text or token ids"),
     "response_format": Unsupported(LATER, {"type": "text"}),
     "max_completion_tokens": Unsupported("use `max_tokens`"),

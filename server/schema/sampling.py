@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from server.errors import RequestError
+from server.errors import RequestError, UnsupportedParameter
 from server.schema.base import (
     WRONG_KIND,
     Body,
@@ -26,6 +26,7 @@ def _stop_kind(value: object) -> str | None:
     return "~several" if isinstance(value, list) else None
 
 
+BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("~one")]
@@ -40,6 +41,8 @@ Stop = Annotated[
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk
+    include_obfuscation: bool | None = None  # padding against readers of packet sizes
 
 
 class SamplingBody(Body):
@@ -63,6 +66,8 @@ class SamplingBody(Body):
     stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, max_length=1024)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -79,6 +84,11 @@ class SamplingBody(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
+
     def check_stream(self) -> None:
         """Raises RequestError for options that only make sense with or without a stream."""
         if self.stream_options is not None and not self.stream:
@@ -86,6 +96,17 @@ class SamplingBody(Body):
                 "`stream_options` is only allowed when `stream` is true: set it or leave "
                 "`stream_options` out",
                 param="stream_options",
+            )
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise UnsupportedParameter(
+                "`stream_options.include_obfuscation` is not supported by this server: use false",
+                param="stream_options.include_obfuscation",
+            )
+        if self.continuous_usage and not self.include_usage:
+            raise RequestError(
+                "`stream_options.continuous_usage_stats` needs `include_usage` to be true: set it "
+                "or leave `continuous_usage_stats` out",
+                param="stream_options.continuous_usage_stats",
             )
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError(
@@ -101,8 +122,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "best_of": Unsupported("ask for `n` completions and choose yourself", 1),
     "use_beam_search": Unsupported("use sampling", False),
     "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
-    "bad_words": Unsupported("use `logit_bias`", []),
-    "allowed_token_ids": Unsupported("use `logit_bias`"),
     "logprob_token_ids": Unsupported("use `top_logprobs`"),
     "spaces_between_special_tokens": Unsupported(LATER, True),
     "truncate_prompt_tokens": Unsupported("shorten the prompt before sending it"),
@@ -116,6 +135,15 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "kv_transfer_params": Unsupported(LATER),
     "request_id": Unsupported("send the header `X-Request-Id`"),
 }
+
+
+def check_truncation(tokens: int | None) -> None:
+    """Raises RequestError for a `truncate_prompt_tokens` that would leave nothing."""
+    if tokens == 0:
+        raise RequestError(
+            "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
+            param="truncate_prompt_tokens",
+        )
 
 
 def as_token_id(key: str) -> int | None:

@@ -237,8 +237,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"guided_json": {}}, UNSUPPORTED, "guided_json", "not supported"),
     (CHAT, {"truncate_prompt_tokens": 5}, UNSUPPORTED, "truncate_prompt_tokens", "shorten"),
     (TEXT, {"suffix": "end"}, UNSUPPORTED, "suffix", "gap"),
-    (TEXT, {"best_of": 2}, UNSUPPORTED, "best_of", "`n`"),
-    (TEXT, {"best_of": True}, UNSUPPORTED, "best_of", "`n`"),
+    (CHAT, {"best_of": 2}, UNSUPPORTED, "best_of", "`n`"),
+    (TEXT, {"best_of": True}, TYPE, "best_of", "an integer"),
     # what nobody has
     (CHAT, {"temprature": 1}, UNKNOWN, "temprature", "did you mean `temperature`"),
     (CHAT, {"prompt": "Hello"}, UNKNOWN, "prompt", "not a parameter"),
