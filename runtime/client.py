@@ -50,6 +50,9 @@ def merged(first: Output, then: Output) -> Output:
         cached=first.cached or then.cached,
         started=first.started or then.started,
         error=then.error,
+        preemptions=then.preemptions,
+        mean_batch=then.mean_batch,
+        refused=then.refused,
     )
 
 

@@ -102,6 +102,8 @@ class Output(Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens found in the prefix cache; in the first Output only
     started: float = 0.0  # when the request was first scheduled; in the first Output only
     error: str | None = None  # with finish="error"
+    preemptions: int = 0  # in the last Output only, as is the next
+    mean_batch: float = 0.0  # rows of a step, on average from its first step to its last
 
 
 # Upper edges of the buckets that Stats counts steps in; one more bucket takes the rest.

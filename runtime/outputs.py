@@ -28,6 +28,11 @@ def ending(sequence: Sequence, finish: FinishReason, *, error: str | None = None
     return output if sequence.announced else _announce(sequence, output, None)
 
 
+def explained(sequence: Sequence, output: Output, mean_batch: float) -> Output:
+    """The last Output also tells what the whole request met."""
+    return structs.replace(output, preemptions=sequence.preemptions, mean_batch=mean_batch)
+
+
 def _announce(
     sequence: Sequence, output: Output, scores: list[TokenLogprob | None] | None
 ) -> Output:

@@ -14,6 +14,8 @@ class Running:
         self.prefilling: dict[int, Sequence] = {}  # todo > 0 although nothing is under way
         self.decoding: dict[int, Sequence] = {}  # caught up: one token a step
         self._num_slots = num_slots
+        self._steps = 0
+        self._rows = 0
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -28,6 +30,8 @@ class Running:
 
     def enter(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
+        if sequence.entered is None:
+            sequence.entered = (self._steps, self._rows)
         self.prefilling[sequence.request_id] = sequence
 
     def catch_up(self, sequence: Sequence) -> None:
@@ -40,6 +44,15 @@ class Running:
             del self.prefilling[sequence.request_id]
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
+
+    def note_step(self, num_rows: int) -> None:
+        self._steps += num_rows > 0
+        self._rows += num_rows
+
+    def mean_batch(self, sequence: Sequence) -> float:
+        """Rows of a step, on average over the steps since the sequence first had a slot."""
+        steps, rows = sequence.entered or (self._steps, self._rows)
+        return (self._rows - rows) / max(1, self._steps - steps)
 
     def last_in_rank(self) -> Sequence:
         return max(self.all(), key=lambda sequence: sequence.rank)

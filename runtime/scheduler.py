@@ -18,7 +18,7 @@ from runtime.batch import Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
 from runtime.messages import Output, Request, TokenLogprob
-from runtime.outputs import ending, next_output
+from runtime.outputs import ending, explained, next_output
 from runtime.pages import PagePool
 from runtime.running import Running
 from runtime.sequence import Sequence
@@ -102,6 +102,7 @@ class Scheduler:
         # back after commit() has seen that row.
         if left and preemptions == self.num_preemptions:
             self._admit(columns, left)
+        self.running.note_step(len(columns.sequences))
         return columns.launch() if columns.sequences else None
 
     def _decode(self, columns: Columns) -> int:
@@ -268,7 +269,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, output: Output) -> None:
         """The one end of a request: its pages and slot are free at once, `output` is its last."""
-        self._outputs.append(output)
+        self._outputs.append(explained(sequence, output, self.running.mean_batch(sequence)))
         sequence.finish = output.finish
         del self._live[sequence.request_id]
         if sequence.slot < 0:

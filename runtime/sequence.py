@@ -20,6 +20,7 @@ class Sequence:
         "ahead",
         "announced",
         "cached",
+        "entered",
         "finish",
         "hashes",
         "kv_limit",
@@ -64,6 +65,7 @@ class Sequence:
         self.cached = 0
         self.started = 0.0
         self.preemptions = 0
+        self.entered: tuple[int, int] | None = None  # steps and rows that had been run before it
         self.prompt_scores: list[TokenLogprob | None] | None = None
 
     @property
