@@ -104,6 +104,7 @@ class Output(Struct, frozen=True, array_like=True):
     error: str | None = None  # with finish="error"
     preemptions: int = 0  # in the last Output only, as is the next
     mean_batch: float = 0.0  # rows of a step, on average from its first step to its last
+    refused: bool = False  # with error: the request asks for what cannot be done
 
 
 # Upper edges of the buckets that Stats counts steps in; one more bucket takes the rest.
