@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from runtime.batch import Batch, Sampled
+from runtime.batch import Batch, Masks, Sampled
 from runtime.config import EngineConfig, Resolved
 from runtime.engine import Engine
 from runtime.messages import Request, SamplingParams
@@ -54,7 +54,7 @@ class InstantExecutor:
         self.scheduled_ns = time.thread_time_ns()
         self.batch = batch
 
-    def sample(self, batch: Batch) -> Answered:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Answered:
         self.committed_ns = time.thread_time_ns()
         return Answered(Sampled([1 if samples else -1 for samples in batch.sample]))
 

@@ -39,6 +39,17 @@ class Batch(Struct, frozen=True, array_like=True):
         return len(self.tokens)
 
 
+class Masks(Struct, frozen=True, array_like=True):
+    """Which tokens some rows of a batch may take, known after its forward pass was queued.
+
+    `bits` holds ceil(vocab / 8) bytes a row; token id t is bit t % 8 of byte t // 8.  The ends of
+    these rows are part of it: stop ids are not masked by min_tokens on top.
+    """
+
+    rows: list[int]  # indices into the batch, of rows that sample
+    bits: bytes
+
+
 class Sampled(Struct, frozen=True, array_like=True):
     """What a step produced, one entry a row of its Batch."""
 

@@ -13,11 +13,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol
 
-from runtime.batch import Batch, Sampled
+from runtime.batch import Batch, Masks, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
+from runtime.grammar import Grammars
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Output, Request, Stats
 from runtime.scheduler import Scheduler
+
+COMPILE_WAIT_SECONDS = 0.002  # in one step: a message may come meanwhile
 
 
 class Pending(Protocol):
@@ -36,7 +39,7 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch) -> None: ...
 
-    def sample(self, batch: Batch) -> Pending: ...
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending: ...
 
 
 class Engine:
@@ -48,6 +51,7 @@ class Engine:
         vocab_size: int,
         executor: Executor,
         *,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         draws = random.Random(resolved.seed)
@@ -55,7 +59,9 @@ class Engine:
             resolved, vocab_size, draw_seed=lambda: draws.getrandbits(63), clock=clock
         )
         self._executor = executor
+        self._grammars = grammars
         self._clock = clock
+        self._refusals: list[Output] = []
         self._under_way: tuple[Launch, Pending] | None = None
         self._steps = 0
         self._step_tokens = 0
@@ -68,7 +74,13 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing to compute, to read or to deliver: step() need not be called before add()."""
-        return self._under_way is None and self.scheduler.idle
+        return self._under_way is None and self.scheduler.idle and not self._waiting
+
+    @property
+    def _waiting(self) -> bool:
+        """Somebody waits for a grammar, or for the word that there is none."""
+        compiling = self._grammars is not None and self._grammars.compiling
+        return compiling or bool(self._refusals)
 
     @property
     def has_work(self) -> bool:
@@ -79,13 +91,24 @@ class Engine:
 
         Raises ValueError if its id is in use: that is a mistake of the caller's, not the user's.
         """
-        self.scheduler.add(request)
+        if not request.params.grammar:
+            self.scheduler.add(request)
+        elif self._grammars is None:
+            self._refuse(request, "this engine has no grammars")
+        else:
+            self._grammars.begin(request)
+
+    def _refuse(self, request: Request, error: str) -> None:
+        output = Output(request.id, [], finish="error", error=error, refused=True)
+        self._refusals.append(output)
 
     def abort(self, request_id: int) -> None:
         """End a request at once; its last Output, with finish="abort", comes with the next step().
 
         An id that is not known belongs to a request that has had its end.
         """
+        if self._grammars is not None and self._grammars.forget(request_id):
+            self._refusals.append(Output(request_id, [], finish="abort"))
         self.scheduler.abort(request_id)
 
     def step(self) -> list[Output]:
@@ -94,22 +117,71 @@ class Engine:
         What the executor raises is fatal for the engine and passes through.
         """
         began = self._clock()
+        if self._grammars is not None and self._grammars.compiling:
+            self._take_compiled(self._grammars)
         launch = self.scheduler.schedule()
         if launch:
             self._executor.forward(launch.batch)
         self._read()
         if launch:
-            self._under_way = (launch, self._executor.sample(launch.batch))
+            masks = self._masks(launch)
+            self._under_way = (launch, self._executor.sample(launch.batch, masks))
             if not self._executor.overlap:
                 self._read()
             self._count(launch.batch.num_tokens, self._clock() - began)
-        return self.scheduler.take_outputs()
+        return self._take_outputs()
 
     def _read(self) -> None:
         if self._under_way is not None:
             launch, pending = self._under_way
             self._under_way = None
-            self.scheduler.commit(launch, pending.wait())
+            sampled = pending.wait()
+            self.scheduler.commit(launch, sampled)
+            if self._grammars is not None and self._grammars.open:
+                self._grammars.advance(
+                    [
+                        (sequence.request_id, token)
+                        for sequence, samples, token in zip(
+                            launch.sequences, launch.batch.sample, sampled.tokens, strict=True
+                        )
+                        if samples and sequence.finish is None
+                    ]
+                )
+
+    def _take_compiled(self, grammars: Grammars) -> None:
+        """Let those run whose grammar is ready.  With nothing else to do, wait a moment for it."""
+        nothing_else = self._under_way is None and self.scheduler.idle and not self._refusals
+        for request, error in grammars.compiled(COMPILE_WAIT_SECONDS if nothing_else else 0.0):
+            if error is None:
+                self.scheduler.add(request)
+            else:
+                self._refuse(request, error)
+
+    def _masks(self, launch: Launch) -> Masks | None:
+        """What the rows may take.  All earlier tokens are known, and the forward pass is queued."""
+        if self._grammars is None or not self._grammars.open:
+            return None
+        ended, errors = self._grammars.settle()
+        for id in ended:
+            self.scheduler.end(id, "stop")
+        for id, error in errors.items():
+            self.scheduler.end(id, "error", error=f"its grammar failed: {error}")
+        return self._grammars.masks(
+            (row, sequence.request_id)
+            for row, sequence in enumerate(launch.sequences)
+            if launch.batch.sample[row] and sequence.finish is None
+        )
+
+    def _take_outputs(self) -> list[Output]:
+        outputs = self.scheduler.take_outputs()
+        if self._refusals:
+            outputs += self._refusals
+            self._refusals = []
+        if self._grammars is not None and self._grammars.open:
+            for output in outputs:
+                if output.finish is not None:
+                    self._grammars.forget(output.id)
+        return outputs
 
     def _count(self, tokens: int, seconds: float) -> None:
         self._steps += 1

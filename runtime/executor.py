@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.batch import Batch
+from runtime.batch import Batch, Masks
 from runtime.runner import Pending, Runner
 
 
@@ -17,5 +17,5 @@ class Local:
     def forward(self, batch: Batch) -> None:
         self._runner.forward(batch)
 
-    def sample(self, batch: Batch) -> Pending:
-        return self._runner.sample(batch)
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
+        return self._runner.sample(batch, masks)

@@ -43,6 +43,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     allowed_ids: tuple[int, ...] = ()  # () allows all
     # No token may complete one of these sequences of 1 .. MAX_BANNED_TOKENS ids.
     banned: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""  # the answer must follow it: JSON as llguidance reads it; "" allows all
 
     @property
     def needs_history(self) -> bool:

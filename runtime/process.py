@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -119,10 +120,13 @@ def serve(start: Start) -> NoReturn:
         clients.tell(Progress("starting"))
         # PyTorch takes seconds to import: the clients hear from us before it.
         from runtime.engine import Engine
+        from runtime.grammar import Grammars
         from runtime.loading import load
 
         loaded = load(start.config, ProgressReport(clients), epoch=start.epoch)
-        engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+        vocab_size = loaded.ready.vocab_size
+        grammars = Grammars(Path(start.config.model) / "tokenizer.json", vocab_size)
+        engine = Engine(loaded.resolved, vocab_size, loaded.executor, grammars=grammars)
         gc.collect()
         gc.freeze()  # what was made until now stays: the collector need not look at it again
         gc.set_threshold(GC_THRESHOLD)

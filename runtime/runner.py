@@ -7,17 +7,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from model_zoo.inputs import ModelInput
-from runtime.batch import LAST, Batch, Sampled
+from runtime.batch import LAST, Batch, Masks, Sampled
 from runtime.config import Resolved
 from runtime.device import Download, upload
 from runtime.inputs import build_input
 from runtime.messages import TokenLogprob
-from runtime.sampler import Drawn, draw
+from runtime.sampler import Allowed, Drawn, draw
 from runtime.scores import Scores, score, token_logprobs
 from runtime.slots import Slots
 
@@ -63,14 +64,15 @@ class Runner:
             self._logits = self._model.logits(hidden[inp.logit_rows])
 
     @torch.inference_mode()
-    def sample(self, batch: Batch) -> Pending:
-        """Choose the tokens of the rows that sample."""
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
+        """Choose the tokens of the rows that sample; `masks` limit some of them."""
         drawn: Drawn | None = None
         rows = np.flatnonzero(np.asarray(batch.sample, dtype=np.bool_))
         if self._logits is not None:
             slot_ids = np.asarray(batch.slots, dtype=np.int64)[rows]
             ends = np.asarray(batch.starts, dtype=np.int64) + np.asarray(batch.q_lens)
-            drawn = draw(self._logits, self._slots, slot_ids, ends[rows])
+            allowed = None if masks is None else _allowed(masks, rows)
+            drawn = draw(self._logits, self._slots, slot_ids, ends[rows], allowed)
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
         return Pending(len(batch.slots), rows.tolist(), drawn, scores, self.device)
@@ -113,6 +115,13 @@ class Runner:
             )
             for first in range(0, len(tokens), PROMPT_PIECE)
         ]
+
+
+def _allowed(masks: Masks, sampling: NDArray[np.int64]) -> Allowed:
+    """`masks` by rows of the logits, which hold only the rows that sample."""
+    rows = np.searchsorted(sampling, np.asarray(masks.rows, dtype=np.int64))
+    bits = np.frombuffer(masks.bits, dtype=np.uint8).reshape(len(rows), -1)
+    return Allowed(rows, bits)
 
 
 @dataclass(frozen=True, slots=True)

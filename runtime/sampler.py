@@ -1,7 +1,8 @@
 """Logits -> tokens.  Rows that ask for nothing pay for nothing.
 
-    logit bias; repetition, presence and frequency penalties; stop ids masked before min_tokens;
-    then all but the allowed tokens, and what would complete a banned sequence
+    what the row's grammar does not allow is masked
+    -> logit bias; repetition, presence and frequency penalties; stop ids masked before min_tokens;
+       then all but the allowed tokens, and what would complete a banned sequence
     -> greedy rows take the largest logit
     -> others: temperature, top-k, top-p of what top-k left, min-p; then one draw by the inverse of
        the cumulative distribution
@@ -43,13 +44,27 @@ class Drawn:
     scores: Scores | None
 
 
-def draw(logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints) -> Drawn:
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Rows [M] of the logits that may take some tokens only: bits [M, ceil(vocab / 8)], token t is
+    bit t % 8 of byte t // 8.  It settles where these rows may end, too."""
+
+    rows: Ints
+    bits: NDArray[np.uint8]
+
+
+def draw(
+    logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints, allowed: Allowed | None = None
+) -> Drawn:
     """Choose a token for each row of logits [R, vocab] float32, which it may overwrite.
 
     slot_ids [R] name the slots of the rows, positions [R] the places that the tokens will take in
     their sequences.  Updates the slots' last tokens and counts.
     """
     params = slots.params[slot_ids]
+    if allowed is not None:
+        _mask(logits, allowed)
+        params["min_tokens"][allowed.rows] = 0
     scored = np.flatnonzero(params["logprobs"] >= 0)
     raw = _take(logits, scored).clone() if len(scored) else None
     _adjust(logits, slots, slot_ids, params, positions)
@@ -66,6 +81,21 @@ def draw(logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints) -> Drawn
     if raw is not None:
         scores = score(raw, _take(tokens, scored), max(widths))
     return Drawn(tokens, usable, scored.tolist(), widths, scores)
+
+
+def _mask(logits: Tensor, allowed: Allowed) -> None:
+    """In place, before scores are taken: they are of the tokens that could be drawn."""
+    vocab = logits.shape[-1]
+    rows = upload(allowed.rows, logits.device)
+    if logits.device.type == "cpu":
+        # NumPy unpacks 16 rows of 128,000 bits in 0.5 ms, the shifts below in 20 ms.
+        unpacked = np.unpackbits(allowed.bits, axis=1, count=vocab, bitorder="little")
+        forbidden = torch.from_numpy(unpacked).logical_not_()
+    else:
+        bits = upload(np.array(allowed.bits), logits.device)
+        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        forbidden = ((bits[:, :, None] >> places) & 1).flatten(1)[:, :vocab] == 0
+    logits[rows] = logits[rows].masked_fill(forbidden.bool(), -torch.inf)
 
 
 def _take(tensor: Tensor, rows: Ints) -> Tensor:

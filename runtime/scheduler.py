@@ -17,7 +17,7 @@ from runtime.admission import WaitingLine, refusal
 from runtime.batch import Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
-from runtime.messages import Output, Request, TokenLogprob
+from runtime.messages import FinishReason, Output, Request, TokenLogprob
 from runtime.outputs import ending, explained, next_output
 from runtime.pages import PagePool
 from runtime.running import Running
@@ -86,9 +86,13 @@ class Scheduler:
 
     def abort(self, request_id: int) -> None:
         """End a request wherever it is.  One that has ended already needs no answer."""
+        self.end(request_id, "abort")
+
+    def end(self, request_id: int, finish: FinishReason, *, error: str | None = None) -> None:
+        """End a request between two tokens, wherever it is."""
         sequence = self._live.get(request_id)
         if sequence is not None:
-            self._end(sequence, ending(sequence, "abort"))
+            self._end(sequence, ending(sequence, finish, error=error))
 
     # Deciding a step.
 

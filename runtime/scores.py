@@ -1,10 +1,12 @@
 """Log-probabilities: of the token that was chosen, its rank, and the most likely alternatives.
 
-They are those of the model itself, before bias, penalties and temperature.
+They are those of the model itself, before bias, penalties and temperature; under a grammar, those
+among the tokens that it allows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,8 +40,13 @@ def token_logprobs(arrived: list[Tensor], widths: list[int]) -> list[TokenLogpro
     """What `Scores.tensors` held, for the reader; row i gets its first widths[i] alternatives."""
     logprobs, ranks, ids, values = (tensor.tolist() for tensor in arrived)
     return [
-        TokenLogprob(logprob, rank, list(zip(row_ids[:width], row_values[:width], strict=True)))
+        TokenLogprob(logprob, rank, _possible(row_ids[:width], row_values[:width]))
         for logprob, rank, row_ids, row_values, width in zip(
             logprobs, ranks, ids, values, widths, strict=True
         )
     ]
+
+
+def _possible(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
+    """The alternatives without those that were masked: JSON has no number for them."""
+    return [pair for pair in zip(ids, logprobs, strict=True) if pair[1] > -math.inf]

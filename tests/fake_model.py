@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.batch import LAST, Batch, NewRow, Sampled
+from runtime.batch import LAST, Batch, Masks, NewRow, Sampled
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams, TokenLogprob
@@ -116,7 +116,8 @@ class FakeExecutor:
         self.batches.append(batch)
         self._submit(lambda: self._forward(batch))
 
-    def sample(self, batch: Batch) -> FakePending:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
+        assert masks is None, "no request of these tests has a grammar"
         batch = _decoder.decode(_encoder.encode(batch))
         results: list[Sampled] = []
         self._submit(lambda: results.append(self._sample(batch)))

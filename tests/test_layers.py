@@ -20,7 +20,7 @@ CONTROL_WING = {
     f"runtime.{name}"
     for name in (
         *("admission", "batch", "channel", "client", "columns", "config", "engine", "messages"),
-        *("outputs", "pages", "running", "scheduler", "sequence"),
+        *("grammar", "grammar_worker", "outputs", "pages", "running", "scheduler", "sequence"),
     )
 }
 # What the device wing knows of the control wing: values, never decisions.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_model import VOCAB_SIZE, Bench, request
 
-from runtime.batch import Batch, Sampled
+from runtime.batch import Batch, Masks, Sampled
 from runtime.messages import TokenLogprob
 
 
@@ -196,7 +196,7 @@ class WrongToken:
     def forward(self, batch: Batch) -> None:
         self._true.forward(batch)
 
-    def sample(self, batch: Batch) -> WrongToken:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> WrongToken:
         self._step += 1
         self._pending = self._true.sample(batch)
         return self
@@ -223,7 +223,7 @@ class Broken:
     def forward(self, batch: Batch) -> None:
         raise RuntimeError("the device is gone")
 
-    def sample(self, batch: Batch) -> WrongToken:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> WrongToken:
         raise AssertionError
 
 

@@ -1,0 +1,222 @@
+"""Grammars: what constrained sequences may say next, asked of the grammar process.
+
+The process is started by the first request that has a grammar; nobody else pays for it.  A mask for
+step n + 1 is asked for as soon as the tokens of step n are known and is waited for just before
+sampling, so it is made while the forward pass runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from runtime.batch import Masks
+from runtime.channel import Receiver, Sender
+from runtime.grammar_worker import (
+    Advance,
+    Advanced,
+    Compile,
+    Compiled,
+    Free,
+    FromWorker,
+    Start,
+    ToWorker,
+)
+from runtime.messages import Request
+
+log = logging.getLogger("wavefill.grammar")
+
+PATIENCE_SECONDS = 20.0  # for an answer: the library's own limits are far below
+POLL_SECONDS = 0.1  # between two looks at whether the process is alive
+DIED = "the grammar process ended"
+
+
+class Worker:
+    """One grammar process and the channels to it."""
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, threads: int) -> None:
+        folder = tempfile.mkdtemp(prefix="wavefill-grammar-")
+        start = Start(
+            tokenizer_file=str(tokenizer_file),
+            vocab_size=vocab_size,
+            threads=threads,
+            own_address=f"ipc://{folder}/worker",
+            engine_address=f"ipc://{folder}/engine",
+        )
+        decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+        self.receiver = Receiver(start.engine_address, decoder)
+        self.sender: Sender[ToWorker] = Sender(start.own_address)
+        command = [sys.executable, "-m", "runtime.grammar_worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(start) + b"\n")
+        self.process.stdin.flush()
+        parts = (self.process, self.receiver, self.sender, folder)
+        self.close = weakref.finalize(self, _close, *parts)
+
+    def ended(self) -> str | None:
+        """How the process ended, or None."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        return f"{DIED} ({signal.Signals(-code).name if code < 0 else f'code {code}'})"
+
+
+def _close(
+    process: subprocess.Popen[bytes],
+    receiver: Receiver[FromWorker],
+    sender: Sender[ToWorker],
+    folder: str,
+) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+    receiver.close()
+    sender.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Grammars:
+    """Constrained sequences by request id.  The engine's thread owns it."""
+
+    def __init__(self, tokenizer_file: Path, vocab_size: int, *, threads: int = 1) -> None:
+        self._tokenizer_file = tokenizer_file
+        self._vocab_size = vocab_size
+        self._threads = threads
+        self._worker: Worker | None = None
+        self._live: set[int] = set()  # compiled and not forgotten
+        self._masks: dict[int, bytes] = {}  # what may come next
+        self._compiling: dict[int, Request] = {}
+        self._compiled: list[tuple[Request, str | None]] = []
+        self._outstanding = 0  # Advance messages without an answer
+        self._advancing: set[int] = set()
+        self._news = Advanced({})  # ended and errors that nobody has asked for yet
+
+    @property
+    def compiling(self) -> bool:
+        return bool(self._compiling or self._compiled)
+
+    @property
+    def open(self) -> bool:
+        """Some sequence that may run is constrained."""
+        return bool(self._live)
+
+    def begin(self, request: Request) -> None:
+        """Compile the grammar of a request; `compiled` returns the request when that is done."""
+        if request.id in self._compiling or request.id in self._live:
+            raise ValueError(f"request id {request.id} is in use: ids must be unique")
+        self._compiling[request.id] = request
+        if not self._tokenizer_file.is_file():
+            self._done(request.id, f"{self._tokenizer_file.name} is missing: grammars need it")
+            return
+        if self._worker is None:
+            self._worker = Worker(self._tokenizer_file, self._vocab_size, self._threads)
+        params = request.params
+        self._worker.sender.send(
+            Compile(request.id, params.grammar, params.stop_ids, params.min_tokens)
+        )
+
+    def compiled(self, wait_seconds: float = 0.0) -> list[tuple[Request, str | None]]:
+        """Requests whose grammar is ready, or why it never will be."""
+        if self._compiling and not self._compiled:
+            self._receive(wait_seconds)
+        done, self._compiled = self._compiled, []
+        return done
+
+    def forget(self, request_id: int) -> bool:
+        """A request has ended or been given up.  True if its grammar was still being compiled."""
+        was_compiling = self._compiling.pop(request_id, None) is not None
+        known = was_compiling or request_id in self._live
+        self._live.discard(request_id)
+        self._masks.pop(request_id, None)
+        self._advancing.discard(request_id)
+        if known and self._worker is not None:
+            self._worker.sender.send(Free([request_id]))
+        return was_compiling
+
+    def advance(self, tokens: list[tuple[int, int]]) -> None:
+        """Tokens that were committed: (request id, token), for any requests."""
+        mine = [(id, token) for id, token in tokens if id in self._masks]
+        if not mine:
+            return
+        for id, _ in mine:
+            del self._masks[id]
+            self._advancing.add(id)
+        assert self._worker is not None
+        self._worker.sender.send(Advance(mine))
+        self._outstanding += 1
+
+    def settle(self) -> tuple[list[int], dict[int, str]]:
+        """Wait for what `advance` began.  Returns the ids that have ended, and those in error."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._outstanding:
+            self._receive(POLL_SECONDS)
+            if self._outstanding and time.monotonic() > deadline:
+                self._give_up("the grammar process does not answer")
+        news, self._news = self._news, Advanced({})
+        return news.ended, news.errors
+
+    def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
+        """The masks of some rows of a batch, given as (row, request id); None if none has one."""
+        found = [(row, mask) for row, id in rows if (mask := self._masks.get(id)) is not None]
+        if not found:
+            return None
+        return Masks([row for row, _ in found], b"".join([mask for _, mask in found]))
+
+    def close(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _receive(self, wait_seconds: float) -> None:
+        worker = self._worker
+        if worker is None:
+            return
+        messages = worker.receiver.receive(wait_seconds)
+        for message in messages:
+            if isinstance(message, Compiled):
+                self._done(message.key, message.error, message.mask)
+            else:
+                self._take(message)
+        if not messages and (ended := worker.ended()) is not None:
+            self._give_up(ended)
+
+    def _done(self, id: int, error: str | None, mask: bytes = b"") -> None:
+        request = self._compiling.pop(id, None)
+        if request is None:
+            return  # it was given up
+        if error is None:
+            self._live.add(id)
+            self._masks[id] = mask
+        self._compiled.append((request, error))
+
+    def _take(self, news: Advanced) -> None:
+        self._outstanding -= 1
+        waited = self._advancing
+        self._masks.update({id: mask for id, mask in news.masks.items() if id in waited})
+        self._news.ended.extend(id for id in news.ended if id in waited)
+        self._news.errors.update({id: e for id, e in news.errors.items() if id in waited})
+        waited.difference_update(news.masks, news.ended, news.errors)
+
+    def _give_up(self, reason: str) -> None:
+        """The process is of no more use: whoever relied on it fails, the next one starts anew."""
+        log.error("%s: %d constrained requests end", reason, len(self._masks))
+        self.close()
+        for id in list(self._compiling):
+            self._done(id, reason)
+        self._news.errors.update(dict.fromkeys([*self._masks, *self._advancing], reason))
+        self._masks.clear()
+        self._advancing.clear()
+        self._outstanding = 0

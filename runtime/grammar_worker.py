@@ -1,0 +1,313 @@
+"""The grammar process: `python -m runtime.grammar_worker`, which alone holds the grammar library.
+
+It keeps a matcher for each constrained sequence, takes the tokens that the engine committed and
+says which tokens may come next.  It is a process of its own because reading a large vocabulary
+holds Python's lock for a second, and because what a caller's grammar does to the library must not
+end the engine.
+
+It reads one line of JSON (a `Start`) from stdin, and takes the end of stdin as the death of its
+parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from runtime.channel import Receiver, Sender
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+ORPHANED = 3  # exit code
+END = "<|wavefill-end-of-grammar|>"  # our own end token: the model's are set by stop_ids
+MOST_CACHED = 64  # compiled grammars kept for the next request, and
+MOST_CACHED_BYTES = 4 << 20  # the text they came from
+MOST_ERROR = 500  # characters of an error
+
+
+class Start(Struct, frozen=True, kw_only=True):
+    """What the engine says on stdin."""
+
+    tokenizer_file: str
+    vocab_size: int
+    threads: int
+    own_address: str
+    engine_address: str
+
+
+class Compile(Struct, frozen=True, array_like=True, tag="compile"):
+    """Begin a sequence; answered by Compiled.  See SamplingParams for the fields."""
+
+    key: int
+    grammar: str
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+
+
+class Advance(Struct, frozen=True, array_like=True, tag="advance"):
+    """Tokens that were committed, one a sequence; answered by Advanced."""
+
+    tokens: list[tuple[int, int]]  # key, token
+
+
+class Free(Struct, frozen=True, array_like=True, tag="free"):
+    keys: list[int]
+
+
+class Compiled(Struct, frozen=True, array_like=True, tag="compiled"):
+    key: int
+    mask: bytes = b""
+    error: str | None = None
+
+
+class Advanced(Struct, frozen=True, array_like=True, tag="advanced"):
+    """What may come next, in little-endian bits by token id; or that nothing may."""
+
+    masks: dict[int, bytes]
+    ended: list[int] = []  # the grammar is fulfilled and takes no more
+    errors: dict[int, str] = {}
+
+
+ToWorker = Compile | Advance | Free
+FromWorker = Compiled | Advanced
+
+
+@dataclass(slots=True)
+class Row:
+    """One constrained sequence."""
+
+    matcher: LLMatcher
+    stop_ids: tuple[int, ...]
+    min_tokens: int
+    count: int = 0  # tokens of the answer so far
+
+
+class Vocabulary:
+    """The library's view of a tokenizer.json, with an end token of our own behind the others."""
+
+    def __init__(self, tokenizer_file: str, vocab_size: int) -> None:
+        from llguidance import LLTokenizer
+        from tokenizers import AddedToken, Tokenizer
+
+        tokenizer = Tokenizer.from_file(tokenizer_file)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.add_special_tokens([AddedToken(END, special=True)])
+        end = tokenizer.token_to_id(END)
+        assert end is not None
+        self.end = end
+        self.num_bytes = (vocab_size + 7) // 8  # of a mask for the engine
+        self.tokenizer: LLTokenizer = LLTokenizer(
+            tokenizer.to_str(), n_vocab=max(vocab_size, end + 1), eos_token=end
+        )
+        self.row_bytes = (self.tokenizer.vocab_size + 31) // 32 * 4  # of a mask by the library
+        self._padding = (1 << (vocab_size % 8)) - 1 if vocab_size % 8 else 0xFF
+
+    def finish(self, row: Row, bits: bytearray) -> bytes | None:
+        """The engine's mask of what the library allows; None if nothing is.
+
+        The end tokens of the request stand in for ours.  Before `min_tokens` they are taken away,
+        unless the grammar has nothing else.
+        """
+        accepting = bits[self.end >> 3] >> (self.end & 7) & 1
+        del bits[self.num_bytes :]
+        if self.end >> 3 < self.num_bytes:
+            bits[self.end >> 3] &= ~(1 << (self.end & 7)) & 0xFF
+        bits[-1] &= self._padding
+        if row.count >= row.min_tokens:
+            if accepting:
+                for token in row.stop_ids:
+                    bits[token >> 3] |= 1 << (token & 7)
+        elif row.stop_ids:
+            fewer = bytearray(bits)
+            for token in row.stop_ids:
+                fewer[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+            if accepting or any(fewer):
+                bits = fewer
+        return bytes(bits) if any(bits) else None
+
+
+@dataclass
+class Matchers:
+    """All constrained sequences, and the grammars that were compiled last.
+
+    `compile` may run in one thread while `advance` and `free` run in another.
+    """
+
+    vocabulary: Vocabulary
+    threads: int = 1
+    rows: dict[int, Row] = field(default_factory=dict[int, Row])
+    _cache: OrderedDict[str, LLMatcher] = field(default_factory=OrderedDict[str, "LLMatcher"])
+    _executor: LLExecutor | None = None
+
+    def compile(self, request: Compile) -> Compiled:
+        """Make the matcher of a new sequence and its first mask."""
+        matcher = self._matcher(request.grammar)
+        if isinstance(matcher, str):
+            return Compiled(request.key, error=matcher)
+        row = Row(matcher, request.stop_ids, request.min_tokens)
+        first = self.masks([(request.key, row)])
+        if first.errors or first.ended:
+            error = first.errors.get(request.key, "the grammar allows the empty text alone")
+            return Compiled(request.key, error=error)
+        self.rows[request.key] = row
+        return Compiled(request.key, mask=first.masks[request.key])
+
+    def _matcher(self, grammar: str) -> LLMatcher | str:
+        """A matcher in its first state, or why there is none."""
+        from llguidance import LLMatcher
+
+        known = self._cache.get(grammar)
+        if known is None:
+            known = LLMatcher(
+                self.vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits()
+            )
+            if not known.is_error():
+                known.compute_bitmask()  # the first mask costs most: copies of it are warm
+            if known.is_error():
+                return short(known.get_error())
+            self._cache[grammar] = known
+            while len(self._cache) > 1 and (
+                len(self._cache) > MOST_CACHED or sum(map(len, self._cache)) > MOST_CACHED_BYTES
+            ):
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(grammar)
+        return known.deep_copy()
+
+    def advance(self, tokens: Sequence[tuple[int, int]]) -> Advanced:
+        """Take one token for each of some sequences.  Keys that are not known are left out."""
+        going_on: list[tuple[int, Row]] = []
+        ended: list[int] = []
+        errors: dict[int, str] = {}
+        for key, token in tokens:
+            row = self.rows.get(key)
+            if row is None:
+                continue
+            row.count += 1
+            if not row.matcher.consume_token(token):
+                errors[key] = short(row.matcher.get_error()) or f"token {token} does not fit"
+            elif row.matcher.is_stopped():
+                ended.append(key)
+            else:
+                going_on.append((key, row))
+        next_ones = self.masks(going_on)
+        return Advanced(next_ones.masks, ended + next_ones.ended, errors | next_ones.errors)
+
+    def masks(self, rows: list[tuple[int, Row]]) -> Advanced:
+        width = self.vocabulary.row_bytes
+        buffer = ctypes.create_string_buffer(max(1, width * len(rows)))
+        address = ctypes.addressof(buffer)
+        if len(rows) == 1:
+            rows[0][1].matcher.unsafe_compute_mask_ptr(address, width)
+        elif rows:
+            work = [(row.matcher, place) for place, (_, row) in enumerate(rows)]
+            self._parallel().unsafe_compute_mask_ptr(work, address, width, len(rows))
+        view = memoryview(buffer)
+        answer = Advanced({})
+        for place, (key, row) in enumerate(rows):
+            if row.matcher.is_error():
+                answer.errors[key] = short(row.matcher.get_error())
+                continue
+            accepting = row.matcher.is_accepting()
+            bits = bytearray(view[place * width : place * width + width])
+            mask = self.vocabulary.finish(row, bits)
+            if mask is not None:
+                answer.masks[key] = mask
+            elif accepting:
+                answer.ended.append(key)
+            else:
+                answer.errors[key] = "no token of this model can continue the answer"
+        return answer
+
+    def _parallel(self) -> LLExecutor:
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(self.threads)
+        return self._executor
+
+    def free(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self.rows.pop(key, None)
+
+
+def parser_limits() -> LLParserLimits:
+    """The library's limits on one grammar: at most some 15 ms for a mask, 100 MB for its states."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+def short(error: str) -> str:
+    """The first lines of the library's message, which may quote the whole grammar."""
+    return error.strip()[:MOST_ERROR]
+
+
+def compile_in_turn(
+    matchers: Matchers, requests: queue.SimpleQueue[Compile | Free], address: str
+) -> None:
+    """The compiling thread: a grammar that takes long keeps nobody from getting masks."""
+    with closing(Sender[FromWorker](address)) as sender:
+        while True:
+            request = requests.get()
+            if isinstance(request, Free):
+                matchers.free(request.keys)
+            else:
+                sender.send(matchers.compile(request))
+
+
+def serve(start: Start) -> None:
+    matchers = Matchers(Vocabulary(start.tokenizer_file, start.vocab_size), start.threads)
+    requests: queue.SimpleQueue[Compile | Free] = queue.SimpleQueue()
+    decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+    arguments = (matchers, requests, start.engine_address)
+    threading.Thread(target=compile_in_turn, args=arguments, daemon=True).start()
+    with (
+        closing(Receiver(start.own_address, decoder)) as receiver,
+        closing(Sender[FromWorker](start.engine_address)) as sender,
+    ):
+        while True:
+            for message in receiver.receive(1.0):
+                if isinstance(message, Advance):
+                    sender.send(matchers.advance(message.tokens))
+                else:
+                    requests.put(message)  # a Free stays behind the Compile of the same key
+
+
+def die_with_parent() -> None:
+    """End this process at once when stdin ends."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
+
+
+def main() -> None:
+    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(ORPHANED)
+    start = msgspec.json.decode(line, type=Start)
+    die_with_parent()
+    serve(start)
+
+
+if __name__ == "__main__":
+    main()
