@@ -113,14 +113,21 @@ def test_sharing_the_bandwidth_never_takes_longer(name, batch, spec, rho):
     assert blocks.sum() == int(rows.blocks.sum(dtype=np.int64)) * spec.kv_heads
 
 
-def test_the_command_prints_its_tables_and_draws_them(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_its_tables(monkeypatch, capsys):
     monkeypatch.setattr(bench_planner, "BATCHES", (1, 40))
     monkeypatch.setattr(bench_planner, "PROGRAMS", (7, 78))
-    bench_planner.main(["--seeds", "1", "--plot", str(tmp_path)])
+    bench_planner.main(["--seeds", "1"])
     said = capsys.readouterr().out
     assert "32 x 4096        fa3   16 =  118 us   greedy   12 =   93 us" in said
     assert "23 x 36864       fa3  104 =  668 us   greedy   70 =  456 us" in said
     for programs, kv_heads in ((7, 1), (78, 8)):
         assert f"\n{programs} programs, {kv_heads} KV heads, bound by programs" in said
     assert said.count("\none of 128k ") == 6
+
+
+def test_the_command_draws_the_waves(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="of the extra `bench`")
+    monkeypatch.setattr(bench_planner, "BATCHES", (1, 40))
+    monkeypatch.setattr(bench_planner, "PROGRAMS", (7, 78))
+    bench_planner.main(["--seeds", "1", "--plot", str(tmp_path)])
     assert "greedy" in (tmp_path / "planner_waves.svg").read_text()
