@@ -8,8 +8,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from server import middleware
+from server.dialects.errors import CallersWords, in_callers_words
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
-from server.routes import chat, completions, models, ops, tokenize
+from server.routes import anthropic, chat, completions, models, ops, requests, tokenize
 from server.sse import ClientGone, ShortCut
 from server.state import ServerState
 
@@ -31,7 +32,7 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # it would send callers to whatever host their header names
     )
     app.state.wavefill = state
-    for part in (chat, completions, models, tokenize, ops):
+    for part in (chat, anthropic, completions, models, tokenize, requests, ops):
         app.include_router(part.router)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -39,6 +40,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _our_fault)
     middleware.install(app, state)
+    app.add_middleware(CallersWords)
     app.add_middleware(ShortCut)  # last, so that it is the outermost
     return app
 
@@ -65,4 +67,5 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    return _answer(500, internal_error())
+    # Answered outside of every middleware, CallersWords too.
+    return _answer(500, in_callers_words(request.url.path, 500, internal_error(), None))

@@ -1,0 +1,13 @@
+"""Other APIs' words for a chat: Anthropic's messages and Ollama's chat and generate.
+
+    errors            every error on their paths, in their form, whoever raised it
+    names             a RequestError about a ChatRequest, told with the fields of the caller's body
+    anthropic_checks  what a body of /v1/messages may hold beyond its fields' types
+    anthropic_chat    body of /v1/messages -> ChatRequest
+    anthropic_events  deltas -> content blocks, whole or as events
+    ollama_chat       body of /api/chat or /api/generate -> ChatRequest
+    ollama_lines      deltas -> lines of JSON
+    tool_input        the arguments of a call as an object
+
+What a chat is, and what the engine does with it, is server.chat_service's.
+"""

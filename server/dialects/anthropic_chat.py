@@ -1,0 +1,174 @@
+"""A body of /v1/messages -> the ChatRequest that asks for the same."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from server.errors import RequestError, UnsupportedParameter
+from server.schema.anthropic import (
+    CountRequest,
+    MessageParam,
+    MessagesRequest,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from server.schema.base import parse
+from server.schema.chat import ChatRequest
+from server.tokenizer import ChatTokenizer
+
+THINKING_SWITCH = "enable_thinking"  # what chat templates call it
+# ChatRequest's name of a field -> Anthropic's
+FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Asked(NamedTuple):
+    """A ChatRequest, and where each of its messages came from in the caller's body."""
+
+    chat: dict[str, Any]
+    paths: list[str]
+
+    def request(self) -> ChatRequest:
+        return parse(ChatRequest, self.chat)
+
+
+def asked(body: CountRequest, tokenizer: ChatTokenizer) -> Asked:
+    """Raises RequestError for what the model cannot do."""
+    messages, paths = _messages(body)
+    chat: dict[str, Any] = {"model": body.model, "messages": messages}
+    last = messages[-1]
+    if last["role"] == "assistant":
+        _check_prefill(last, paths[-1])
+        chat["continue_final_message"] = True
+    if body.tools:
+        chat["tools"] = [_tool(tool) for tool in body.tools]
+        chat |= _choice(body.tool_choice)
+    if body.thinking is not None:
+        chat |= _thinking(body.thinking, tokenizer)
+    if isinstance(body, MessagesRequest):
+        chat |= {
+            "max_tokens": body.max_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+        }
+    return Asked(chat, paths)
+
+
+def _check_prefill(last: dict[str, Any], path: str) -> None:
+    """The answer goes on from a last message of the assistant: Anthropic's "prefill"."""
+    if "tool_calls" in last:
+        raise RequestError(
+            f"`{path}` is the last one and calls tools: send their results after it", param=path
+        )
+    if not last["content"].strip():
+        raise RequestError(
+            f"`{path}` is the last one, of role assistant, and has no text for the answer to go on "
+            "from: give it some or leave the message out",
+            param=f"{path}.content",
+        )
+
+
+def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
+    messages: list[dict[str, Any]] = []
+    paths: list[str] = []
+    if body.system is not None:
+        messages.append({"role": "system", "content": _text(body.system)})
+        paths.append("system")
+    for index, message in enumerate(body.messages):
+        for entry in _turn(message):
+            if messages and _joins(messages[-1], entry):
+                messages[-1]["content"] += f"\n\n{entry['content']}"
+            else:
+                messages.append(entry)
+                paths.append(f"messages[{index}]")
+    return messages, paths
+
+
+def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Two turns of one speaker are one turn to Anthropic, and to most chat templates."""
+    plain = not {"tool_calls", "tool_call_id"} & (last.keys() | entry.keys())
+    return plain and last["role"] == entry["role"]
+
+
+def _turn(message: MessageParam) -> list[dict[str, Any]]:
+    """The results of tools first, each a message of its own, then what is said."""
+    entries: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in message.blocks():
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolUseBlock():
+                calls.append(_call(block))
+            case ToolResultBlock():
+                entries.append(_result(block))
+            case ThinkingBlock():
+                pass  # as at Anthropic, what was thought in an earlier turn is not read again
+    said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    if calls:
+        said["tool_calls"] = calls
+    return [*entries, said] if texts or calls or not entries else entries
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    text = _text(block.content or "")
+    if block.is_error:
+        text = f"Error: {text}"  # templates have no other place for it
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    fields: dict[str, Any] = {}
+    if choice.type == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        fields["tool_choice"] = CHOICES[choice.type]
+    if choice.disable_parallel_tool_use is not None:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    template = tokenizer.template
+    if template is not None and template.mentions(THINKING_SWITCH):
+        if thinking.type == "adaptive":
+            return {}  # the template's own default leaves it to the model
+        return {"chat_template_kwargs": {THINKING_SWITCH: thinking.type == "enabled"}}
+    if thinking.type == "disabled":
+        return {}
+    raise UnsupportedParameter(
+        f"`thinking.type` is {thinking.type}, but this model's chat template cannot switch "
+        "thinking on: leave `thinking` out, or use disabled",
+        param="thinking.type",
+    )

@@ -1,0 +1,83 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens, Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.chat_service import ChatTurn, chat_prompt, prepare_chat
+from server.dialects.anthropic_chat import FIELDS, asked
+from server.dialects.anthropic_checks import UNSUPPORTED, check_turns, refuse_known
+from server.dialects.anthropic_events import STREAM, MessageEvents, whole_message
+from server.dialects.names import callers_names
+from server.routes.body import read_body
+from server.schema.anthropic import CountRequest, MessagesRequest
+from server.schema.base import parse
+from server.schema.sampling import openapi_body
+from server.sse import EventStream, EventWriter, while_connected
+from server.state import ServerState, prefix_salt, state_of
+
+router = APIRouter()
+B = TypeVar("B", bound=CountRequest)
+
+
+@router.post(
+    "/v1/messages",
+    summary="Continue a conversation (Anthropic)",
+    response_model=None,
+    openapi_extra=openapi_body(MessagesRequest),
+)
+async def messages(request: Request) -> Response:
+    state = state_of(request)
+    body = await _read(request, MessagesRequest)
+    turn = await _prepare(state, body, prefix_salt(request, None))
+    show = body.thinking is None or body.thinking.display != "omitted"
+    if body.stream:
+
+        async def produce(writer: EventWriter) -> None:
+            await turn.stream(MessageEvents(turn, show_thinking=show).render, writer.write)
+
+        return EventStream(produce, turn.close, STREAM)
+    try:
+        [answer] = await while_connected(request.receive, turn.collect())
+    finally:
+        turn.close()
+    return _json(whole_message(turn, answer, show_thinking=show))
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    summary="Count the tokens of a conversation (Anthropic)",
+    response_model=None,
+    openapi_extra=openapi_body(CountRequest),
+)
+async def count_tokens(request: Request) -> Response:
+    state = state_of(request)
+    body = await _read(request, CountRequest)
+    wanted = asked(body, state.tokenizer)
+    with callers_names(wanted.paths, FIELDS):
+        _, prompt = await chat_prompt(state, wanted.request())
+    return _json(orjson.dumps({"input_tokens": len(prompt)}))
+
+
+async def _read(request: Request, model: type[B]) -> B:
+    fields = await read_body(request)
+    refuse_known(fields)
+    body = parse(model, fields, UNSUPPORTED)
+    body.check()
+    check_turns(body.messages)
+    return body
+
+
+async def _prepare(state: ServerState, body: MessagesRequest, salt: bytes) -> ChatTurn:
+    wanted = asked(body, state.tokenizer)
+    with callers_names(wanted.paths, FIELDS):
+        return await prepare_chat(state, wanted.request(), salt, "messages")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
