@@ -25,6 +25,7 @@ from runtime.client import EngineClient
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import BoundedProtocol
+from server.explain import RequestLog
 from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.middleware import Gate
@@ -74,7 +75,8 @@ async def serve(start: Start) -> None:
         stats=lambda: client.stats,
         alive=lambda: client.ready is not None and client.unhealthy() is None,
     )
-    app = create_app(ServerState(config, client, tokenizer, metrics))
+    history = RequestLog(config.request_history)
+    app = create_app(ServerState(config, client, tokenizer, metrics, history))
     server = Server(
         uvicorn.Config(
             app,

@@ -40,11 +40,14 @@ class Choice:
         "_stops",
         "_visible",
         "cached",
+        "ended",
         "finish",
         "first_token",
         "generated",
         "index",
         "mailbox",
+        "mean_batch",
+        "preemptions",
         "prompt",
         "prompt_scores",
         "started",
@@ -68,6 +71,9 @@ class Choice:
         self.cached = 0
         self.started = 0.0
         self.first_token = 0.0
+        self.ended = 0.0
+        self.preemptions = 0
+        self.mean_batch = 0.0  # 0 unless the engine has told
         self.generated = 0
         self.finish: FinishReason | None = None
         self.stop_hit: str | int | None = None
@@ -85,6 +91,8 @@ class Choice:
         if output.started:
             self.started = output.started
         self.cached += output.cached
+        if output.finish is not None:
+            self.preemptions, self.mean_batch = output.preemptions, output.mean_batch
         if output.prompt_logprobs is not None:
             self.prompt_scores = output.prompt_logprobs
         tokens = output.tokens

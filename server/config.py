@@ -22,6 +22,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     chat_template: str = ""  # a file that takes the place of the model's own template
     api_workers: int = 1  # API processes; they share the port and the engine
     max_queue: int = 1024  # sequences running or waiting
+    request_history: int = 1000  # requests that GET /v1/requests/{id} knows
     drain_seconds: float = 30.0
     stall_seconds: float = 30.0
     max_body_bytes: int = 32 << 20

@@ -25,6 +25,7 @@ SERVER_FLAGS = {
     "chat_template": "file with a chat template, instead of the model's own",
     "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",
     "max_queue": "sequences running or waiting before new requests get 429",
+    "request_history": "requests that GET /v1/requests/{id} can explain, in each API process",
     "drain_seconds": "how long open requests may go on after SIGTERM",
     "stall_seconds": "silence of the engine after which /health says so",
     "max_body_bytes": "largest request body",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from runtime.messages import Ready, SamplingParams
 from server.choice import Choice, Piece, new_choice
 from server.errors import EngineFailed, RateLimited, RequestError, Unavailable
+from server.explain import state_of_choices
 from server.parameters import seed_of
 from server.schema.sampling import SamplingBody
 from server.state import ServerState
@@ -77,6 +79,7 @@ class Generation:
 
         Raises RequestError if the server does not take so many.
         """
+        self.name = uuid.uuid4().hex  # what the answer's id ends with
         self.state = state
         self.route = route
         self.prompts = prompts
@@ -88,6 +91,12 @@ class Generation:
             for copy in range(n):
                 self.choices.append(self._submit(body, prompt, wanted, copy))
         self._n = n
+        facts: dict[str, object] = {
+            "route": route,
+            "model": body.model,
+            "stream": bool(body.stream),
+        }
+        self._record = state.requests.begin(self.name, facts, self._explain)
 
     def _submit(
         self, body: SamplingBody, prompt: list[int], params: SamplingParams, copy: int
@@ -137,6 +146,10 @@ class Generation:
     def close(self) -> None:
         """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
         self._abort("disconnect")
+        self._record.end()
+
+    def _explain(self) -> dict[str, object]:
+        return state_of_choices(self.choices) | {"usage": self.usage()}
 
     async def _follow(
         self, choice: Choice, render: Render, write: Callable[[bytes], Awaitable[None]]
@@ -167,6 +180,7 @@ class Generation:
                 await write(data)
 
     def _count(self, choice: Choice) -> None:
+        choice.ended = time.monotonic()
         self.state.metrics.request_finished(
             self.route,
             choice.finish,
@@ -176,13 +190,14 @@ class Generation:
             choice.mailbox.arrived,
             choice.started,
             choice.first_token,
-            time.monotonic(),
+            choice.ended,
         )
 
     def _abort(self, by: str) -> None:
         for choice in self.choices:
             if choice.finish is None:
                 choice.finish = "abort"
+                choice.ended = time.monotonic()
                 self.state.client.abort(choice.mailbox.id)
                 self.state.metrics.aborted(by)
 

@@ -22,7 +22,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import INVALID_REQUEST, SERVER_ERROR, error_body
-from server.state import KEY_DIGEST, ServerState
+from server.explain import KEY_DIGEST, exchange
+from server.explain import REQUEST_ID as REQUEST_ID_KEY
+from server.state import ServerState
 
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
@@ -140,6 +142,9 @@ class _Exchange:
 
     async def run(self, receive: Receive, send: Send) -> None:
         self._request_id = self._choose_id()
+        known: dict[str, object] = self._scope.setdefault("state", {})
+        known[REQUEST_ID_KEY] = self._request_id.decode()
+        exchange.set(known)
 
         async def start(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -227,9 +232,22 @@ class _Exchange:
 
     def _own_headers(self) -> Headers:
         milliseconds = (time.perf_counter() - self._began) * 1000
-        return [
+        own = [
             (b"x-request-id", self._request_id),
             (b"openai-processing-ms", str(int(milliseconds)).encode()),
+        ]
+        if self._scope["method"] == "POST" and self._scope["path"].startswith("/v1/"):
+            own += self._rate_limit()
+        return own
+
+    def _rate_limit(self) -> Headers:
+        """OpenAI's words for the queue: what it takes, and how much more just now."""
+        limit = self._state.config.max_queue
+        left = max(0, limit - self._state.client.pending)
+        return [
+            (b"x-ratelimit-limit-requests", str(limit).encode()),
+            (b"x-ratelimit-remaining-requests", str(left).encode()),
+            (b"x-ratelimit-reset-requests", b"0s" if left else b"1s"),
         ]
 
     def _route(self) -> str:

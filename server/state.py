@@ -11,10 +11,9 @@ from starlette.requests import Request
 from runtime.client import EngineClient
 from server.config import ServerConfig
 from server.errors import NotFound
+from server.explain import KEY_DIGEST, RequestLog
 from server.metrics import Metrics
 from server.tokenizer import ChatTokenizer
-
-KEY_DIGEST = "api_key_digest"  # in a scope's state: SHA-256 of its key, where there are several
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class ServerState:
     client: EngineClient
     tokenizer: ChatTokenizer
     metrics: Metrics
+    requests: RequestLog = field(default_factory=RequestLog)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
     def check_model(self, name: str) -> None:

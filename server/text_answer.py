@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from server.choice import Choice, Piece
+from server.explain import timings
 from server.generation import Generation
 from server.logprobs import prompt_logprobs, prompt_scored, text_logprobs
 from server.schema.completions import CompletionRequest
@@ -40,7 +40,7 @@ class TextAnswer:
         self._prompts = prompts
         self._echo_only = body.max_tokens == 0
         self._head: dict[str, object] = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{generation.name}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model,
@@ -177,6 +177,8 @@ class TextAnswer:
         }
         if tokens is not None:
             entry["token_ids"] = tokens
+        if finish is not None and self._body.timings:
+            entry["timings"] = timings(choice)
         return entry
 
     def _chunk(self, choice: dict[str, object]) -> dict[str, object]:

@@ -52,6 +52,7 @@ class CompletionRequest(SamplingBody):
     suffix: str | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     return_token_ids: bool | None = None
+    timings: bool | None = None
     add_special_tokens: bool | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
