@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import orjson
+
 from runtime.messages import FinishReason, Ready, SamplingParams
 from server.choice import Choice, Piece, ScoredToken
-from server.conversation import check_messages, template_messages
+from server.conversation import check_messages, template_messages, template_tools
 from server.generation import Generation, require_ready
 from server.parameters import check_chars, fit_to_context, sampling_params
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
@@ -144,7 +146,9 @@ async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, lis
 async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
     tokenizer = state.tokenizer
     messages = template_messages(body.messages, tokenizer)
+    tools = template_tools(body.offered_tools(), tokenizer)
     num_chars = sum(len(message["content"] or "") for message in messages)
+    num_chars += len(orjson.dumps(tools)) if tools else 0
     check_chars(num_chars, tokenizer, ready, "messages")
     going_on = bool(body.continue_final_message)
 
@@ -155,6 +159,7 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
             continue_final_message=going_on,
             max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
             extra=body.chat_template_kwargs,
+            tools=tools,
         )
         return tokenizer.encode(text, add_special_tokens=False)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
-from server.errors import RequestError
+from server.errors import RequestError, UnsupportedParameter
 from server.schema.chat import Message, ToolCall
+from server.schema.tools import Tool
 from server.tokenizer import ChatTokenizer
 
 
@@ -92,6 +93,21 @@ def template_messages(
             ]
         plain.append(entry)
     return plain
+
+
+def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict[str, Any]]:
+    """The tools as templates print them.
+
+    Raises UnsupportedParameter if the model's template has no place for them.
+    """
+    template = tokenizer.template
+    if tools and template is not None and not template.mentions("tools"):
+        raise UnsupportedParameter(
+            "`tools`: this model's chat template has no place for tools, so that it was not "
+            "trained to call them: leave `tools` out, or serve a model that calls tools",
+            param="tools",
+        )
+    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:

@@ -92,13 +92,14 @@ class ChatTemplate:
         continue_final_message: bool,
         max_chars: int,
         extra: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt's text.  Raises RequestError if the template refuses the messages."""
         context = {
             **self._special_tokens,
             **extra,
             "messages": [dict(message) for message in messages],
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

@@ -149,6 +149,7 @@ class ChatTokenizer:
         continue_final_message: bool = False,
         max_chars: int = 1 << 24,
         extra: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The text of a conversation.  Raises RequestError if the template cannot make it."""
         if self.template is None:
@@ -164,6 +165,7 @@ class ChatTokenizer:
             continue_final_message=continue_final_message,
             max_chars=max_chars,
             extra=extra or {},
+            tools=tools,
         )
 
 

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.base import WRONG_KIND, Body, Unsupported, few_entries, fields_of, items_of
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
+from server.schema.tools import MOST_TOOLS, NamedTool, Tool, ToolChoice, check_tools
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 # Keys of chat_template_kwargs that the server itself hands to the template.
@@ -91,6 +92,9 @@ class ChatRequest(SamplingBody):
     chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
         None
     )
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     # These describe the caller to OpenAI's own services; they change no answer.
     metadata: Metadata | None = None
     safety_identifier: str | None = None
@@ -100,12 +104,22 @@ class ChatRequest(SamplingBody):
         """The wanted number of tokens, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def offered_tools(self) -> list[Tool]:
+        """What the model may call; nothing with tool_choice none."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def named_tool(self) -> str | None:
+        """The function that must be called."""
+        choice = self.tool_choice
+        return choice.function.name if isinstance(choice, NamedTool) else None
+
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
         self.check_stream()
+        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         if self.max_tokens != self.max_completion_tokens and None not in (
             self.max_tokens,
             self.max_completion_tokens,
@@ -148,11 +162,8 @@ def refuse_media(fields: dict[str, Any]) -> None:
 
 
 CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
-    "tools": Unsupported("describe the tools in a message"),
-    "tool_choice": Unsupported(LATER, "none"),
-    "parallel_tool_calls": Unsupported(LATER),
-    "functions": Unsupported(LATER),
-    "function_call": Unsupported(LATER, "none"),
+    "functions": Unsupported("use `tools`"),
+    "function_call": Unsupported("use `tool_choice`", "none"),
     "response_format": Unsupported(
         'ask for the format in a message, or use {"type": "text"}', {"type": "text"}
     ),

@@ -56,6 +56,11 @@ UNSUPPORTED = "unsupported_parameter"
 TOO_LONG = "context_length_exceeded"
 M0 = "messages[0]"
 
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
 # route, what is changed in a good body, code, param, words of the message; the status is 400
 FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     # required fields and their types
@@ -220,9 +225,24 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, messages("w" * 100_000), TOO_LONG, "messages", "100000 characters"),
     (CHAT, {"max_tokens": CONTEXT}, TOO_LONG, "messages", f"{CONTEXT}"),
     # what this server does not have, by name
-    (CHAT, {"tools": [{"type": "function"}]}, UNSUPPORTED, "tools", "not supported"),
-    (CHAT, {"tools": []}, UNSUPPORTED, "tools", "not supported"),
-    (CHAT, {"tool_choice": "auto"}, UNSUPPORTED, "tool_choice", "not supported"),
+    (CHAT, {"tools": [{"type": "function"}]}, MISSING, "tools[0].function", "required"),
+    (CHAT, {"tools": [tool("f")]}, UNSUPPORTED, "tools", "no place for tools"),
+    (CHAT, {"tools": []}, VALUE, "tools", "at least 1"),
+    (CHAT, {"tools": [tool(f"f{n}") for n in range(129)]}, VALUE, "tools", "at most 128"),
+    (CHAT, {"tools": [tool("f"), tool("f")]}, VALUE, "tools[1].function.name", "earlier tool"),
+    (CHAT, {"tools": [tool("a b")]}, VALUE, "tools[0].function.name", "pattern"),
+    (CHAT, {"tools": [tool("f", parameters={"type": "array"})]}, VALUE,
+     "tools[0].function.parameters", "of type object"),
+    (CHAT, {"tools": [tool("f", parameters=[])]}, TYPE, "tools[0].function.parameters", "object"),
+    (CHAT, {"tools": [tool("f", strict=1)]}, TYPE, "tools[0].function.strict", "true or false"),
+    (CHAT, {"tools": [tool("f") | {"type": "custom"}]}, VALUE, "tools[0].type", "'function'"),
+    (CHAT, {"tool_choice": "auto"}, VALUE, "tool_choice", "needs `tools`"),
+    (CHAT, {"tool_choice": "any"}, VALUE, "tool_choice", "'required'"),
+    (CHAT, {"tool_choice": 1}, TYPE, "tool_choice", "required"),
+    (CHAT, {"tools": [tool("f")], "tool_choice": tool("g")}, VALUE, "tool_choice.function.name",
+     "not among `tools`"),
+    (CHAT, {"parallel_tool_calls": True}, VALUE, "parallel_tool_calls", "needs `tools`"),
+    (CHAT, {"functions": [{"name": "f"}]}, UNSUPPORTED, "functions", "`tools`"),
     (CHAT, {"functions": [{}]}, UNSUPPORTED, "functions", "not supported"),
     (CHAT, {"response_format": {"type": "json_object"}}, UNSUPPORTED, "response_format", "text"),
     (CHAT, {"modalities": ["text", "audio"]}, UNSUPPORTED, "modalities", "text"),
