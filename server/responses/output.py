@@ -1,0 +1,174 @@
+"""Parts of an answer -> output items and the events that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import orjson
+
+from server.chat_service import Part
+from server.choice import ScoredToken
+from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from server.responses.events import Events
+from server.responses.items import JsonItem, new_id
+
+Status = Literal["completed", "incomplete"]
+Score = Callable[[list[ScoredToken]], list[dict[str, Any]]]
+
+
+class _TextItem:
+    """A message or a reasoning item in the making: one part of text."""
+
+    def __init__(self, events: Events, index: int, kind: str) -> None:
+        message = kind == "message"
+        self.kind = kind
+        self._events = events
+        self._texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self._item: JsonItem = {"id": new_id("msg" if message else "rs"), "type": kind}
+        self._item |= {"role": "assistant"} if message else {"summary": []}
+        self._where = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
+        self._text_kind = "output_text" if message else "reasoning_text"
+        self._delta = events.delta(f"response.{self._text_kind}.delta", self._where)
+
+    def item(self, status: str) -> JsonItem:
+        return {**self._item, "status": status, "content": [self._part()]}
+
+    def _part(self) -> JsonItem:
+        part: JsonItem = {"type": self._text_kind, "text": "".join(self._texts)}
+        if self.kind == "message":
+            part |= {"annotations": [], "logprobs": self.logprobs}
+        return part
+
+    def opened(self) -> bytes:
+        item: JsonItem = {**self._item, "status": "in_progress", "content": []}
+        place: JsonItem = {"output_index": self._where["output_index"], "item": item}
+        return self._events.frame("response.output_item.added", place) + self._events.frame(
+            "response.content_part.added", {**self._where, "part": self._part()}
+        )
+
+    def add(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        self._texts.append(text)
+        if self.kind != "message":
+            return self._delta.of(text)
+        self.logprobs += logprobs
+        return self._delta.of(text, b',"logprobs":%b' % orjson.dumps(logprobs))
+
+    def closed(self, status: Status) -> bytes:
+        part = self._part()
+        done = {name: part[name] for name in ("text", "logprobs") if name in part}
+        frame = self._events.frame
+        return (
+            frame(f"response.{self._text_kind}.done", self._where | done)
+            + frame("response.content_part.done", {**self._where, "part": part})
+            + frame(
+                "response.output_item.done",
+                {"output_index": self._where["output_index"], "item": self.item(status)},
+            )
+        )
+
+
+class _CallItem:
+    """A function call in the making."""
+
+    kind = "function_call"
+
+    def __init__(self, events: Events, index: int, delta: ToolCallDelta) -> None:
+        self.call = delta.index
+        self._events = events
+        self._arguments: list[str] = []
+        self._item: JsonItem = {
+            "id": new_id("fc"),
+            "type": "function_call",
+            "call_id": delta.id,
+            "name": delta.name,
+        }
+        self._where = {"item_id": self._item["id"], "output_index": index}
+        self._delta = events.delta("response.function_call_arguments.delta", self._where)
+
+    def item(self, status: str) -> JsonItem:
+        return {**self._item, "arguments": "".join(self._arguments), "status": status}
+
+    def opened(self) -> bytes:
+        place = {"output_index": self._where["output_index"], "item": self.item("in_progress")}
+        return self._events.frame("response.output_item.added", place)
+
+    def add(self, arguments: str) -> bytes:
+        self._arguments.append(arguments)
+        return self._delta.of(arguments) if arguments else b""
+
+    def closed(self, status: Status) -> bytes:
+        item = self.item(status)
+        done = {"name": item["name"], "arguments": item["arguments"]}
+        return self._events.frame(
+            "response.function_call_arguments.done", self._where | done
+        ) + self._events.frame(
+            "response.output_item.done",
+            {"output_index": self._where["output_index"], "item": item},
+        )
+
+
+class OutputItems:
+    """The items of one answer, one open at a time, in the order in which the model wrote them."""
+
+    def __init__(self, events: Events, score: Score) -> None:
+        """`score` gives the log-probabilities that the caller wants of the tokens of a part."""
+        self._events = events
+        self._score = score
+        self._closed: list[JsonItem] = []
+        self._open: _TextItem | _CallItem | None = None
+
+    def items(self) -> list[JsonItem]:
+        """All items; the open one has the status in_progress."""
+        return self._closed + ([] if self._open is None else [self._open.item("in_progress")])
+
+    def feed(self, part: Part) -> bytes:
+        """The frames that tell of a part."""
+        scores = self._score(part.scored) if part.scored else []
+        data = b""
+        for delta in part.deltas:
+            if isinstance(delta, ToolCallDelta):
+                data += self._call(delta)
+                continue
+            logprobs, scores = (scores, []) if isinstance(delta, ContentDelta) else ([], scores)
+            data += self._text(delta, logprobs)
+        if scores and isinstance(self._open, _TextItem):
+            self._open.logprobs += scores  # of tokens without a text of their own
+        return data
+
+    def _text(self, delta: Delta, logprobs: list[dict[str, Any]]) -> bytes:
+        assert not isinstance(delta, ToolCallDelta)
+        kind = "reasoning" if isinstance(delta, ReasoningDelta) else "message"
+        data = b""
+        item = self._open
+        if not isinstance(item, _TextItem) or item.kind != kind:
+            data = self.close("completed")
+            item = self._open = _TextItem(self._events, len(self._closed), kind)
+            data += item.opened()
+        return data + item.add(delta.text, logprobs)
+
+    def _call(self, delta: ToolCallDelta) -> bytes:
+        data = b""
+        item = self._open
+        if not isinstance(item, _CallItem) or item.call != delta.index:
+            data = self.close("completed")
+            item = self._open = _CallItem(self._events, len(self._closed), delta)
+            data += item.opened()
+        return data + item.add(delta.arguments)
+
+    def end(self, status: Status) -> bytes:
+        """Close the last item.  An answer without any is an empty message."""
+        data = b""
+        if not self._closed and self._open is None:
+            self._open = _TextItem(self._events, 0, "message")
+            data = self._open.opened()
+        return data + self.close(status)
+
+    def close(self, status: Status) -> bytes:
+        """Close the open item, if there is one."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        self._closed.append(item.item(status))
+        return item.closed(status)

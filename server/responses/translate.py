@@ -1,0 +1,173 @@
+"""A Responses request as a chat request, and the chat's complaints in this route's words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.errors import RequestError
+from server.responses.items import JsonItem, text_of
+from server.schema.base import parse
+from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest
+from server.schema.responses import AllowedTools, NamedFunction, ResponsesRequest, SchemaFormat
+
+SAME_NAME = (
+    "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos", "priority",
+    "cache_salt", "chat_template_kwargs", "user",
+)  # fmt: skip
+START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
+# Fields of the chat request, and what they are called here.
+RENAMED = [
+    (re.compile(START + r"response_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(START + r"reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(START + r"max_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(START + r"(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
+]
+MESSAGE = re.compile(
+    START + r"messages(\[(\d+)\](\.tool_calls\[(\d+)\](\.function)?)?)?(\.content\b)?"
+)
+
+
+@dataclass
+class Conversation:
+    """Chat messages, and where in the request each of them comes from."""
+
+    messages: list[JsonItem] = field(default_factory=list[JsonItem])
+    sources: list[str] = field(default_factory=list[str])
+    call_sources: list[list[str]] = field(default_factory=list[list[str]])
+
+    def add(self, message: JsonItem, source: str) -> None:
+        self.messages.append(message)
+        self.sources.append(source)
+        self.call_sources.append([])
+
+    def add_item(self, item: JsonItem, source: str) -> None:
+        """One item of a conversation.  Earlier reasoning is left out, as OpenAI does."""
+        kind = item["type"]
+        if kind == "message":
+            self.add({"role": item["role"], "content": text_of(item["content"])}, source)
+        elif kind == "function_call":
+            self._add_call(item, source)
+        elif kind == "function_call_output":
+            output = item["output"]
+            content = output if isinstance(output, str) else text_of(output)
+            self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, source)
+
+    def _add_call(self, item: JsonItem, source: str) -> None:
+        """To the answer that it is part of: what the model said before, or its other calls."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.add({"role": "assistant", "content": None}, source)
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+        self.call_sources[-1].append(source)
+
+    def renamed(self, text: str) -> str:
+        """Names of chat fields in a message or a path, as the caller of this route wrote them."""
+
+        def source(found: re.Match[str]) -> str:
+            index, call = found[2], found[4]
+            if index is None or int(index) >= len(self.sources):
+                return "input"
+            if call is not None:
+                return self.call_sources[int(index)][int(call)]
+            return self.sources[int(index)]
+
+        text = MESSAGE.sub(source, text)
+        for pattern, name in RENAMED:
+            text = pattern.sub(name, text)
+        return text
+
+    def own_words(self, error: RequestError) -> RequestError:
+        """The error with its fields named as in the Responses API."""
+        error.message = self.renamed(error.message)
+        error.param = None if error.param is None else self.renamed(error.param)
+        return error
+
+
+def conversation_of(
+    body: ResponsesRequest, earlier: list[JsonItem], items: list[JsonItem]
+) -> Conversation:
+    """Instructions, the items of the earlier responses, and those of this request.
+
+    Raises RequestError for a call without an output, or the other way round.
+    """
+    conversation = Conversation()
+    if body.instructions:
+        conversation.add({"role": "system", "content": body.instructions}, "instructions")
+    sources = ["previous_response_id"] * len(earlier)
+    sources += [
+        "input" if isinstance(body.input, str) else f"input[{i}]" for i in range(len(items))
+    ]
+    open_calls: dict[str, str] = {}
+    for item, source in zip([*earlier, *items], sources, strict=True):
+        if item["type"] == "function_call":
+            open_calls[item["call_id"]] = source
+        elif item["type"] == "function_call_output" and not open_calls.pop(item["call_id"], None):
+            raise RequestError(
+                f"no tool call found for the function call output with call_id {item['call_id']}: "
+                "send the function_call item before its output",
+                param=f"{source}.call_id",
+            )
+        conversation.add_item(item, source)
+    for call_id, source in open_calls.items():
+        raise RequestError(
+            f"no tool output found for function call {call_id}: send a function_call_output item "
+            "with this call_id",
+            param="input" if source == "previous_response_id" else source,
+        )
+    return conversation
+
+
+def chat_request(body: ResponsesRequest, conversation: Conversation) -> ChatRequest:
+    """Raises RequestError for what the chat schema refuses, in this route's words."""
+    fields: dict[str, Any] = {
+        "messages": conversation.messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "stream": body.stream,
+        **{name: getattr(body, name) for name in SAME_NAME},
+        **_format(body),
+        **_tools(body),
+    }
+    if body.wants_logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    fields = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
+    except RequestError as error:
+        raise conversation.own_words(error) from None
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any]:
+    """`text.format` as chat's response_format."""
+    wanted = body.text.format if body.text is not None else None
+    if wanted is None or wanted.type == "text":
+        return {}
+    if not isinstance(wanted, SchemaFormat):
+        return {"response_format": {"type": wanted.type}}
+    schema = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _tools(body: ResponsesRequest) -> dict[str, Any]:
+    """Tools, without those that `tool_choice` does not allow."""
+    choice = body.tool_choice
+    tools = body.tools or []
+    if not tools and choice in (None, "none", "auto"):
+        return {}  # OpenAI's clients send both without tools
+    wanted: dict[str, Any] = {"parallel_tool_calls": body.parallel_tool_calls if tools else None}
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        tools = [tool for tool in tools if tool.name in allowed]
+        wanted["tool_choice"] = choice.mode
+    elif isinstance(choice, NamedFunction):
+        wanted["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        wanted["tool_choice"] = choice
+    functions = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in tools]
+    wanted["tools"] = [{"type": "function", "function": function} for function in functions]
+    return {name: value for name, value in wanted.items() if value not in (None, [])}

@@ -1,0 +1,283 @@
+"""Body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from server.errors import RequestError, UnsupportedParameter
+from server.schema.base import (
+    WRONG_KIND,
+    Body,
+    Unsupported,
+    few_entries,
+    fields_of,
+    items_of,
+)
+from server.schema.chat import Metadata, Scalar
+from server.schema.response_items import MOST_ITEMS, Item, ItemId, check_roles
+from server.schema.sampling import INT64, LATER, Stop
+from server.schema.tools import MOST_TOOLS, FunctionName, Parameters
+
+LOGPROBS = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+def _input_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "~text"
+    return "~items" if isinstance(value, list) else None
+
+
+Input = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[
+        list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True), Tag("~items")
+    ],
+    Discriminator(
+        _input_kind,
+        custom_error_type=WRONG_KIND,
+        custom_error_message="a string or an array of items",
+    ),
+]
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: FunctionName
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: FunctionName
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+def _choice_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "~word"
+    kind = fields_of(value).get("type")
+    return f"~{kind}" if kind in ("function", "allowed_tools") else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~word")]
+    | Annotated[NamedFunction, Tag("~function")]
+    | Annotated[AllowedTools, Tag("~allowed_tools")],
+    Discriminator(
+        _choice_kind,
+        custom_error_type=WRONG_KIND,
+        custom_error_message='"none", "auto", "required" or an object of type function or '
+        "allowed_tools",
+    ),
+]
+
+
+class PlainFormat(Body):
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    name: FunctionName
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+def _format_kind(value: object) -> str | None:
+    kind = fields_of(value).get("type")
+    if kind in ("text", "json_object"):
+        return "~plain"
+    return "~schema" if kind == "json_schema" else None
+
+
+class TextConfig(Body):
+    format: (
+        Annotated[
+            Annotated[PlainFormat, Tag("~plain")] | Annotated[SchemaFormat, Tag("~schema")],
+            Discriminator(
+                _format_kind,
+                custom_error_type=WRONG_KIND,
+                custom_error_message="an object of type text, json_object or json_schema",
+            ),
+        ]
+        | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Body):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Body):
+    """null stands for "the default" in every field, as in OpenAI's API."""
+
+    model: str
+    input: Input
+    instructions: str | None = None
+    previous_response_id: ItemId | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    text: TextConfig | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    # It bounds calls of OpenAI's own tools, of which there are none here.
+    max_tool_calls: int | None = Field(None, ge=1)
+    # These describe the caller to OpenAI's own services; they change no answer.
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Sampling beyond OpenAI's, as in chat completions, which check them further.
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stop: Stop | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
+        None
+    )
+
+    @property
+    def stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+        if not isinstance(self.input, str):
+            check_roles(self.input)
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "`stream_options` is only allowed when `stream` is true: set it or leave "
+                "`stream_options` out",
+                param="stream_options",
+            )
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            _refuse("stream_options.include_obfuscation", "use false")
+        if self.top_logprobs and not self.wants_logprobs:
+            raise RequestError(
+                f'`top_logprobs` needs "{LOGPROBS}" in `include`: add it or leave `top_logprobs` '
+                "out",
+                param="top_logprobs",
+            )
+        self._check_tools()
+        self._check_manner()
+
+    def _check_tools(self) -> None:
+        names = [tool.name for tool in self.tools or ()]
+        if not isinstance(self.tool_choice, AllowedTools):
+            return
+        for index, tool in enumerate(self.tool_choice.tools):
+            if tool.name not in names:
+                path = f"tool_choice.tools[{index}].name"
+                raise RequestError(
+                    f"`{path}` is {tool.name}, which is not among `tools`: add it there or leave "
+                    "it out",
+                    param=path,
+                )
+
+    def _check_manner(self) -> None:
+        """What asks for a manner of speaking that no sampling parameter gives."""
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            _refuse("text.verbosity", "ask for it in `instructions`, or use medium")
+        reasoning = self.reasoning
+        if reasoning is None:
+            return
+        for name in ("summary", "generate_summary"):
+            if getattr(reasoning, name) not in (None, "auto"):
+                _refuse(
+                    f"reasoning.{name}",
+                    "reasoning is returned whole, without a summary; use auto",
+                )
+
+
+def _refuse(path: str, remedy: str) -> None:
+    raise UnsupportedParameter(
+        f"`{path}` of this value is not supported by this server: {remedy}", param=path
+    )
+
+
+def refuse_foreign_tools(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for a tool that OpenAI runs itself, naming it."""
+    for index, tool in enumerate(items_of(fields.get("tools"))):
+        _refuse_tool(tool, f"tools[{index}].type", ("function",))
+    choice = fields.get("tool_choice")
+    _refuse_tool(choice, "tool_choice.type", ("function", "allowed_tools"))
+
+
+def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
+    kind = fields_of(value).get("type")
+    if isinstance(kind, str) and kind not in known:
+        raise UnsupportedParameter(
+            f"`{path}` is {kind[:40]}: this server runs no tools of its own; offer tools of type "
+            "function",
+            param=path,
+        )
+
+
+RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
+    "background": Unsupported("keep the connection open", False),
+    "previous_response_id": Unsupported("send the whole conversation as `input`"),
+    "conversation": Unsupported("use `previous_response_id`"),
+    "prompt": Unsupported("put the text into `instructions` or `input`"),
+    "truncation": Unsupported("shorten the input, or use disabled", "disabled"),
+    "context_management": Unsupported("shorten the input before sending it"),
+    "service_tier": Unsupported("use auto or default", "auto", "default"),
+    "prompt_cache_retention": Unsupported(
+        "prefixes are kept in memory; use in_memory", "in_memory"
+    ),
+    "prompt_cache_options": Unsupported(LATER),
+    "moderation": Unsupported(LATER),
+    "access_programs": Unsupported(LATER),
+    "image": Unsupported(LATER),
+    "n": Unsupported("send several requests", 1),
+    "messages": Unsupported("use `input`"),
+    "max_tokens": Unsupported("use `max_output_tokens`"),
+    "max_completion_tokens": Unsupported("use `max_output_tokens`"),
+    "response_format": Unsupported("use `text.format`"),
+    "reasoning_effort": Unsupported("use `reasoning.effort`"),
+}
