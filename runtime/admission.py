@@ -51,8 +51,9 @@ def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None
     tokens, params = request.tokens, request.params
     if not tokens:
         return "the prompt has no tokens: send at least one"
-    if params.max_tokens < 1:
-        return f"`max_tokens` is {params.max_tokens}: it must be at least 1"
+    pooled = params.pooling is not None
+    if params.max_tokens != 0 if pooled else params.max_tokens < 1:
+        return f"`max_tokens` is {params.max_tokens}: it must be {'0' if pooled else 'at least 1'}"
     for name, ids in (
         ("prompt", tokens),
         ("stop_ids", params.stop_ids),
@@ -66,12 +67,14 @@ def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None
                 f"`{name}` contains {wrong}, not a token id of this model: "
                 f"ids run from 0 to {vocab_size - 1}"
             )
-    if len(tokens) >= resolved.max_model_len:
+    if len(tokens) + (not pooled) > resolved.max_model_len:
+        answer = "" if pooled else " with at least one token of answer"
         return (
             f"prompt has {len(tokens)} tokens, the maximum context length is "
-            f"{resolved.max_model_len} with at least one token of answer: shorten the prompt"
+            f"{resolved.max_model_len}{answer}: shorten the prompt"
         )
-    longest = min(len(tokens) + params.max_tokens, resolved.max_model_len) - 1
+    # Nothing reads the last token of an answer.
+    longest = min(len(tokens) + params.max_tokens, resolved.max_model_len) - (not pooled)
     capacity = resolved.num_pages * resolved.page_size
     if longest > capacity:
         return (

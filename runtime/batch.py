@@ -30,7 +30,7 @@ class Batch(Struct, frozen=True, array_like=True):
     tokens: list[int]  # flat, sum(q_lens) ids; LAST where only the device knows the id
     num_new_pages: list[int]  # pages appended to the row's page table
     new_pages: list[int]  # flat
-    sample: list[bool]  # False: a chunk of a prompt that goes on in a later step
+    sample: list[bool]  # False: a prompt that goes on in a later step, or wants a vector only
     decode_rows: int  # the first so many rows feed one token each
     new_rows: list[NewRow]  # these slots start over with an empty page table
 
@@ -59,3 +59,4 @@ class Sampled(Struct, frozen=True, array_like=True):
     # first token of a prompt has none.  None: no row asked.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are not finite)
+    vectors: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed

@@ -48,8 +48,9 @@ class Columns:
             row.ahead += 1
 
     def feed(self, row: Sequence, count: int, new_pages: list[int]) -> bool:
-        """`count` known tokens of `row`.  True if it has caught up and samples."""
-        samples = count == row.todo
+        """`count` known tokens of `row`.  True if it has caught up."""
+        caught_up = count == row.todo
+        samples = caught_up and row.request.params.pooling is None
         start = row.launched
         self.sequences.append(row)
         self.slots.append(row.slot)
@@ -61,7 +62,7 @@ class Columns:
         self.sample.append(samples)
         row.launched += count
         row.ahead += samples
-        return samples
+        return caught_up
 
     def start(self, row: Sequence) -> None:
         """`row` has moved into a slot that must start over."""

@@ -127,6 +127,7 @@ def _ready(
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
         load_seconds=load_seconds,
+        hidden_size=config.hidden_size,
     )
 
 

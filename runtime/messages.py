@@ -19,6 +19,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_BANNED_TOKENS = 32  # of one banned sequence
 
 
+class Pooling(Struct, frozen=True, array_like=True):
+    """Instead of an answer, one vector made of the prompt's hidden states after the last norm."""
+
+    kind: Literal["last", "mean"]  # the state of the last token, or the mean of all
+    dimensions: int = 0  # keep so many from the front; 0 keeps all
+    normalize: bool = True  # to length 1, after the cut
+
+
 class SamplingParams(Struct, frozen=True, array_like=True):
     """How to choose the tokens of one sequence.  The server has validated every range.
 
@@ -44,6 +52,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     # No token may complete one of these sequences of 1 .. MAX_BANNED_TOKENS ids.
     banned: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""  # the answer must follow it: JSON as llguidance reads it; "" allows all
+    pooling: Pooling | None = None  # with max_tokens=0: nothing is sampled
 
     @property
     def needs_history(self) -> bool:
@@ -103,6 +112,7 @@ class Output(Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens found in the prefix cache; in the first Output only
     started: float = 0.0  # when the request was first scheduled; in the first Output only
     error: str | None = None  # with finish="error"
+    vector: bytes = b""  # little-endian float32, in the one Output of a prompt that is pooled
     preemptions: int = 0  # in the last Output only, as is the next
     mean_batch: float = 0.0  # rows of a step, on average from its first step to its last
     refused: bool = False  # with error: the request asks for what cannot be done
@@ -168,6 +178,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     weight_bytes: int
     kv_bytes: int
     load_seconds: float
+    hidden_size: int = 0  # numbers in a pooled vector
 
     @property
     def capacity_tokens(self) -> int:

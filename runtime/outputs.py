@@ -33,6 +33,11 @@ def explained(sequence: Sequence, output: Output, mean_batch: float) -> Output:
     return structs.replace(output, preemptions=sequence.preemptions, mean_batch=mean_batch)
 
 
+def pooled(sequence: Sequence, vector: bytes) -> Output:
+    """The one Output of a sequence that wants the vector of its prompt."""
+    return _announce(sequence, Output(sequence.request_id, [], "stop", vector=vector), None)
+
+
 def _announce(
     sequence: Sequence, output: Output, scores: list[TokenLogprob | None] | None
 ) -> Output:

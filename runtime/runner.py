@@ -18,10 +18,12 @@ from runtime.config import Resolved
 from runtime.device import Download, upload
 from runtime.inputs import build_input
 from runtime.messages import TokenLogprob
+from runtime.pooling import Pooled
 from runtime.sampler import Allowed, Drawn, draw
 from runtime.scores import Scores, score, token_logprobs
 from runtime.slots import Slots
 
+NOT_FINITE = "the model's output is not a number for this request"
 PROMPT_PIECE = 128  # prompt tokens scored at a time: logits of a long prompt would be gigabytes
 
 
@@ -51,6 +53,7 @@ class Runner:
         self._slots = Slots(resolved.max_num_seqs, resolved.max_pages_per_seq, vocab_size, device)
         self._logits: Tensor | None = None
         self._prompt_scores: list[PromptScores] = []
+        self._pooled: Pooled | None = None
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
@@ -59,6 +62,7 @@ class Runner:
         inp = build_input(batch, self._slots, self._kv, self._backend)
         hidden = self._model(inp)
         self._prompt_scores = self._score_prompts(batch, hidden)
+        self._pooled = self._slots.pools.take(batch, hidden)
         self._logits = None
         if len(inp.logit_rows):
             self._logits = self._model.logits(hidden[inp.logit_rows])
@@ -75,7 +79,8 @@ class Runner:
             drawn = draw(self._logits, self._slots, slot_ids, ends[rows], allowed)
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
-        return Pending(len(batch.slots), rows.tolist(), drawn, scores, self.device)
+        pooled, self._pooled = self._pooled, None
+        return Pending(len(batch.slots), rows.tolist(), drawn, scores, pooled, self.device)
 
     def _score_prompts(self, batch: Batch, hidden: Tensor) -> list[PromptScores]:
         """Scores of the prompt tokens that the batch feeds, for the rows that want them."""
@@ -142,12 +147,14 @@ class Pending:
         sampled_rows: list[int],
         drawn: Drawn | None,
         prompt_scores: list[PromptScores],
+        pooled: Pooled | None,
         device: torch.device,
     ) -> None:
         self._num_rows = num_rows
         self._rows = sampled_rows
         self._drawn = drawn
         self._prompt_scores = prompt_scores
+        self._pooled = pooled
         tensors: list[Tensor] = []
         if drawn is not None:
             tensors += [drawn.tokens, drawn.usable]
@@ -155,6 +162,8 @@ class Pending:
         for scores in prompt_scores:
             for piece in scores.pieces:
                 tensors += piece.tensors()
+        if pooled is not None:
+            tensors.append(pooled.flat)
         self._download = Download(tensors, device)
 
     def wait(self) -> Sampled:
@@ -163,16 +172,23 @@ class Pending:
         tokens = [LAST] * self._num_rows
         logprobs: list[TokenLogprob | None] | None = None
         errors: dict[int, str] = {}
+        vectors: dict[int, bytes] = {}
+        if self._pooled is not None:
+            *arrived, flat = arrived
+            for row, vector, finite in self._pooled.arrived(flat):
+                vectors[row] = vector
+                if not finite:
+                    errors[row] = NOT_FINITE
         if self._drawn is not None:
             chosen, usable, *arrived = arrived
             for row, token, fine in zip(self._rows, chosen.tolist(), usable.tolist(), strict=True):
                 tokens[row] = token
                 if not fine:
-                    errors[row] = "the model's output is not a number for this request"
+                    errors[row] = NOT_FINITE
             if self._drawn.scores is not None:
                 logprobs = self._logprobs(self._drawn, arrived[:4], errors)
                 arrived = arrived[4:]
-        return Sampled(tokens, logprobs, self._prompt_logprobs(arrived), errors)
+        return Sampled(tokens, logprobs, self._prompt_logprobs(arrived), errors, vectors)
 
     def _logprobs(
         self, drawn: Drawn, arrived: list[Tensor], errors: dict[int, str]

@@ -18,7 +18,7 @@ from runtime.batch import Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
 from runtime.messages import FinishReason, Output, Request, TokenLogprob
-from runtime.outputs import ending, explained, next_output
+from runtime.outputs import ending, explained, next_output, pooled
 from runtime.pages import PagePool
 from runtime.running import Running
 from runtime.sequence import Sequence
@@ -172,7 +172,7 @@ class Scheduler:
         pool, page_size = self.pool, self.resolved.page_size
         assert not sequence.ahead
         hits: list[int] = []
-        if self.resolved.prefix_cache and sequence.request.params.prompt_logprobs is None:
+        if self.resolved.prefix_cache and sequence.may_skip:
             hashes = sequence.hash_pages(page_size)
             # One token at least is computed: without it there would be no logits to sample from.
             hits = pool.lookup(hashes[: (len(sequence.tokens) - 1) // page_size])
@@ -204,7 +204,7 @@ class Scheduler:
         """Take in the results of a step; the next one may have been scheduled already."""
         batch, sequences = launch
         page_size, vocab_size = self.resolved.page_size, self.vocab_size
-        scored = sampled.logprobs
+        scored, vectors = sampled.logprobs, sampled.vectors
         plain = scored is None and sampled.prompt_logprobs is None and not sampled.errors
         add_output = self._outputs.append
         columns = (sequences, batch.sample, batch.starts, batch.q_lens, sampled.tokens)
@@ -221,6 +221,8 @@ class Scheduler:
                 if (start + q_len) % page_size < q_len:
                     self._remember(sequence, start // page_size, (start + q_len) // page_size)
                 if not samples:
+                    if index in vectors:
+                        self._end(sequence, pooled(sequence, vectors[index]))
                     continue
                 if not 0 <= token < vocab_size:
                     raise ValueError(f"the executor sampled {token}, not a token id of the model")

@@ -74,6 +74,13 @@ class Sequence:
         return len(self.tokens) + self.ahead - self.launched
 
     @property
+    def may_skip(self) -> bool:
+        """Nobody asks for what computing its first tokens would show."""
+        params = self.request.params
+        mean = params.pooling is not None and params.pooling.kind == "mean"
+        return params.prompt_logprobs is None and not mean
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Its place among all sequences: the smallest runs first and is preempted last."""
         return (self.request.priority, self.order)

@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.batch import Batch, NewRow
 from runtime.device import upload
 from runtime.messages import SamplingParams
+from runtime.pooling import Pools
 from runtime.token_sets import TokenSets
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
@@ -60,6 +61,7 @@ class Slots:
         self.sets = TokenSets(num_slots, device)
         # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
         self.before: list[Tensor | None] = [None] * num_slots
+        self.pools = Pools()
         self._counts: Tensor | None = None
         self._num_pages = np.zeros(num_slots, dtype=np.int64)
 
@@ -85,6 +87,7 @@ class Slots:
         self.stop_ids[slot] = params.stop_ids
         self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
         self.sets.start_over(slot, params, row.history[row.prompt_len :])
+        self.pools.start_over(row)
         self.params[slot] = _columns(row)
         if params.has_penalties:
             self._count(row)

@@ -71,6 +71,8 @@ def plain_decoding(
 ) -> tuple[list[int], str]:
     """What the engine must answer: its tokens and why it ended."""
     known = list(tokens)
+    if params.pooling is not None:
+        return [], "stop"
     while True:
         token = next_token(known, params, len(tokens))
         known.append(token)
@@ -86,6 +88,7 @@ class FakeSlot:
     pages: list[int] = field(default_factory=list)
     last: int | None = None
     length: int = 0
+    fed: list[int] = field(default_factory=list)  # since a sequence moved in
 
 
 class FakePending:
@@ -166,6 +169,7 @@ class FakeExecutor:
                     assert slot.last is not None, "the device has no last token for this slot"
                     token = slot.last
                 self._cells[self._where(slot, position)] = token
+                slot.fed.append(token)
             spans.append((slot, start + q_len))
         # As on a GPU, all writes of a step come before its reads.
         self._read = [
@@ -186,6 +190,7 @@ class FakeExecutor:
         logprobs: list[TokenLogprob | None] = []
         prompt_logprobs: list[list[TokenLogprob] | None] = []
         errors: dict[int, str] = {}
+        vectors: dict[int, bytes] = {}
         for row, (index, samples) in enumerate(zip(batch.slots, batch.sample, strict=True)):
             slot, cells = self._slots[index], self._read[row]
             params, prompt_len = slot.new.params, slot.new.prompt_len
@@ -201,11 +206,17 @@ class FakeExecutor:
             fed = cells[first : max(first, min(len(cells), prompt_len))]
             wants = params.prompt_logprobs is not None
             prompt_logprobs.append([_score(token) for token in fed] if wants else None)
+            if params.pooling is not None:
+                assert not samples, "a prompt that is pooled samples nothing"
+                if len(cells) == prompt_len:
+                    # A mean is made of all that the slot was fed; the last state reads the cells.
+                    vectors[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
         return Sampled(
             tokens,
             logprobs if any(logprobs) else None,
             prompt_logprobs if any(scores is not None for scores in prompt_logprobs) else None,
             errors,
+            vectors,
         )
 
 

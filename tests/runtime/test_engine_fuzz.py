@@ -19,7 +19,7 @@ from runtime.batch import LAST, Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
 from runtime.engine import Engine
-from runtime.messages import Output, Request, SamplingParams
+from runtime.messages import Output, Pooling, Request, SamplingParams
 from runtime.pages import PagePool
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
@@ -47,6 +47,8 @@ PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
 
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
+    if draw(st.integers(0, 5)) == 0:
+        return SamplingParams(0, pooling=Pooling(draw(st.sampled_from(["last", "mean"]))))
     max_tokens = draw(st.integers(1, 14))
     return SamplingParams(
         max_tokens=max_tokens,
@@ -146,7 +148,9 @@ class Play:
         got = [token for output in outputs for token in output.tokens]
         prompt_len = len(request.tokens)
         most = min(prompt_len + params.max_tokens, config.max_model_len)
-        if prompt_len >= config.max_model_len or most - 1 > config.num_pages * config.page_size:
+        answer = params.pooling is None  # nothing reads its last token
+        too_long = prompt_len + answer > config.max_model_len
+        if too_long or most - answer > config.num_pages * config.page_size:
             assert end.finish == "error" and not got, "what can never fit is refused"
             return
         want, reason = plain_decoding(request.tokens, params, max_model_len=config.max_model_len)
@@ -154,9 +158,13 @@ class Play:
             assert visit.leaves is not None and got == want[: len(got)]
         else:
             assert (got, end.finish) == (want, reason)
-            assert end.stop_id == (want[-1] if reason == "stop" else None)
+            assert end.stop_id == (want[-1] if want and reason == "stop" else None)
         if got:
             self._check_details(request, outputs)
+        if params.pooling is not None and end.finish == "stop":
+            assert len(outputs) == 1 and end.vector == bytes(request.tokens)
+            assert end.started > 0 and end.cached <= self._most_cached(request)
+            assert params.pooling.kind == "last" or not end.cached
 
     def _check_details(self, request: Request, outputs: list[Output]) -> None:
         first, params = outputs[0], request.params
