@@ -17,11 +17,18 @@ from runtime.messages import FinishReason, Ready, SamplingParams
 from server.choice import Choice, Piece, ScoredToken
 from server.conversation import check_messages, template_messages, template_tools
 from server.generation import Generation, require_ready
-from server.parameters import check_chars, fit_to_context, sampling_params
+from server.parameters import (
+    check_chars,
+    end_of,
+    fit_to_context,
+    room_for_prompt,
+    sampling_params,
+)
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.state import ServerState
+from server.template_options import template_options
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 
@@ -149,7 +156,10 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
     tools = template_tools(body.offered_tools(), tokenizer)
     num_chars = sum(len(message["content"] or "") for message in messages)
     num_chars += len(orjson.dumps(tools)) if tools else 0
-    check_chars(num_chars, tokenizer, ready, "messages")
+    kept = room_for_prompt(body.truncate_prompt_tokens, body.limit() or 1, ready)
+    if kept is None:
+        check_chars(num_chars, tokenizer, ready, "messages")
+    options = template_options(body, tokenizer)
     going_on = bool(body.continue_final_message)
 
     def work() -> list[int]:
@@ -158,10 +168,11 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
             add_generation_prompt=body.add_generation_prompt is not False and not going_on,
             continue_final_message=going_on,
             max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
-            extra=body.chat_template_kwargs,
+            extra=options,
             tools=tools,
         )
-        return tokenizer.encode(text, add_special_tokens=False)
+        tokens = tokenizer.encode(end_of(text, kept, tokenizer), add_special_tokens=False)
+        return tokens if kept is None else tokens[-kept:]
 
     return await off_loop(num_chars, work)
 

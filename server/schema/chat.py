@@ -73,6 +73,12 @@ class Message(Body):
         return "\n".join(part.text for part in self.content)
 
 
+class Prediction(Body):
+    type: Literal["content"]
+    content: Content
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     BeforeValidator(few_entries(16)),
@@ -95,6 +101,9 @@ class ChatRequest(SamplingBody):
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Prediction | None = None  # a hint for speed at OpenAI; it changes no answer
     # These describe the caller to OpenAI's own services; they change no answer.
     metadata: Metadata | None = None
     safety_identifier: str | None = None
@@ -118,7 +127,7 @@ class ChatRequest(SamplingBody):
 
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
-        self.check_stream()
+        self.check_sampling()
         check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         if self.max_tokens != self.max_completion_tokens and None not in (
             self.max_tokens,
@@ -169,13 +178,10 @@ CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     ),
     "modalities": Unsupported('use ["text"]', ["text"]),
     "audio": Unsupported(LATER),
-    "prediction": Unsupported(LATER),
     "web_search_options": Unsupported(LATER),
     "moderation": Unsupported(LATER),
-    "reasoning_effort": Unsupported(LATER, "none"),
     "reasoning": Unsupported(LATER),
     "thinking": Unsupported(LATER),
-    "verbosity": Unsupported(LATER, "medium"),
     "store": Unsupported("answers are not kept; use false", False),
     "service_tier": Unsupported("use auto or default", "auto", "default"),
     "prompt_cache_retention": Unsupported(

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError
 from server.schema.base import WRONG_KIND, Unsupported, items_of, kind_of
-from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody, check_truncation
+from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -50,7 +50,6 @@ class CompletionRequest(SamplingBody):
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=20)
     suffix: str | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
     return_token_ids: bool | None = None
     timings: bool | None = None
     add_special_tokens: bool | None = None
@@ -73,8 +72,7 @@ class CompletionRequest(SamplingBody):
 
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
-        self.check_stream()
-        check_truncation(self.truncate_prompt_tokens)
+        self.check_sampling()
         self._check_best_of()
         self._check_suffix()
         if self.max_tokens == 0 and not self.echo:

@@ -70,6 +70,7 @@ class SamplingBody(Body):
     bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -89,8 +90,13 @@ class SamplingBody(Body):
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats)
 
-    def check_stream(self) -> None:
-        """Raises RequestError for options that only make sense with or without a stream."""
+    def check_sampling(self) -> None:
+        """The rules between fields of every route.  Raises RequestError."""
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
+                param="truncate_prompt_tokens",
+            )
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "`stream_options` is only allowed when `stream` is true: set it or leave "
@@ -124,7 +130,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
     "logprob_token_ids": Unsupported("use `top_logprobs`"),
     "spaces_between_special_tokens": Unsupported(LATER, True),
-    "truncate_prompt_tokens": Unsupported("shorten the prompt before sending it"),
     "structured_outputs": Unsupported(LATER),
     "guided_json": Unsupported(LATER),
     "guided_regex": Unsupported(LATER),
@@ -135,15 +140,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "kv_transfer_params": Unsupported(LATER),
     "request_id": Unsupported("send the header `X-Request-Id`"),
 }
-
-
-def check_truncation(tokens: int | None) -> None:
-    """Raises RequestError for a `truncate_prompt_tokens` that would leave nothing."""
-    if tokens == 0:
-        raise RequestError(
-            "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
-            param="truncate_prompt_tokens",
-        )
 
 
 def as_token_id(key: str) -> int | None:
