@@ -138,7 +138,7 @@ class Generation:
             if len(self.choices) == 1:
                 await self._follow(self.choices[0], render, write)
             else:
-                await _together([self._follow(c, render, write) for c in self.choices])
+                await together([self._follow(c, render, write) for c in self.choices])
         except Exception:
             self._abort("error")
             raise
@@ -220,7 +220,7 @@ class Generation:
         }
 
 
-async def _together(runs: list[Awaitable[None]]) -> None:
+async def together(runs: list[Awaitable[None]]) -> None:
     """Await all; the first failure cancels the others and is raised as it is."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     try:
