@@ -20,6 +20,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...] = ("tiny-chat",)  # the first one is reported in answers
     model_directory: str = ""
     chat_template: str = ""  # a file that takes the place of the model's own template
+    tool_format: str = "auto"  # how the model writes calls; none: they are text
+    reasoning_format: str = "auto"
     api_workers: int = 1  # API processes; they share the port and the engine
     max_queue: int = 1024  # sequences running or waiting
     request_history: int = 1000  # requests that GET /v1/requests/{id} knows
@@ -29,6 +31,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_header_bytes: int = 64 << 10
     allowed_origins: tuple[str, ...] = ()
     metrics_compat: Literal["vllm", "none"] = "vllm"
+    pooling: Literal["auto", "last", "mean"] = "auto"  # of embeddings; auto: as the model says
     log_level: LogLevel = "info"
     log_format: Literal["text", "json"] = "text"
     engine: EngineConfig = EngineConfig(model="tiny-chat")

@@ -23,6 +23,8 @@ SERVER_FLAGS = {
     "port": "TCP port",
     "served_names": "name of the model in the API; several with commas",
     "chat_template": "file with a chat template, instead of the model's own",
+    "tool_format": "how the model writes tool calls; auto: by its template; none: no tools",
+    "reasoning_format": "how the model marks its reasoning; auto: by its template; none: as text",
     "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",
     "max_queue": "sequences running or waiting before new requests get 429",
     "request_history": "requests that GET /v1/requests/{id} can explain, in each API process",
@@ -32,6 +34,7 @@ SERVER_FLAGS = {
     "max_header_bytes": "largest sum of request headers",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",
     "metrics_compat": "also export the metric names of this server",
+    "pooling": "what embeddings are made of; auto: as the model's files say, else the last token",
     "log_level": "least level that is logged",
     "log_format": "form of the log",
 }

@@ -1,0 +1,230 @@
+"""POST /v1/embeddings, /v1/score and /v1/rerank: what is made of the vectors of texts."""
+
+from __future__ import annotations
+
+import binascii
+import struct
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import mul
+from typing import Any, Generic, TypeVar
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.messages import Pooling, Ready
+from server.errors import RequestError
+from server.generation import require_ready
+from server.pooling_default import pooling_of
+from server.routes.body import off_loop, read_body
+from server.schema.base import Unsupported, parse
+from server.schema.pooling import (
+    EMBEDDING_UNSUPPORTED,
+    RERANK_UNSUPPORTED,
+    SCORE_UNSUPPORTED,
+    EmbeddingRequest,
+    PoolingBody,
+    RerankRequest,
+    ScoreRequest,
+)
+from server.schema.sampling import openapi_body
+from server.sse import while_connected
+from server.state import ServerState, prefix_salt, state_of
+from server.vectors import Given, Vectors, prompts_of
+
+router = APIRouter()
+
+P = TypeVar("P", bound=PoolingBody)
+
+
+@dataclass(frozen=True)
+class Call(Generic[P]):
+    """One request for vectors: its body, and the engine that makes them."""
+
+    request: Request
+    state: ServerState
+    ready: Ready
+    body: P
+
+    def given(self, content: str | list[int], path: str, most: int | None = None) -> Given:
+        """`content` with the request's options; `most` keeps so many tokens of its beginning."""
+        body, limit = self.body, self.ready.max_model_len
+        kept, side = body.truncate_prompt_tokens, body.truncation_side or "left"
+        if most is not None:
+            kept, side = most, "right"
+        if kept is not None:
+            kept = limit if kept == -1 else min(kept, limit)
+        return Given(content, path, kept, side, special=body.add_special_tokens is not False)
+
+    async def vectors(
+        self, route: str, given: list[Given], *, size: int = 0, normalize: bool = True
+    ) -> tuple[list[bytes], dict[str, object]]:
+        """Little-endian float32, one entry a text, and the usage.  Raises RequestError."""
+        config = self.state.config
+        kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
+        vectors = Vectors(
+            self.state,
+            route,
+            await prompts_of(self.state, self.ready, given),
+            Pooling(kind, size, normalize),
+            salt=prefix_salt(self.request, self.body.cache_salt),
+            priority=self.body.priority or 0,
+        )
+        try:
+            found = await while_connected(self.request.receive, vectors.collect())
+        finally:
+            vectors.close()
+        return found, vectors.usage()
+
+
+async def read_call(
+    request: Request, kind: type[P], unsupported: Mapping[str, Unsupported]
+) -> Call[P]:
+    """The checked body of a request.  Raises RequestError."""
+    fields = await read_body(request)
+    num_bytes = len(await request.body())
+
+    def check() -> P:
+        body = parse(kind, fields, unsupported)
+        body.check()
+        return body
+
+    body = await off_loop(num_bytes, check)
+    state = state_of(request)
+    state.check_model(body.model)
+    return Call(request, state, require_ready(state), body)
+
+
+@router.post(
+    "/v1/embeddings",
+    summary="Texts to vectors",
+    response_model=None,
+    openapi_extra=openapi_body(EmbeddingRequest),
+)
+async def embeddings(request: Request) -> Response:
+    call = await read_call(request, EmbeddingRequest, EMBEDDING_UNSUPPORTED)
+    body = call.body
+    size = body.dimensions or 0
+    if size > call.ready.hidden_size:
+        raise RequestError(
+            f"`dimensions` is {size}: the vectors of {body.model} have {call.ready.hidden_size}",
+            param="dimensions",
+        )
+    inputs = body.inputs()
+    given = [call.given(text, body.path(place)) for place, text in enumerate(inputs)]
+    found, usage = await call.vectors(
+        "embeddings", given, size=size, normalize=body.normalize is not False
+    )
+    in_base64 = body.encoding_format == "base64"
+
+    def work() -> bytes:
+        entries = [
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (place, _shown(vector, in_base64))
+            for place, vector in enumerate(found)
+        ]
+        tail = orjson.dumps({"model": body.model, "usage": usage})
+        return b'{"object":"list","data":[%b],%b' % (b",".join(entries), tail[1:])
+
+    whole = await off_loop(sum(map(len, found)) // 4, work)
+    return Response(whole, media_type="application/json")
+
+
+def _shown(vector: bytes, in_base64: bool) -> bytes:
+    if in_base64:
+        return b'"%b"' % binascii.b2a_base64(vector, newline=False)
+    return orjson.dumps(_numbers(vector))
+
+
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+@router.post("/score", include_in_schema=False, response_model=None)
+@router.post(
+    "/v1/score",
+    summary="How alike pairs of texts are",
+    response_model=None,
+    openapi_extra=openapi_body(ScoreRequest),
+)
+async def score(request: Request) -> Response:
+    call = await read_call(request, ScoreRequest, SCORE_UNSUPPORTED)
+    body = call.body
+    names = body.names()
+    sides = [body.side(name) for name in names]
+    given = [
+        call.given(text, body.path(name, place))
+        for name, side in zip(names, sides, strict=True)
+        for place, text in enumerate(side)
+    ]
+    found, usage = await call.vectors("score", given)
+    ones, others = found[: len(sides[0])], found[len(sides[0]) :]
+    if len(ones) == 1:
+        ones = ones * len(others)
+    scores = await _likeness(ones, others)
+    answer: dict[str, Any] = {
+        "id": f"score-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": body.model,
+        "data": [
+            {"index": index, "object": "score", "score": value}
+            for index, value in enumerate(scores)
+        ],
+        "usage": usage,
+    }
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+@router.post("/rerank", include_in_schema=False, response_model=None)
+@router.post("/v2/rerank", include_in_schema=False, response_model=None)
+@router.post(
+    "/v1/rerank",
+    summary="Documents, the one most like the query first",
+    response_model=None,
+    openapi_extra=openapi_body(RerankRequest),
+)
+async def rerank(request: Request) -> Response:
+    call = await read_call(request, RerankRequest, RERANK_UNSUPPORTED)
+    body = call.body
+    texts = body.texts()
+    given = [call.given(body.query, "query")]
+    given += [
+        call.given(text, body.path(place), most=body.max_tokens_per_doc)
+        for place, text in enumerate(texts)
+    ]
+    found, usage = await call.vectors("rerank", given)
+    scores = await _likeness(found[:1] * len(texts), found[1:])
+    best = sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n or None]
+    results: list[dict[str, Any]] = [
+        {"index": place, "relevance_score": scores[place]} for place in best
+    ]
+    if body.return_documents is not False:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    answer: dict[str, Any] = {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": body.model,
+        "results": results,
+        "usage": usage,
+    }
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def _likeness(ones: list[bytes], others: list[bytes]) -> list[float]:
+    """The cosine of the angle between vectors of length 1, pair by pair."""
+
+    def work() -> list[float]:
+        last, numbers = b"", _numbers(b"")
+        scores: list[float] = []
+        for one, other in zip(ones, others, strict=True):
+            if one is not last:  # the query of a rerank, in every pair
+                last, numbers = one, _numbers(one)
+            cosine = sum(map(mul, numbers, _numbers(other)))
+            scores.append(min(1.0, max(-1.0, cosine)))
+        return scores
+
+    return await off_loop(sum(map(len, others)) // 4, work)

@@ -1,0 +1,168 @@
+"""Many prompts of one HTTP request, a vector of each: tokens, submission, results, usage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.client import Mailbox
+from runtime.messages import Pooling, Ready, SamplingParams
+from server.errors import ContextTooLong, EngineFailed, RequestError
+from server.generation import admit, together
+from server.parameters import check_chars, check_token_ids
+from server.routes.body import off_loop
+from server.state import ServerState
+from server.tokenizer import ChatTokenizer
+
+WINDOW = 256  # prompts of one request that the engine has at a time
+MAX_TOKENS = 1 << 20  # of all prompts of one request
+
+
+@dataclass(frozen=True)
+class Given:
+    """One text or list of token ids of a request, and how much of it is wanted."""
+
+    content: str | list[int]
+    path: str  # of its field
+    kept: int | None = None  # at most so many tokens
+    side: Literal["left", "right"] = "left"  # where the others are cut off
+    special: bool = True  # with the tokens that the tokenizer puts around a text
+
+    def tokens(self, tokenizer: ChatTokenizer) -> list[int]:
+        if isinstance(self.content, str):
+            return self._encode(self.content, tokenizer)
+        if self.kept is None:
+            return self.content
+        return self.content[-self.kept :] if self.side == "left" else self.content[: self.kept]
+
+    def _encode(self, text: str, tokenizer: ChatTokenizer) -> list[int]:
+        if self.kept is None:
+            return tokenizer.encode(text, add_special_tokens=self.special)
+        # As much as the kept tokens can spell: the rest is not worth tokenizing.
+        most = (self.kept + 1) * tokenizer.longest_token
+        text = text[-most:] if self.side == "left" else text[:most]
+        [encoding] = tokenizer.tokenizer.encode_batch([text], add_special_tokens=False)
+        around = tokenizer.tokenizer.num_special_tokens_to_add(False) if self.special else 0
+        encoding.truncate(max(0, self.kept - around), direction=self.side)
+        # The cut comes first: a model that reads its vector off an end token needs that token.
+        return tokenizer.tokenizer.post_process(encoding, None, self.special).ids
+
+
+async def prompts_of(state: ServerState, ready: Ready, given: Sequence[Given]) -> list[list[int]]:
+    """The token ids of all.  Raises RequestError that names the first that cannot be taken."""
+    tokenizer = state.tokenizer
+    for one in given:
+        if isinstance(one.content, str) and one.kept is None:
+            check_chars(len(one.content), tokenizer, ready, one.path)
+
+    def work() -> list[list[int]]:
+        prompts: list[list[int]] = []
+        total = 0
+        for one in given:
+            if not isinstance(one.content, str):
+                check_token_ids(one.content, ready.vocab_size, one.path)
+            tokens = one.tokens(tokenizer)
+            _check_length(len(tokens), ready.max_model_len, one.path)
+            total += len(tokens)
+            if total > MAX_TOKENS:
+                raise RequestError(
+                    f"the prompts up to `{one.path}` have {total} tokens, at most {MAX_TOKENS} "
+                    "are taken in one request: send fewer at a time",
+                    param=one.path,
+                )
+            prompts.append(tokens)
+        return prompts
+
+    return await off_loop(sum(len(one.content) for one in given), work)
+
+
+def _check_length(length: int, limit: int, path: str) -> None:
+    if not length:
+        raise RequestError(f"`{path}` has no tokens: send some text", param=path)
+    if length > limit:
+        raise ContextTooLong(
+            f"`{path}` has {length} tokens, over the maximum context length {limit}: shorten it, "
+            "or set `truncate_prompt_tokens`",
+            param=path,
+        )
+
+
+class Vectors:
+    """The vectors of the prompts of one request, at their places."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        route: str,
+        prompts: list[list[int]],
+        pooling: Pooling,
+        *,
+        salt: bytes,
+        priority: int = 0,
+    ) -> None:
+        """Nothing is submitted yet.  Raises RateLimited if the server does not take so many."""
+        self._state = state
+        self._route = route
+        self._prompts = prompts
+        self._params = SamplingParams(max_tokens=0, pooling=pooling)
+        self._salt = salt
+        self._priority = priority
+        self._lanes = min(len(prompts), WINDOW, state.config.max_queue)
+        self._open: set[Mailbox] = set()
+        self._found: list[bytes] = [b""] * len(prompts)
+        self._cached = 0
+        admit(state, self._lanes)
+
+    async def collect(self) -> list[bytes]:
+        """Little-endian float32, one entry a prompt.  The caller calls `close` afterwards.
+
+        Raises EngineFailed if the engine reports an error.
+        """
+        places = iter(range(len(self._prompts)))
+
+        async def lane() -> None:
+            for place in places:  # shared: each lane takes the next that nobody has
+                self._found[place] = await self._one(self._prompts[place])
+
+        await together([lane() for _ in range(self._lanes)])
+        return self._found
+
+    async def _one(self, prompt: list[int]) -> bytes:
+        mailbox = self._state.client.submit(
+            prompt, self._params, priority=self._priority, salt=self._salt
+        )
+        self._open.add(mailbox)
+        output = await mailbox.get()
+        self._open.discard(mailbox)
+        self._cached += output.cached
+        self._state.metrics.request_finished(
+            self._route,
+            output.finish,
+            len(prompt),
+            output.cached,
+            0,
+            mailbox.arrived,
+            output.started,
+            0.0,  # there is no first token
+            time.monotonic(),
+        )
+        if output.finish != "stop":
+            raise EngineFailed(f"no vector was made: {output.error or 'it was aborted'}")
+        return output.vector
+
+    def close(self) -> None:
+        """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        for mailbox in self._open:
+            self._state.client.abort(mailbox.id)
+            self._state.metrics.aborted("disconnect")
+        self._open.clear()
+
+    def usage(self) -> dict[str, object]:
+        prompt = sum(map(len, self._prompts))
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
