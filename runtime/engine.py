@@ -161,11 +161,14 @@ class Engine:
         """What the rows may take.  All earlier tokens are known, and the forward pass is queued."""
         if self._grammars is None or not self._grammars.open:
             return None
-        ended, errors = self._grammars.settle()
+        ended, errors, lost = self._grammars.settle()
         for id in ended:
             self.scheduler.end(id, "stop")
         for id, error in errors.items():
-            self.scheduler.end(id, "error", error=f"its grammar failed: {error}")
+            error = f"the grammar is too complex or leads nowhere: {error}"
+            self.scheduler.end(id, "error", error=error, refused=True)
+        for id, reason in lost.items():
+            self.scheduler.end(id, "error", error=reason)
         return self._grammars.masks(
             (row, sequence.request_id)
             for row, sequence in enumerate(launch.sequences)

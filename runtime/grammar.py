@@ -102,6 +102,7 @@ class Grammars:
         self._outstanding = 0  # Advance messages without an answer
         self._advancing: set[int] = set()
         self._news = Advanced({})  # ended and errors that nobody has asked for yet
+        self._lost: dict[int, str] = {}  # the same of those that a dead process left behind
 
     @property
     def compiling(self) -> bool:
@@ -157,15 +158,20 @@ class Grammars:
         self._worker.sender.send(Advance(mine))
         self._outstanding += 1
 
-    def settle(self) -> tuple[list[int], dict[int, str]]:
-        """Wait for what `advance` began.  Returns the ids that have ended, and those in error."""
+    def settle(self) -> tuple[list[int], dict[int, str], dict[int, str]]:
+        """Wait for what `advance` began.
+
+        Returns the ids whose grammar takes no more, those whose grammar failed and why, and those
+        that failed because the process did.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._outstanding:
             self._receive(POLL_SECONDS)
             if self._outstanding and time.monotonic() > deadline:
                 self._give_up("the grammar process does not answer")
         news, self._news = self._news, Advanced({})
-        return news.ended, news.errors
+        lost, self._lost = self._lost, {}
+        return news.ended, news.errors, lost
 
     def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
         """The masks of some rows of a batch, given as (row, request id); None if none has one."""
@@ -215,8 +221,8 @@ class Grammars:
         log.error("%s: %d constrained requests end", reason, len(self._masks))
         self.close()
         for id in list(self._compiling):
-            self._done(id, reason)
-        self._news.errors.update(dict.fromkeys([*self._masks, *self._advancing], reason))
+            self._done(id, reason)  # it has got no output yet, so it may be the one to blame
+        self._lost = dict.fromkeys(self._live, reason)
         self._masks.clear()
         self._advancing.clear()
         self._outstanding = 0

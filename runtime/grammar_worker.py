@@ -27,9 +27,10 @@ import msgspec
 from msgspec import Struct
 
 from runtime.channel import Receiver, Sender
+from runtime.messages import MAX_LEXER_STATES
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 ORPHANED = 3  # exit code
 END = "<|wavefill-end-of-grammar|>"  # our own end token: the model's are set by stop_ids
@@ -168,13 +169,12 @@ class Matchers:
 
     def _matcher(self, grammar: str) -> LLMatcher | str:
         """A matcher in its first state, or why there is none."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         known = self._cache.get(grammar)
         if known is None:
-            known = LLMatcher(
-                self.vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits()
-            )
+            limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+            known = LLMatcher(self.vocabulary.tokenizer, grammar, log_level=0, limits=limits)
             if not known.is_error():
                 known.compute_bitmask()  # the first mask costs most: copies of it are warm
             if known.is_error():
@@ -242,13 +242,6 @@ class Matchers:
     def free(self, keys: Sequence[int]) -> None:
         for key in keys:
             self.rows.pop(key, None)
-
-
-def parser_limits() -> LLParserLimits:
-    """The library's limits on one grammar: at most some 15 ms for a mask, 100 MB for its states."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 def short(error: str) -> str:

@@ -17,6 +17,7 @@ from msgspec import Struct
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_BANNED_TOKENS = 32  # of one banned sequence
+MAX_LEXER_STATES = 50_000  # of one grammar: some 100 MB; whoever compiles it sets this limit
 
 
 class Pooling(Struct, frozen=True, array_like=True):

@@ -13,6 +13,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from runtime.admission import WaitingLine, refusal
 from runtime.batch import Sampled
 from runtime.columns import Columns, Launch
@@ -88,11 +90,19 @@ class Scheduler:
         """End a request wherever it is.  One that has ended already needs no answer."""
         self.end(request_id, "abort")
 
-    def end(self, request_id: int, finish: FinishReason, *, error: str | None = None) -> None:
-        """End a request between two tokens, wherever it is."""
+    def end(
+        self,
+        request_id: int,
+        finish: FinishReason,
+        *,
+        error: str | None = None,
+        refused: bool = False,
+    ) -> None:
+        """End a request between two tokens, wherever it is.  See Output for the fields."""
         sequence = self._live.get(request_id)
         if sequence is not None:
-            self._end(sequence, ending(sequence, finish, error=error))
+            output = ending(sequence, finish, error=error)
+            self._end(sequence, structs.replace(output, refused=refused))
 
     # Deciding a step.
 

@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
 import orjson
 
 from runtime.messages import FinishReason, Ready, SamplingParams
+from server.answer_form import answer_grammar
 from server.choice import Choice, Piece, ScoredToken
 from server.conversation import check_messages, template_messages, template_tools
 from server.generation import Generation, require_ready
@@ -135,6 +137,7 @@ async def prepare_chat(
     """
     ready, prompt = await chat_prompt(state, body)
     params = _params(state, ready, body, prompt)
+    params = msgspec.structs.replace(params, grammar=await answer_grammar(state, body, ready))
     return ChatTurn(body, Generation(state, route, body, [prompt], [params], salt))
 
 

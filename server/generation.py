@@ -16,6 +16,7 @@ from server.explain import state_of_choices
 from server.parameters import seed_of
 from server.schema.sampling import SamplingBody
 from server.state import ServerState
+from server.tokenizer import Marks
 
 Render = Callable[[Choice, Piece], bytes]  # the frames that tell of a piece, or none
 
@@ -72,9 +73,11 @@ class Generation:
         salt: bytes,
         *,
         copies: int | None = None,
+        marks: Marks | None = None,
     ) -> None:
         """Submits every prompt `copies` times, by default `n`; `params` has one entry a prompt.
 
+        `marks` are special tokens that stay in the text.
         `salt` is that of state.prefix_salt.
 
         Raises RequestError if the server does not take so many.
@@ -84,6 +87,7 @@ class Generation:
         self.route = route
         self.prompts = prompts
         self._salt = salt
+        self._marks = marks
         n = copies or body.n or 1
         admit(state, n * len(prompts))
         self.choices: list[Choice] = []
@@ -113,6 +117,7 @@ class Generation:
             stops=body.stop_strings(),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special=body.skip_special_tokens is not False,
+            marks=self._marks,
         )
 
     async def collect(self) -> list[list[Piece]]:
@@ -169,6 +174,8 @@ class Generation:
             if output.finish == "error" or output.finish == "abort":
                 choice.finish = output.finish
                 self._count(choice)
+                if output.refused:
+                    raise RequestError(output.error or "", code="invalid_grammar")
                 raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
             piece = choice.feed(output)
             if piece.finish is not None:
@@ -213,7 +220,7 @@ class Generation:
             "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices),
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
             },

@@ -12,6 +12,7 @@ from runtime.client import EngineClient
 from server.config import ServerConfig
 from server.errors import NotFound
 from server.explain import KEY_DIGEST, RequestLog
+from server.grammar_client import GrammarChecker
 from server.metrics import Metrics
 from server.tokenizer import ChatTokenizer
 
@@ -23,6 +24,7 @@ class ServerState:
     tokenizer: ChatTokenizer
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
     def check_model(self, name: str) -> None:

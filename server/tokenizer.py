@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -81,6 +81,14 @@ class TokenizerFile(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class Marks:
+    """Special tokens that mean something in an answer, such as the mark of a tool call."""
+
+    ids: frozenset[int]
+    table: list[bytes] | None  # ChatTokenizer.bytes_plain, and their bytes
+
+
+@dataclass(frozen=True)
 class ChatTokenizer:
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -125,12 +133,32 @@ class ChatTokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
 
-    def detokenizer(self, *, skip_special: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special: bool = True, prompt: Sequence[int] = (), marks: Marks | None = None
+    ) -> Detokenizer:
+        """marks: special tokens that are part of the text even if others are skipped."""
         table = self.bytes_plain if skip_special else self.bytes_all
+        if marks is not None and marks.ids and skip_special:
+            table, skip_special = marks.table, False
         if table is not None:
             return ByteDetokenizer(table)
         context = list(prompt[-CONTEXT_TOKENS:])
         return WindowDetokenizer(self.tokenizer, skip_special, context)
+
+    def special_words(self) -> dict[int, str]:
+        """The special tokens by id."""
+        words = ((id, self.tokenizer.id_to_token(id)) for id in self.special_ids)
+        return {id: word for id, word in words if word}
+
+    def marks(self, is_mark: Callable[[str], bool]) -> Marks:
+        """The special tokens whose words are marks; takes as long as the vocabulary."""
+        ids = frozenset(id for id, word in self.special_words().items() if is_mark(word))
+        if self.bytes_plain is None or self.bytes_all is None:
+            return Marks(ids, None)
+        table = list(self.bytes_plain)
+        for id in ids:
+            table[id] = self.bytes_all[id]
+        return Marks(ids, table)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for: often part of a character."""

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.messages import Ready, SamplingParams
+from server.answer_form import answer_grammar
 from server.generation import Generation, require_ready
 from server.infill import prompt_with_gap
 from server.parameters import (
@@ -40,16 +41,7 @@ ROUTE = "completions"
 async def completions(request: Request) -> Response:
     state = state_of(request)
     body = parse(CompletionRequest, await read_body(request), COMPLETION_UNSUPPORTED)
-    body.check()
-    state.check_model(body.model)
-    ready = require_ready(state)
-    prompts = await _prompts(state, ready, body)
-    tokens = [prompt.tokens for prompt in prompts]
-    for prompt in tokens:
-        fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, "prompt")
-    params = [_params(state, ready, body)] * len(prompts)
-    salt = prefix_salt(request, body.cache_salt)
-    generation = Generation(state, ROUTE, body, tokens, params, salt, copies=body.copies)
+    generation, prompts = await submit(state, body, prefix_salt(request, body.cache_salt))
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:
         return EventStream(answer.stream, generation.close)
@@ -58,6 +50,25 @@ async def completions(request: Request) -> Response:
     finally:
         generation.close()
     return Response(whole, media_type="application/json")
+
+
+async def submit(
+    state: ServerState, body: CompletionRequest, salt: bytes, route: str = ROUTE
+) -> tuple[Generation, list[Prompt]]:
+    """Check a parsed body and submit its prompts, whatever route it came by.
+
+    Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
+    """
+    body.check()
+    state.check_model(body.model)
+    ready = require_ready(state)
+    prompts = await _prompts(state, ready, body)
+    tokens = [prompt.tokens for prompt in prompts]
+    for prompt in tokens:
+        fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, "prompt")
+    grammar = await answer_grammar(state, body, ready)
+    params = [_params(state, ready, body, grammar)] * len(prompts)
+    return Generation(state, route, body, tokens, params, salt, copies=body.copies), prompts
 
 
 async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:
@@ -100,7 +111,9 @@ def _prompt(
     return Prompt(text, tokens)
 
 
-def _params(state: ServerState, ready: Ready, body: CompletionRequest) -> SamplingParams:
+def _params(
+    state: ServerState, ready: Ready, body: CompletionRequest, grammar: str
+) -> SamplingParams:
     prompt_scores = body.prompt_logprobs
     if prompt_scores is None and body.echo and body.logprobs is not None:
         prompt_scores = body.logprobs
@@ -115,4 +128,4 @@ def _params(state: ServerState, ready: Ready, body: CompletionRequest) -> Sampli
     )
     if body.logprobs is None and body.copies > (body.n or 1):
         params = msgspec.structs.replace(params, logprobs=0)  # they tell which is best
-    return params
+    return msgspec.structs.replace(params, grammar=grammar)

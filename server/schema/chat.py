@@ -173,9 +173,6 @@ def refuse_media(fields: dict[str, Any]) -> None:
 CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     "functions": Unsupported("use `tools`"),
     "function_call": Unsupported("use `tool_choice`", "none"),
-    "response_format": Unsupported(
-        'ask for the format in a message, or use {"type": "text"}', {"type": "text"}
-    ),
     "modalities": Unsupported('use ["text"]', ["text"]),
     "audio": Unsupported(LATER),
     "web_search_options": Unsupported(LATER),

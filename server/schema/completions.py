@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError
 from server.schema.base import WRONG_KIND, Unsupported, items_of, kind_of
-from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
+from server.schema.sampling import UNSUPPORTED, SamplingBody
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -113,7 +113,6 @@ COMPLETION_UNSUPPORTED: dict[str, Unsupported] = {
     name: entry for name, entry in UNSUPPORTED.items() if name not in CompletionRequest.model_fields
 } | {
     "prompt_embeds": Unsupported("send text or token ids"),
-    "response_format": Unsupported(LATER, {"type": "text"}),
     "max_completion_tokens": Unsupported("use `max_tokens`"),
     "top_logprobs": Unsupported("set `logprobs` to the number of alternatives"),
 }

@@ -16,6 +16,7 @@ from server.schema.base import (
     items_of,
     kind_of,
 )
+from server.schema.structured import GUIDED, ResponseFormat, StructuredOutputs, check_format
 
 INT64 = 2**63
 
@@ -68,6 +69,8 @@ class SamplingBody(Body):
     skip_special_tokens: bool | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, max_length=1024)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
@@ -92,6 +95,7 @@ class SamplingBody(Body):
 
     def check_sampling(self) -> None:
         """The rules between fields of every route.  Raises RequestError."""
+        check_format(self.response_format, self.structured_outputs, self.allowed_token_ids)
         if self.truncate_prompt_tokens == 0:
             raise RequestError(
                 "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
@@ -124,17 +128,12 @@ class SamplingBody(Body):
 LATER = "leave it out"
 
 # Fields of OpenAI's API and of other servers that change the answer and that this one lacks.
-UNSUPPORTED: dict[str, Unsupported] = {
+UNSUPPORTED: dict[str, Unsupported] = GUIDED | {
     "best_of": Unsupported("ask for `n` completions and choose yourself", 1),
     "use_beam_search": Unsupported("use sampling", False),
     "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
     "logprob_token_ids": Unsupported("use `top_logprobs`"),
     "spaces_between_special_tokens": Unsupported(LATER, True),
-    "structured_outputs": Unsupported(LATER),
-    "guided_json": Unsupported(LATER),
-    "guided_regex": Unsupported(LATER),
-    "guided_choice": Unsupported(LATER),
-    "guided_grammar": Unsupported(LATER),
     "return_token_ids": Unsupported("use /tokenize", False),
     "return_tokens_as_token_ids": Unsupported("use /tokenize", False),
     "kv_transfer_params": Unsupported(LATER),

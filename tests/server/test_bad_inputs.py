@@ -244,7 +244,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"parallel_tool_calls": True}, VALUE, "parallel_tool_calls", "needs `tools`"),
     (CHAT, {"functions": [{"name": "f"}]}, UNSUPPORTED, "functions", "`tools`"),
     (CHAT, {"functions": [{}]}, UNSUPPORTED, "functions", "not supported"),
-    (CHAT, {"response_format": {"type": "json_object"}}, UNSUPPORTED, "response_format", "text"),
+    (CHAT, {"response_format": {"type": "xml"}}, VALUE, "response_format.type", "'json_schema'"),
     (CHAT, {"modalities": ["text", "audio"]}, UNSUPPORTED, "modalities", "text"),
     (CHAT, {"audio": {"voice": "x"}}, UNSUPPORTED, "audio", "not supported"),
     (CHAT, {"prediction": {"type": "content"}}, MISSING, "prediction.content", "required"),

@@ -1,0 +1,197 @@
+"""A process that tries grammars: `python -m server.grammar_check`.
+
+A grammar is a caller's input to a library of native code.  Here it may take too long or end the
+process, and nobody but its caller notices.  Requests and answers are lines of JSON on stdin and
+stdout; the end of stdin ends the process.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from runtime.messages import MAX_LEXER_STATES
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+MAX_MEMORY = 2 << 30  # bytes of address space
+MOST_ERROR = 500  # characters
+STEPS = 12  # bytes of an answer that a grammar is tried with
+IN_VAIN = "Unsatisfiable"  # how the library says that nothing fulfils a schema
+WORDS = {  # how its messages begin -> what they mean to a caller
+    "NoExtensionBias": "no text fulfils it",
+    "Parser Error: Current row has": "too many things may come next at one place, such as optional "
+    "properties of one object (some 500 are too many): make more of them required",
+}
+
+
+class Start(Struct, frozen=True):
+    vocab_size: int
+    special: dict[int, str]  # special tokens by id
+
+
+class Check(Struct, frozen=True):
+    """Try a grammar, and find out which of its schemas is to blame if it is no good."""
+
+    grammars: list[dict[str, Any]]  # as the library reads them
+    schemas: list[dict[str, Any]] = []  # those that occur in it
+    ebnf: bool = False  # the first grammar's text may be GBNF
+
+
+class Verdict(Struct, frozen=True):
+    grammar: str = ""  # for the engine
+    error: str | None = None
+    schema: int | None = None  # index of the schema to blame
+    path: list[str | int] = []  # and the place in it
+
+
+class Bytes:
+    """A tokenizer with a token for each byte: a grammar is tried without a vocabulary.
+
+    The special tokens keep their ids, as a grammar may name them.
+    """
+
+    def __init__(self, start: Start) -> None:
+        size = max(start.vocab_size, max(start.special, default=0) + 1)
+        self.tokens = [b""] * (size + 257)
+        for id, word in start.special.items():
+            self.tokens[id] = word.encode()
+        for byte in range(256):
+            self.tokens[size + byte] = bytes([byte])
+        self.eos_token_id = size + 256
+        self.tokens[self.eos_token_id] = b"<end>"
+        self.bos_token_id = None
+        self.special_token_ids = [*start.special, self.eos_token_id]
+        self.first = size
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        raw = text.encode() if isinstance(text, str) else text
+        return [self.first + byte for byte in raw]
+
+
+class Checker:
+    def __init__(self, start: Start) -> None:
+        from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
+
+        single = Bytes(start)
+        self._tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(single))
+        self._first_byte = single.first
+        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+    def check(self, request: Check) -> Verdict:
+        grammars = request.grammars
+        if request.ebnf:
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            try:
+                text = any_to_lark(grammars[0]["lark_grammar"])
+            except Exception as error:
+                return Verdict(error=f"it reads as GBNF and cannot be translated: {error}")
+            grammars = [{**grammars[0], "lark_grammar": text}, *grammars[1:]]
+        grammar = msgspec.json.encode({"grammars": grammars}).decode()
+        error = self._error(grammar)
+        if error is None:
+            return Verdict(grammar)
+        for index, schema in enumerate(request.schemas):
+            found = self._schema_error(schema)
+            if found is not None:
+                path, error = self._narrow(schema, found)
+                return Verdict(error=error, schema=index, path=path)
+        return Verdict(error=error)
+
+    def _error(self, grammar: str) -> str | None:
+        """Why the library cannot use a grammar.  An answer's first bytes are part of the trial."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        for step in range(STEPS):
+            possible = b"" if matcher.is_error() else matcher.compute_bitmask()
+            if matcher.is_error():
+                return plain(matcher.get_error())
+            if matcher.is_stopped():
+                return "it allows nothing but the empty text" if step == 0 else None
+            token = self._least(possible)
+            if token is None:
+                return None if matcher.is_accepting() else "no text fulfils it"
+            matcher.consume_token(token)
+        return None
+
+    def _least(self, possible: bytes) -> int | None:
+        """The first byte that may come next, else the first special token, but not the end."""
+        bits = int.from_bytes(possible, "little") & ~(1 << self._tokenizer.eos_token)
+        in_text = bits >> self._first_byte << self._first_byte
+        bits = in_text or bits
+        return (bits & -bits).bit_length() - 1 if bits else None
+
+    def _schema_error(self, schema: dict[str, Any]) -> str | None:
+        grammar = {"grammars": [{"json_schema": schema}]}
+        return self._error(msgspec.json.encode(grammar).decode())
+
+    def _narrow(self, schema: dict[str, Any], error: str) -> tuple[list[str | int], str]:
+        """The innermost schema that fails in the same way by itself."""
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        path: list[str | int] = []
+        node = schema
+        while True:
+            for step, inner in _inner(node):
+                found = self._schema_error({**shared, **inner})
+                if found is not None and (found == error or found[:13] == error[:13] == IN_VAIN):
+                    path, node, error = path + step, inner, found
+                    break
+            else:
+                return path, error
+
+
+def plain(error: str) -> str:
+    """The library's message for a caller, without the grammar that it may quote."""
+    for beginning, words in WORDS.items():
+        if error.startswith(beginning):
+            return words
+    return error.replace("<non-verbose/>", "").strip()[:MOST_ERROR]
+
+
+def _inner(schema: dict[str, Any]) -> Iterator[tuple[list[str | int], dict[str, Any]]]:
+    """The schemas inside a schema, one level down."""
+    for key, value in schema.items():
+        if key in ("enum", "const", "default", "examples"):
+            continue
+        if isinstance(value, list):
+            for index, item in enumerate(cast("list[Any]", value)):
+                if isinstance(item, dict):
+                    yield [key, index], cast("dict[str, Any]", item)
+        elif isinstance(value, dict):
+            fields = cast("dict[str, Any]", value)
+            if key in ("properties", "patternProperties", "$defs", "definitions"):
+                for name, item in fields.items():
+                    if isinstance(item, dict):
+                        yield [key, name], cast("dict[str, Any]", item)
+            else:
+                yield [key], fields
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    line = stdin.readline()
+    if not line:
+        return
+    checker = Checker(msgspec.json.decode(line, type=Start))
+    stdout.write(b"\n")  # ready
+    stdout.flush()
+    for line in stdin:
+        verdict = checker.check(msgspec.json.decode(line, type=Check))
+        stdout.write(msgspec.json.encode(verdict) + b"\n")
+        stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

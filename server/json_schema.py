@@ -1,0 +1,187 @@
+"""JSON Schemas of callers: limits, and keywords that cannot be honoured, named by their path.
+
+What passes here is compiled by the grammar library, which has the last word.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from server.errors import RequestError
+from server.schema.base import fields_of, items_of, kind_of
+from server.schema.structured import MAX_REGEX, MAX_SCHEMA
+
+MAX_DEPTH = 40  # schemas inside schemas
+MAX_PROPERTIES = 5000  # OpenAI's limit
+MAX_VALUES = 10_000  # of all enums together
+
+NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
+LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+SIMPLE = frozenset(
+    {
+        *("type", "enum", "const", "required", "$ref", "format", "pattern"),
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    }
+)
+# Known, and no word about what is valid.
+ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+        *("writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$vocabulary"),
+        *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
+    }
+)
+# Keyword -> what to do instead; values that ask for nothing.
+REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
+    "not": ("say what is allowed instead", ()),
+    "if": ("use anyOf with one schema a case", ()),
+    "then": ("use anyOf with one schema a case", ()),
+    "else": ("use anyOf with one schema a case", ()),
+    "uniqueItems": ("check the answer yourself", (False,)),
+    "contains": ("use prefixItems or items", ()),
+    "minContains": ("use minItems", ()),
+    "maxContains": ("use maxItems", ()),
+    "propertyNames": ("use patternProperties with additionalProperties false", ()),
+    "dependentRequired": ("use anyOf with one schema a case", ({},)),
+    "dependentSchemas": ("use anyOf with one schema a case", ({},)),
+    "dependencies": ("use anyOf with one schema a case", ({},)),
+    "unevaluatedProperties": ("use additionalProperties", (True,)),
+    "unevaluatedItems": ("use items", (True,)),
+    "$dynamicRef": ("use $ref", ()),
+    "$recursiveRef": ("use $ref", ()),
+    "contentSchema": ("describe the string by a pattern", ()),
+    "nullable": ('use "type": [..., "null"]', (False,)),
+    "x-guidance": ("use the options of `structured_outputs`", ()),
+}
+KNOWN = sorted(NESTED | LISTS | MAPS | SIMPLE | ANNOTATIONS | REFUSED.keys())
+
+
+class Node(NamedTuple):
+    schema: dict[str, Any]
+    path: str
+    depth: int
+
+
+def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """The schema without keywords that ask for nothing.
+
+    Raises RequestError that names the path of what cannot be honoured, `param` in front.
+    """
+    size = len(orjson.dumps(schema))
+    if size > MAX_SCHEMA:
+        raise RequestError(
+            f"the schema in `{param}` has {size} bytes: at most {MAX_SCHEMA} are taken", param=param
+        )
+    properties = values = 0
+    for node in _walk(schema, param):
+        _check_keywords(node)
+        properties += len(fields_of(node.schema.get("properties")))
+        values += len(items_of(node.schema.get("enum")))
+        if properties > MAX_PROPERTIES or values > MAX_VALUES:
+            raise RequestError(
+                f"the schema in `{param}` is too large at `{node.path}`: at most {MAX_PROPERTIES} "
+                f"properties and {MAX_VALUES} enum values are taken",
+                param=node.path,
+            )
+    return _rebuilt(schema, _without_refused)
+
+
+def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
+    """All schemas inside a schema, the outer ones first."""
+    waiting = [Node(schema, param, 0)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if node.depth == MAX_DEPTH:
+            raise RequestError(
+                f"the schema is nested deeper than {MAX_DEPTH} levels at `{node.path}`: use $ref",
+                param=node.path,
+            )
+        waiting.extend(reversed(list(_children(node))))
+
+
+def _children(node: Node) -> Iterator[Node]:
+    for key, value in node.schema.items():
+        path, depth = f"{node.path}.{key}", node.depth + 1
+        if key in MAPS:
+            for name, inner in fields_of(value).items():
+                if kind_of(inner) == "object":
+                    yield Node(fields_of(inner), f"{path}.{name[:64]}", depth)
+        elif key in NESTED and kind_of(value) == "object":
+            yield Node(fields_of(value), path, depth)
+        elif key in LISTS:
+            for index, inner in enumerate(items_of(value)):
+                if kind_of(inner) == "object":
+                    yield Node(fields_of(inner), f"{path}[{index}]", depth)
+
+
+def _check_keywords(node: Node) -> None:
+    for key, value in node.schema.items():
+        path = f"{node.path}.{key[:64]}"
+        if key in REFUSED:
+            remedy, idle = REFUSED[key]
+            if not any(value == each and type(value) is type(each) for each in idle):
+                raise RequestError(
+                    f"the keyword `{key}` at `{path}` cannot be enforced: {remedy}",
+                    param=path,
+                    code="unsupported_schema",
+                )
+        elif close := _misspelt(key):
+            raise RequestError(
+                f"`{path}` is not a keyword of JSON Schema: did you mean `{close}`?",
+                param=path,
+                code="unsupported_schema",
+            )
+        elif key == "pattern" and len(str(value)) > MAX_REGEX:
+            raise RequestError(
+                f"`{path}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
+                param=path,
+            )
+
+
+def _misspelt(key: str) -> str | None:
+    """The keyword that an unknown one nearly is.  Others are annotations, as JSON Schema has it."""
+    if key in KNOWN or key.startswith("x-") or len(key) < 4:
+        return None
+    plain = key.replace("_", "").replace("-", "").lower()
+    same = next((known for known in KNOWN if known.lower() == plain), None)
+    close = difflib.get_close_matches(key[:64], KNOWN, n=1, cutoff=0.9)
+    return same or (close[0] if close else None)
+
+
+def _rebuilt(
+    schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """A copy in which every schema went through `change`, the values of enums and const apart."""
+
+    def inner(value: object) -> object:
+        return _rebuilt(fields_of(value), change) if kind_of(value) == "object" else value
+
+    copy: dict[str, Any] = {}
+    for key, value in change(schema).items():
+        if key in MAPS and kind_of(value) == "object":
+            copy[key] = {name: inner(each) for name, each in fields_of(value).items()}
+        elif key in LISTS and kind_of(value) == "array":
+            copy[key] = [inner(each) for each in items_of(value)]
+        else:
+            copy[key] = inner(value) if key in NESTED else value
+    return copy
+
+
+def _without_refused(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in REFUSED}
+
+
+def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which objects with `properties` have no others, unless they say so."""
+
+    def closed(each: dict[str, Any]) -> dict[str, Any]:
+        return {"additionalProperties": False, **each} if "properties" in each else each
+
+    return _rebuilt(schema, closed)

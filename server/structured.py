@@ -1,0 +1,253 @@
+"""Grammars for answers: from what a request asks for to text that the engine's grammars take.
+
+A `Grammar` is put together here and tried by a `GrammarChecker`, in a process of its own, before
+the engine sees it.  Tools use the same parts: `tagged` makes one grammar of JSON schemas that stand
+between marks, in free text or alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from server.errors import RequestError
+from server.json_schema import check_schema, forbid_additional
+from server.schema.base import fields_of, items_of, kind_of
+from server.schema.structured import MAX_CHOICES, ResponseFormat, StructuredOutputs
+
+# A model that is not sure how to go on likes to go on with spaces: 64 are enough for indentation.
+WHITESPACE = r"[ \n\r\t]{1,64}"
+TEXT = r"/(?s:.*)/"
+SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
+MOST_CHOICE_BYTES = 262_144
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Grammars as the library reads them, the first of which is the answer's."""
+
+    grammars: list[dict[str, Any]]
+    # The schemas in it, by the path of the request's field that each came from.
+    schemas: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    param: str = "structured_outputs"  # what to blame if no schema is to blame
+    ebnf: bool = False  # the first grammar may be written as GBNF
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A JSON value between two marks."""
+
+    begin: str
+    schema: dict[str, Any]
+    end: str
+    param: str  # path of the request's field that the schema came from
+
+
+def requested(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> Grammar | None:
+    """The grammar of an answer; None if any text will do.
+
+    Raises RequestError for what is wrong at first sight; GrammarChecker finds the rest.
+    """
+    if response_format is not None and response_format.type != "text":
+        wanted = response_format.json_schema
+        if wanted is None:
+            return json_grammar({"type": "object"}, "response_format")
+        param = "response_format.json_schema.schema"
+        return json_grammar(check_schema(wanted.schema_, param), param)
+    return None if structured_outputs is None else _structured(structured_outputs)
+
+
+def _structured(wanted: StructuredOutputs) -> Grammar:
+    name = wanted.given()[0]
+    param = f"structured_outputs.{name}"
+    if name == "json" or name == "json_object":
+        schema = {"type": "object"} if wanted.json_ is None else _object(wanted.json_, param)
+        schema = check_schema(schema, param)
+        _check_whitespace(wanted.whitespace_pattern)
+        if wanted.disable_additional_properties:
+            schema = forbid_additional(schema)
+        return json_grammar(
+            schema,
+            param,
+            whitespace=wanted.whitespace_pattern or WHITESPACE,
+            compact=bool(wanted.disable_any_whitespace),
+        )
+    if wanted.regex is not None:
+        return _lark(f"start: /{escaped(wanted.regex)}/", param)
+    if wanted.choice is not None:
+        return _choice(wanted.choice, param)
+    if wanted.structural_tag is not None:
+        return _structural_tag(_object(wanted.structural_tag, param), param)
+    assert wanted.grammar is not None
+    return Grammar([{"lark_grammar": wanted.grammar}], param=param, ebnf="::=" in wanted.grammar)
+
+
+def _check_whitespace(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise RequestError(
+            f"`structured_outputs.whitespace_pattern` is not a regular expression: {error}",
+            param="structured_outputs.whitespace_pattern",
+        ) from None
+
+
+def _lark(text: str, param: str) -> Grammar:
+    return Grammar([{"lark_grammar": text}], param=param)
+
+
+def _object(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    """A field that holds a JSON object, or the text of one."""
+    if not isinstance(given, str):
+        return given
+    try:
+        value = orjson.loads(given)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"`{param}` is not valid JSON: {error}", param=param) from None
+    if kind_of(value) != "object":
+        raise RequestError(
+            f"`{param}` holds a JSON {kind_of(value)}: it must be an object", param=param
+        )
+    return fields_of(value)
+
+
+def json_grammar(
+    schema: dict[str, Any], param: str, *, whitespace: str = WHITESPACE, compact: bool = False
+) -> Grammar:
+    """JSON that follows a schema of check_schema's."""
+    options = {"whitespace_flexible": False} if compact else {"whitespace_pattern": whitespace}
+    whole = {**schema, "x-guidance": options}
+    return Grammar([{"json_schema": whole}], {param: whole}, param)
+
+
+def escaped(regex: str) -> str:
+    r"""A regular expression between the slashes of a grammar: / is \/ there, and a line ends."""
+    parts: list[str] = []
+    after_backslash = False
+    for char in regex:
+        if char in "/\n\r":
+            quoted = {"/": "/", "\n": "n", "\r": "r"}[char]
+            parts.append(quoted if after_backslash else f"\\{quoted}")
+        else:
+            parts.append(char)
+        after_backslash = char == "\\" and not after_backslash
+    return "".join(parts)
+
+
+def literal(text: str) -> str:
+    """A regular expression for exactly this text."""
+    return "".join(
+        [
+            f"\\{char}" if char in SPECIAL_IN_REGEX
+            else char if char.isprintable()
+            else f"\\x{{{ord(char):x}}}"
+            for char in text
+        ]
+    )  # fmt: skip
+
+
+def _choice(choices: list[str], param: str) -> Grammar:
+    if sum(map(len, choices)) > MOST_CHOICE_BYTES:
+        raise RequestError(
+            f"`{param}` has {sum(map(len, choices))} characters in all: at most "
+            f"{MOST_CHOICE_BYTES} are taken",
+            param=param,
+        )
+    # One terminal: as alternatives of a rule, each would cost time at every token.
+    return _lark(f"start: CHOICE\nCHOICE: /{'|'.join(map(literal, choices))}/", param)
+
+
+def _structural_tag(wanted: dict[str, Any], param: str) -> Grammar:
+    """vLLM's and SGLang's form: structures of begin, schema, end, and what triggers them."""
+    structures, triggers = items_of(wanted.get("structures")), items_of(wanted.get("triggers"))
+    if not structures or len(structures) > MAX_CHOICES or not triggers:
+        raise RequestError(
+            f"`{param}` must have `structures`, 1 to {MAX_CHOICES} objects with `begin`, `schema` "
+            "and `end`, and `triggers`, strings that a `begin` starts with",
+            param=param,
+        )
+    tags: list[Tag] = []
+    for index, structure in enumerate(structures):
+        path = f"{param}.structures[{index}]"
+        entry = fields_of(structure)
+        begin, schema, end = (entry.get(key) for key in ("begin", "schema", "end"))
+        if not (isinstance(begin, str) and isinstance(end, str) and kind_of(schema) == "object"):
+            raise RequestError(
+                f"`{path}` must have `begin` and `end`, strings, and `schema`, an object",
+                param=path,
+            )
+        if not any(isinstance(each, str) and each and begin.startswith(each) for each in triggers):
+            raise RequestError(
+                f"`{path}.begin` starts with none of `{param}.triggers`", param=f"{path}.begin"
+            )
+        place = f"{path}.schema"
+        tags.append(Tag(begin, check_schema(fields_of(schema), place), end, place))
+    return tagged(tags, [str(trigger) for trigger in triggers], param=param)
+
+
+def tagged(
+    tags: Sequence[Tag],
+    triggers: Sequence[str],
+    *,
+    text: bool = True,
+    most: int | None = None,
+    separator: str = "",
+    param: str = "tools",
+) -> Grammar:
+    """Schemas between marks.
+
+    text       True: anything may be said until one of `triggers` is, which begins a tag whose
+               `begin` starts with it, and after a tag again.
+               False: the answer is one tag or several, and nothing else.
+    most       tags, None for any number
+    separator  between two tags, where there is no other text
+    """
+    rules: list[str] = []
+    names: list[str] = []
+    schemas: dict[str, dict[str, Any]] = {}
+    grammars: list[dict[str, Any]] = []
+    for index, tag in enumerate(tags):
+        whole = {**tag.schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        grammars.append({"name": f"schema{index}", "json_schema": whole})
+        schemas[tag.param] = whole
+        trigger = max((t for t in triggers if tag.begin.startswith(t)), key=len, default="")
+        begin = _word(tag.begin[len(trigger) :] if text else tag.begin)
+        if text:
+            lead = f"(?s:.*){escaped(literal(trigger)) if '/' not in trigger else literal(trigger)}"
+            rules.append(f"lead{index}[lazy]: /{lead}/")
+            begin = f"lead{index} {begin}"
+        rules.append(f"tag{index}: {begin} @schema{index} {_word(tag.end)}")
+        names.append(f"tag{index}")
+    one = " | ".join(names)
+    if text:
+        start = f"start: tag{_times(most)} tail\ntag: {one}\ntail: {TEXT}"
+    else:
+        more = f"({_word(separator)} tag){_times(None if most is None else most - 1)}"
+        start = f"start: tag {more if most != 1 else ''}\ntag: {one}"
+    lark = "\n".join([start, *rules])
+    return Grammar([{"lark_grammar": lark}, *grammars], schemas, param)
+
+
+def _times(most: int | None) -> str:
+    return "*" if most is None else f"{{0,{most}}}"
+
+
+def _word(text: str) -> str:
+    """A text as it stands, or nothing."""
+    return f"/{literal(text)}/" if text else ""
+
+
+def after_reasoning(grammar: Grammar, end: str) -> Grammar:
+    """The same after anything that ends with the mark `end` (</think>) and white space."""
+    first, *others = grammar.grammars
+    lark = f"start: reasoning /\\s{{0,4}}/ @answer\nreasoning[lazy]: /(?s:.*){literal(end)}/"
+    inner = {**first, "name": "answer"}
+    return Grammar(
+        [{"lark_grammar": lark}, inner, *others], grammar.schemas, grammar.param, grammar.ebnf
+    )
