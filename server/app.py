@@ -10,7 +10,17 @@ from starlette.responses import Response
 from server import middleware
 from server.dialects.errors import CallersWords, in_callers_words
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
-from server.routes import anthropic, chat, completions, models, ops, requests, responses, tokenize
+from server.routes import (
+    anthropic,
+    chat,
+    completions,
+    models,
+    ops,
+    pooling,
+    requests,
+    responses,
+    tokenize,
+)
 from server.sse import ClientGone, ShortCut
 from server.state import ServerState
 
@@ -32,7 +42,18 @@ def create_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # it would send callers to whatever host their header names
     )
     app.state.wavefill = state
-    for part in (chat, responses, anthropic, completions, models, tokenize, requests, ops):
+    parts = (
+        chat,
+        responses,
+        anthropic,
+        completions,
+        pooling,
+        models,
+        tokenize,
+        requests,
+        ops,
+    )
+    for part in parts:
         app.include_router(part.router)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
