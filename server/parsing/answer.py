@@ -109,7 +109,8 @@ class AnswerParser:
         source, output = self._source, self._output
         ended_by = () if self._calls is None else format.ended_by
         word = yield from source.copy_until(marks(*format.closes, *ended_by), output.reasoning)
-        output.mark()
+        if word:
+            output.mark()
         if word in ended_by:
             source.taken.append(word)
             yield from self._section(word)

@@ -107,7 +107,8 @@ class HarmonyReader:
         return (yield from self._after(word))
 
     def _after(self, word: str) -> Reader[str]:
-        self._output.mark()
+        if word:
+            self._output.mark()
         if word in HARMONY_ENDS:
             yield from self._source.skip_space()
             word = yield from self._source.one_of(*BEGINNINGS)
