@@ -29,6 +29,7 @@ from server.parameters import (
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
+from server.splitting import Splitting, plain
 from server.state import ServerState
 from server.template_options import template_options
 
@@ -78,9 +79,13 @@ class Answer:
 class ChatTurn:
     """The answers to one chat request.  The caller calls `close` however it ends."""
 
-    def __init__(self, body: ChatRequest, generation: Generation) -> None:
+    def __init__(
+        self, body: ChatRequest, generation: Generation, splitting: Splitting | None
+    ) -> None:
+        """splitting: None if answers are content from end to end."""
         self.body = body
         self.generation = generation
+        self._splitters = [splitting.splitter() for _ in self.choices] if splitting else []
 
     @property
     def choices(self) -> list[Choice]:
@@ -111,11 +116,18 @@ class ChatTurn:
         Raises EngineFailed if the engine fails.
         """
 
-        def part_of(choice: Choice, piece: Piece) -> bytes:
-            deltas: list[Delta] = [ContentDelta(piece.text)] if piece.text else []
-            return render(choice, Part(deltas, piece.scored, piece.finish))
+        def whole(choice: Choice, piece: Piece) -> bytes:
+            return render(choice, Part(plain(piece), piece.scored, piece.finish))
 
-        await self.generation.stream(part_of, write)
+        def split(choice: Choice, piece: Piece) -> bytes:
+            splitter = self._splitters[choice.index]
+            deltas = splitter.feed(choice, piece)
+            finish: ChatFinish | None = piece.finish
+            if finish == "stop" and splitter.calls_tools:
+                finish = "tool_calls"
+            return render(choice, Part(deltas, piece.scored, finish))
+
+        await self.generation.stream(split if self._splitters else whole, write)
 
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object."""
@@ -138,7 +150,15 @@ async def prepare_chat(
     ready, prompt = await chat_prompt(state, body)
     params = _params(state, ready, body, prompt)
     params = msgspec.structs.replace(params, grammar=await answer_grammar(state, body, ready))
-    return ChatTurn(body, Generation(state, route, body, [prompt], [params], salt))
+    splitting = state.formats.splitting(
+        body.offered_tools(),
+        prompt,
+        state.tokenizer,
+        parallel=body.parallel_tool_calls is not False,
+    )
+    marks = None if splitting is None else state.formats.marks
+    generation = Generation(state, route, body, [prompt], [params], salt, marks=marks)
+    return ChatTurn(body, generation, splitting)
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:

@@ -8,7 +8,7 @@ from runtime.client import Mailbox
 from runtime.messages import FinishReason, Output, TokenLogprob
 from server.detokenizer import Detokenizer
 from server.stop import StopStrings
-from server.tokenizer import ChatTokenizer
+from server.tokenizer import ChatTokenizer, Marks
 
 
 class ScoredToken(NamedTuple):
@@ -50,6 +50,7 @@ class Choice:
         "preemptions",
         "prompt",
         "prompt_scores",
+        "reasoning_tokens",
         "started",
         "stop_hit",
     )
@@ -75,6 +76,7 @@ class Choice:
         self.preemptions = 0
         self.mean_batch = 0.0  # 0 unless the engine has told
         self.generated = 0
+        self.reasoning_tokens = 0  # of the generated ones
         self.finish: FinishReason | None = None
         self.stop_hit: str | int | None = None
         self.prompt_scores: list[TokenLogprob | None] | None = None
@@ -165,6 +167,7 @@ def new_choice(
     stops: list[str],
     include_stop: bool,
     skip_special: bool,
+    marks: Marks | None = None,
 ) -> Choice:
     """A Choice for a request that was submitted."""
     request = mailbox.request
@@ -172,7 +175,7 @@ def new_choice(
         index,
         request.tokens,
         mailbox,
-        tokenizer.detokenizer(skip_special=skip_special, prompt=request.tokens),
+        tokenizer.detokenizer(skip_special=skip_special, prompt=request.tokens, marks=marks),
         stops=StopStrings(stops, include=include_stop) if stops else None,
         min_tokens=request.params.min_tokens,
         hidden_stop=not include_stop,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from server.errors import NotFound
 from server.explain import KEY_DIGEST, RequestLog
 from server.grammar_client import GrammarChecker
 from server.metrics import Metrics
+from server.splitting import AnswerFormats
 from server.tokenizer import ChatTokenizer
 
 
@@ -26,6 +28,12 @@ class ServerState:
     requests: RequestLog = field(default_factory=RequestLog)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+    @cached_property
+    def formats(self) -> AnswerFormats:
+        """How the model writes reasoning and calls of tools."""
+        config = self.config
+        return AnswerFormats.of(self.tokenizer, config.tool_format, config.reasoning_format)
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless the name is one that this server serves."""

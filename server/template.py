@@ -77,12 +77,12 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson  # pyright: ignore[reportUnknownMemberType]
         functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         environment.globals.update(functions)  # pyright: ignore[reportUnknownMemberType]
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = environment.from_string(source)
 
     def mentions(self, word: str) -> bool:
-        return word in self._source
+        return word in self.source
 
     def render(
         self,

@@ -94,9 +94,24 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
         raise UsageError(
             f"--memory-fraction {config.engine.memory_fraction}: it must be above 0 and at most 1"
         )
+    _check_formats(config)
     if config.chat_template and not Path(config.chat_template).is_file():
         raise UsageError(f"--chat-template {config.chat_template}: no such file")
     return config
+
+
+def _check_formats(config: ServerConfig) -> None:
+    from server.parsing.detect import detect
+    from server.parsing.formats import UnknownFormat
+
+    try:
+        detect(None, tools=config.tool_format)
+    except UnknownFormat as error:
+        raise UsageError(f"--tool-format: {error}, or auto or none") from None
+    try:
+        detect(None, reasoning=config.reasoning_format)
+    except UnknownFormat as error:
+        raise UsageError(f"--reasoning-format: {error}, or auto or none") from None
 
 
 def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:

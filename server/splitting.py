@@ -1,0 +1,105 @@
+"""A choice's pieces of text as content, reasoning and tool calls, in the model's own formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.choice import Choice, Piece
+from server.parsing.answer import AnswerParser
+from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.parsing.detect import detect
+from server.parsing.formats import Formats
+from server.schema.tools import Tool
+from server.tokenizer import ChatTokenizer, Marks
+
+TAIL_TOKENS = 16  # of a prompt, enough to see whether it ends by opening the reasoning
+
+
+@dataclass(frozen=True)
+class AnswerFormats:
+    """How the served model writes what is more than content."""
+
+    formats: Formats
+    marks: Marks
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer, tools: str, reasoning: str) -> AnswerFormats:
+        """tools, reasoning: names of formats, auto or none.  Raises UnknownFormat."""
+        template = tokenizer.template
+        formats = detect(
+            None if template is None else template.source,
+            tokenizer.special_words().values(),
+            tools=tools,
+            reasoning=reasoning,
+        )
+        return cls(formats, tokenizer.marks(formats.needs_token))
+
+    def splitting(
+        self, tools: list[Tool], prompt: list[int], tokenizer: ChatTokenizer, *, parallel: bool
+    ) -> Splitting | None:
+        """For an answer to this prompt; None if all of it is content."""
+        reasoning = self.formats.reasoning
+        if reasoning is None and not tools:
+            return None
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        return Splitting(
+            self.formats,
+            schemas,
+            starts_in_reasoning=reasoning is not None and reasoning.open_after(tail),
+            parallel=parallel,
+        )
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """What the parsers of a request's choices have in common."""
+
+    formats: Formats
+    schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
+    starts_in_reasoning: bool
+    parallel: bool
+
+    def splitter(self) -> Splitter:
+        return Splitter(
+            AnswerParser(
+                self.formats.tools if self.schemas else None,
+                self.formats.reasoning,
+                tools=self.schemas,
+                starts_in_reasoning=self.starts_in_reasoning,
+                parallel=self.parallel,
+            )
+        )
+
+
+class Splitter:
+    """Follows one choice."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._thinking = True  # nothing but reasoning has come yet
+        self._tokens = 0  # while that is so
+
+    @property
+    def calls_tools(self) -> bool:
+        return self._parser.num_calls > 0
+
+    def feed(self, choice: Choice, piece: Piece) -> list[Delta]:
+        """What the piece adds; counts the choice's reasoning tokens."""
+        deltas = self._parser.feed(piece.text)
+        if piece.finish is not None:
+            deltas += self._parser.end()
+        if self._thinking:
+            self._tokens += len(piece.tokens)
+            if any(not isinstance(delta, ReasoningDelta) for delta in deltas):
+                self._thinking = False
+            elif any(deltas):
+                choice.reasoning_tokens = self._tokens
+        return deltas
+
+
+def plain(piece: Piece) -> list[Delta]:
+    """The deltas of a piece that is content."""
+    return [ContentDelta(piece.text)] if piece.text else []

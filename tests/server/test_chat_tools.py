@@ -1,0 +1,186 @@
+"""Tools and reasoning in chat, with a model that writes them as Qwen's do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import msgspec
+import pytest
+from fake_engine import FakeServer, fake_server, ready
+
+TEMPLATE = (
+    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
+    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if open_thought %}<think>\n{% endif %}"
+    "{% endif %}{# </think> #}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "time"}}
+ASK: dict[str, Any] = {
+    "model": "fake",
+    "messages": [{"role": "user", "content": "Weather in Rome?"}],
+    "tools": [WEATHER, TIME],
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture
+def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
+    shared.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
+    yield shared
+    shared.reset()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def prompt_of(fake: FakeServer) -> str:
+    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
+
+
+def joined(fake: FakeServer, **body: Any) -> tuple[str, str, dict[int, list[str]], str | None]:
+    """(content, reasoning, {index: [id, name, arguments]}, finish reason) of a stream."""
+    content = reasoning = ""
+    calls: dict[int, list[str]] = {}
+    finish = None
+    for chunk in fake.client().chat.completions.create(**body, stream=True):
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += (choice.delta.model_extra or {}).get("reasoning_content") or ""
+        for call in choice.delta.tool_calls or ():
+            assert call.function is not None and call.function.arguments is not None
+            if call.index not in calls:
+                assert call.type == "function" and call.id and call.function.name
+                calls[call.index] = [call.id, call.function.name, ""]
+            else:
+                assert call.id is None and call.function.name is None
+            calls[call.index][2] += call.function.arguments
+        finish = choice.finish_reason or finish
+    return content, reasoning, calls, finish
+
+
+def test_tools_are_shown_to_the_model_and_its_calls_returned(fake: FakeServer):
+    fake.say("Let me look." + CALL + OTHER)
+    answer = fake.client().chat.completions.create(**ASK)
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me look."
+    calls = choice.message.tool_calls or []
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
+        ("weather", {"city": "Rome"}),
+        ("time", {}),
+    ]
+    assert len({call.id for call in calls}) == 2 and calls[0].type == "function"
+    prompt = prompt_of(fake)
+    assert '"name": "weather"' in prompt and '"required": ["city"]' in prompt
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_a_stream_of_calls_spells_them_and_their_arguments(fake: FakeServer, step: int):
+    fake.engine.step = step
+    fake.say("Let me look." + CALL + OTHER)
+    content, _, calls, finish = joined(fake, **ASK)
+    assert (content, finish) == ("Let me look.", "tool_calls")
+    assert [(name, json.loads(arguments)) for _, name, arguments in calls.values()] == [
+        ("weather", {"city": "Rome"}),
+        ("time", {}),
+    ]
+
+
+def test_an_answer_without_content_has_null(fake: FakeServer):
+    fake.say(CALL)
+    body = httpx.post(f"{fake.url}/v1/chat/completions", json=ASK).json()
+    assert body["choices"][0]["message"]["content"] is None
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_that_calls_nothing_is_content(fake: FakeServer):
+    fake.say("It is sunny.")
+    [choice] = fake.client().chat.completions.create(**ASK).choices
+    assert (choice.message.content, choice.finish_reason) == ("It is sunny.", "stop")
+    assert choice.message.tool_calls is None
+
+
+def test_one_call_at_a_time_if_the_caller_wants(fake: FakeServer):
+    fake.say(CALL + OTHER)
+    [choice] = fake.client().chat.completions.create(**ASK, parallel_tool_calls=False).choices
+    assert [call.function.name for call in choice.message.tool_calls or ()] == ["weather"]
+
+
+def test_tool_choice_none_hides_the_tools_and_leaves_marks_alone(fake: FakeServer):
+    fake.say(CALL)
+    [choice] = fake.client().chat.completions.create(**ASK, tool_choice="none").choices
+    assert choice.message.content == CALL and choice.finish_reason == "stop"
+    assert "<tools>" not in prompt_of(fake)
+
+
+def test_a_tool_loop_goes_through_the_template(fake: FakeServer):
+    fake.say(CALL)
+    client = fake.client()
+    called = client.chat.completions.create(**ASK).choices[0].message
+    assert called.tool_calls
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "22 degrees"}
+    fake.say("It is 22 degrees.")
+    again = [*ASK["messages"], called.model_dump(exclude_none=True), result]
+    answer = client.chat.completions.create(**{**ASK, "messages": again})
+    assert answer.choices[0].message.content == "It is 22 degrees."
+    assert '"arguments": {"city": "Rome"}' in prompt_of(fake)
+    assert "<|tool|>22 degrees<|end|>" in prompt_of(fake)
+
+
+def test_reasoning_is_told_apart_under_both_names(fake: FakeServer):
+    fake.say("<think>\nRome is in Italy.\n</think>\n\nSunny.")
+    body = {key: value for key, value in ASK.items() if key != "tools"}
+    whole = httpx.post(f"{fake.url}/v1/chat/completions", json=body).json()
+    message = whole["choices"][0]["message"]
+    assert message["content"] == "Sunny."
+    assert message["reasoning"] == message["reasoning_content"] == "Rome is in Italy."
+    usage = whole["usage"]
+    thought = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert len(fake.tokenizer.encode("Rome is in Italy.")) <= thought < usage["completion_tokens"]
+    assert joined(fake, **body)[:2] == ("Sunny.", "Rome is in Italy.")
+
+
+def test_reasoning_that_the_template_has_opened_needs_no_mark(fake: FakeServer):
+    fake.say("Rome.\n</think>\n\nSunny." + CALL)
+    options = {"extra_body": {"chat_template_kwargs": {"open_thought": True}}}
+    content, reasoning, calls, finish = joined(fake, **ASK, **options)
+    assert (content, reasoning, finish) == ("Sunny.", "Rome.", "tool_calls")
+    assert [name for _, name, _ in calls.values()] == ["weather"]
+
+
+def test_log_probabilities_cover_every_token_of_a_call(fake: FakeServer):
+    fake.say(CALL, end=False)
+    body = {**ASK, "logprobs": True, "max_tokens": len(fake.tokenizer.encode(CALL))}
+    [choice] = fake.client().chat.completions.create(**body).choices
+    assert choice.logprobs and choice.logprobs.content
+    assert "".join(entry.token for entry in choice.logprobs.content) == CALL
+    streamed = fake.client().chat.completions.create(**body, stream=True)
+    pieces = [
+        entry.token
+        for chunk in streamed
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content or ()
+    ]
+    assert "".join(pieces) == CALL
