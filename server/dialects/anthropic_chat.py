@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from server.dialects.thinking import LEVEL, can_think, thinking_fields
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.anthropic import (
     CountRequest,
@@ -23,9 +24,8 @@ from server.schema.base import parse
 from server.schema.chat import ChatRequest
 from server.tokenizer import ChatTokenizer
 
-THINKING_SWITCH = "enable_thinking"  # what chat templates call it
 # ChatRequest's name of a field -> Anthropic's
-FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+FIELDS = {"stop": "stop_sequences"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -52,6 +52,8 @@ def asked(body: CountRequest, tokenizer: ChatTokenizer) -> Asked:
         chat |= _choice(body.tool_choice)
     if body.thinking is not None:
         chat |= _thinking(body.thinking, tokenizer)
+    if body.output_config is not None and body.output_config.effort is not None:
+        chat |= _effort(body.output_config.effort, tokenizer)
     if isinstance(body, MessagesRequest):
         chat |= {
             "max_tokens": body.max_tokens,
@@ -160,15 +162,19 @@ def _choice(choice: ToolChoice | None) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    if thinking.type == "adaptive" and can_think(tokenizer):
+        return {}  # what the template does unasked leaves it to the model
+    return thinking_fields(tokenizer, thinking.type != "disabled", "thinking")
+
+
+def _effort(effort: str, tokenizer: ChatTokenizer) -> dict[str, Any]:
     template = tokenizer.template
-    if template is not None and template.mentions(THINKING_SWITCH):
-        if thinking.type == "adaptive":
-            return {}  # the template's own default leaves it to the model
-        return {"chat_template_kwargs": {THINKING_SWITCH: thinking.type == "enabled"}}
-    if thinking.type == "disabled":
+    if template is not None and template.mentions(LEVEL):
+        return {LEVEL: effort}
+    if effort == "high":  # Anthropic's default
         return {}
     raise UnsupportedParameter(
-        f"`thinking.type` is {thinking.type}, but this model's chat template cannot switch "
-        "thinking on: leave `thinking` out, or use disabled",
-        param="thinking.type",
+        f"`output_config.effort` is {effort}: this model's chat template has no place for it; use "
+        "high, or leave it out",
+        param="output_config.effort",
     )

@@ -65,6 +65,12 @@ def refuse_known(fields: dict[str, Any]) -> None:
                 "leave it out",
                 param=f"{path}.type",
             )
+    if fields_of(fields.get("output_config")).get("format") is not None:
+        raise UnsupportedParameter(
+            "`output_config.format` is not supported by this server: ask for the format in a "
+            "message",
+            param="output_config.format",
+        )
     for index, tool in enumerate(items_of(fields.get("tools"))):
         kind = fields_of(tool).get("type")
         if isinstance(kind, str) and kind != "custom":
@@ -92,7 +98,6 @@ def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "output_config": Unsupported("ask for the format in a message", {}),
     "container": Unsupported(LATER),
     "context_management": Unsupported("shorten `messages` yourself"),
     "diagnostics": Unsupported(LATER),

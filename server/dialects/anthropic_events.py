@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import uuid
 from typing import Any
 
 import orjson
@@ -60,7 +59,7 @@ def message_of(
     turn: ChatTurn, content: list[dict[str, Any]], stop: dict[str, object]
 ) -> dict[str, Any]:
     return {
-        "id": f"msg_{uuid.uuid4().hex}",
+        "id": f"msg_{turn.generation.name}",
         "type": "message",
         "role": "assistant",
         "model": turn.body.model,

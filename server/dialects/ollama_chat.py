@@ -1,0 +1,118 @@
+"""A body of /api/chat or /api/generate -> the ChatRequest that asks for the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from runtime.messages import Ready
+from server.dialects.thinking import thinking_fields
+from server.errors import RequestError, UnsupportedParameter
+from server.schema.base import parse
+from server.schema.chat import ChatRequest
+from server.schema.ollama import Call, OllamaBody, OllamaChatBody, OllamaGenerateBody, OllamaMessage
+from server.tokenizer import ChatTokenizer
+
+# ChatRequest's and CompletionRequest's name of a field -> Ollama's
+FIELDS = {
+    "max_tokens": "options.num_predict",
+    "temperature": "options.temperature",
+    "top_k": "options.top_k",
+    "top_p": "options.top_p",
+    "min_p": "options.min_p",
+    "seed": "options.seed",
+    "stop": "options.stop",
+    "repetition_penalty": "options.repeat_penalty",
+    "presence_penalty": "options.presence_penalty",
+    "frequency_penalty": "options.frequency_penalty",
+}
+
+
+def chat_of(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatRequest:
+    """Raises RequestError for what the model cannot do."""
+    chat = _shared(body, tokenizer)
+    chat["messages"] = _messages(body.messages or [])
+    last = chat["messages"][-1]
+    if last["role"] == "assistant" and "tool_calls" not in last:
+        _check_beginning(last["content"], len(chat["messages"]) - 1)
+        chat["continue_final_message"] = True
+    if body.tools:
+        chat["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return parse(ChatRequest, chat)
+
+
+def chat_of_prompt(body: OllamaGenerateBody, tokenizer: ChatTokenizer) -> ChatRequest:
+    """Raises RequestError for what the model cannot do."""
+    messages = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    return parse(ChatRequest, _shared(body, tokenizer) | {"messages": messages})
+
+
+def _check_beginning(content: str, index: int) -> None:
+    """The answer goes on from a last message of the assistant, so that has to say something."""
+    if not content.strip():
+        raise RequestError(
+            f"`messages[{index}]` is the last one, of role assistant, and has no text for the "
+            "answer to go on from: give it some or leave the message out",
+            param=f"messages[{index}].content",
+        )
+
+
+def check_context(body: OllamaBody, ready: Ready) -> None:
+    """Raises RequestError if `num_ctx` asks for more than there is."""
+    wanted = body.options.num_ctx if body.options is not None else None
+    if wanted is not None and wanted > ready.max_model_len:
+        raise RequestError(
+            f"`options.num_ctx` is {wanted}, over the maximum context length "
+            f"{ready.max_model_len}: lower it or leave it out",
+            param="options.num_ctx",
+        )
+
+
+def _shared(body: OllamaBody, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    if body.format:
+        raise UnsupportedParameter(
+            "`format` is not supported by this server: ask for the format in a message",
+            param="format",
+        )
+    chat = body.sampling() | {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+    if body.think is not None:
+        chat |= thinking_fields(tokenizer, body.think, "think")
+    return chat
+
+
+def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []  # id and name of calls that have no result yet
+    for index, message in enumerate(messages):
+        entry: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.tool_calls:
+            calls = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
+            entry["tool_calls"] = calls
+            waiting = [(call["id"], call["function"]["name"]) for call in calls]
+        if message.role == "tool":
+            entry["tool_call_id"] = message.tool_call_id or _answered(message, index, waiting)
+            if message.tool_name:
+                entry["name"] = message.tool_name
+        entries.append(entry)
+    return entries
+
+
+def _call(call: Call, index: int, place: int) -> dict[str, Any]:
+    # Ollama's calls need no id; ours tie a result to its call.
+    function = {
+        "name": call.function.name,
+        "arguments": orjson.dumps(call.function.arguments).decode(),
+    }
+    return {"id": call.id or f"call_{index}_{place}", "type": "function", "function": function}
+
+
+def _answered(message: OllamaMessage, index: int, waiting: list[tuple[str, str]]) -> str:
+    """The id of the call that a result is for: the first of its name, else the first."""
+    for place, (id, name) in enumerate(waiting):
+        if message.tool_name in (None, "", name):
+            del waiting[place]
+            return id
+    return f"call_{index}"

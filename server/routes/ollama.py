@@ -1,0 +1,201 @@
+"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.chat_service import Answer, Part, prepare_chat
+from server.choice import Choice, Piece
+from server.dialects import ollama_models as models
+from server.dialects.names import callers_names
+from server.dialects.ollama_chat import FIELDS, chat_of, chat_of_prompt, check_context
+from server.dialects.ollama_checks import FIELDS as UNSUPPORTED
+from server.dialects.ollama_checks import known_fields
+from server.dialects.ollama_lines import STREAM, OllamaAnswer
+from server.dialects.ollama_raw import text_of
+from server.errors import RequestError
+from server.generation import Generation, require_ready
+from server.parsing.deltas import ContentDelta
+from server.routes.body import read_body
+from server.routes.completions import submit
+from server.schema.base import parse, read_json
+from server.schema.chat import ChatRequest
+from server.schema.ollama import OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
+from server.schema.sampling import openapi_body
+from server.sse import EventStream, EventWriter, while_connected
+from server.state import ServerState, prefix_salt, state_of
+
+router = APIRouter()
+ROUTE = "ollama"  # the metrics' name
+B = TypeVar("B", bound=OllamaBody)
+
+
+@router.post(
+    "/api/chat",
+    summary="Continue a conversation (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(OllamaChatBody),
+)
+async def chat(request: Request) -> Response:
+    state = state_of(request)
+    name, body = await _read(request, state, OllamaChatBody)
+    answer = _answer_of(state, name, body, chat=True)
+    if not body.messages:
+        return _loaded(body, answer)
+    paths = [f"messages[{index}]" for index in range(len(body.messages))]
+    with callers_names(paths, FIELDS):
+        wanted = chat_of(body, state.tokenizer)
+        return await _answered(request, state, body, wanted, answer)
+
+
+@router.post(
+    "/api/generate",
+    summary="Continue a text, or answer it (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(OllamaGenerateBody),
+)
+async def generate(request: Request) -> Response:
+    state = state_of(request)
+    name, body = await _read(request, state, OllamaGenerateBody)
+    answer = _answer_of(state, name, body, chat=False)
+    if not body.prompt and not body.suffix:
+        return _loaded(body, answer)
+    if body.raw or body.suffix:
+        with callers_names((), FIELDS):
+            text = await text_of(state, body)
+            generation, _ = await submit(state, text, prefix_salt(request, None), ROUTE)
+        return await _continued(request, body, generation, answer)
+    paths = ["system", "prompt"] if body.system else ["prompt"]
+    with callers_names(paths, FIELDS | {"messages": "prompt"}):
+        wanted = chat_of_prompt(body, state.tokenizer)
+        return await _answered(request, state, body, wanted, answer)
+
+
+@router.get("/api/tags", summary="List the served models (Ollama)", response_model=None)
+async def tags(request: Request) -> Response:
+    return _json(orjson.dumps({"models": models.tags(state_of(request))}))
+
+
+@router.get("/api/ps", summary="List the loaded models (Ollama)", response_model=None)
+async def running(request: Request) -> Response:
+    state = state_of(request)
+    ready = state.client.ready
+    return _json(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
+
+
+@router.post(
+    "/api/show",
+    summary="Describe a model (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(ShowBody),
+)
+async def show(request: Request) -> Response:
+    state = state_of(request)
+    body = parse(ShowBody, await _fields(request))
+    asked = body.model or body.name
+    if asked is None:
+        raise RequestError(
+            "`model` is required: add it", param="model", code="missing_required_parameter"
+        )
+    state.check_model(models.served_name(state, asked))
+    return _json(orjson.dumps(models.description(state, require_ready(state))))
+
+
+@router.get("/api/version", summary="Version of Ollama's API", response_model=None)
+async def version() -> Response:
+    return _json(orjson.dumps({"version": models.API_VERSION}))
+
+
+async def _fields(request: Request) -> dict[str, Any]:
+    """The body's JSON object.
+
+    Ollama's documentation shows curl commands without a content type.  A browser on a foreign page
+    can send such a request unasked, too; but then it says where the page came from.
+    """
+    if "origin" in request.headers:
+        return await read_body(request)
+    return read_json(await request.body())
+
+
+async def _read(request: Request, state: ServerState, model: type[B]) -> tuple[str, B]:
+    """The name that the caller calls the model by, and the checked body with its served name."""
+    fields = known_fields(await _fields(request))
+    body = parse(model, fields, UNSUPPORTED)
+    body.check()
+    served = models.served_name(state, body.model)
+    state.check_model(served)
+    check_context(body, require_ready(state))
+    return body.model, body.model_copy(update={"model": served})
+
+
+def _answer_of(state: ServerState, name: str, body: OllamaBody, *, chat: bool) -> OllamaAnswer:
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    return OllamaAnswer(name, state.tokenizer, chat=chat, top_logprobs=top)
+
+
+def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
+    if body.unloads:
+        raise RequestError(
+            "`keep_alive` is 0 without a prompt, which asks to unload the model: this server keeps "
+            "its model until it is stopped",
+            param="keep_alive",
+            code="unsupported_parameter",
+        )
+    media = STREAM.media_type if body.streams else "application/json"
+    return Response(answer.loaded(), media_type=media)
+
+
+async def _answered(
+    request: Request,
+    state: ServerState,
+    body: OllamaBody,
+    wanted: ChatRequest,
+    answer: OllamaAnswer,
+) -> Response:
+    turn = await prepare_chat(state, wanted, prefix_salt(request, None), ROUTE)
+    if body.streams:
+
+        async def produce(writer: EventWriter) -> None:
+            await turn.stream(answer.render, writer.write)
+
+        return EventStream(produce, turn.close, STREAM)
+    try:
+        [whole] = await while_connected(request.receive, turn.collect())
+    finally:
+        turn.close()
+    return _json(answer.whole(whole))
+
+
+async def _continued(
+    request: Request, body: OllamaBody, generation: Generation, answer: OllamaAnswer
+) -> Response:
+    """The answer to a text that is no conversation."""
+
+    def part_of(piece: Piece) -> Part:
+        return Part([ContentDelta(piece.text)] if piece.text else [], piece.scored, piece.finish)
+
+    def render(choice: Choice, piece: Piece) -> bytes:
+        return answer.render(choice, part_of(piece))
+
+    async def produce(writer: EventWriter) -> None:
+        await generation.stream(render, writer.write)
+
+    if body.streams:
+        return EventStream(produce, generation.close, STREAM)
+    try:
+        [pieces] = await while_connected(request.receive, generation.collect())
+    finally:
+        generation.close()
+    whole = Answer(generation.choices[0])
+    for piece in pieces:
+        whole.add(part_of(piece))
+    return _json(answer.whole(whole))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
