@@ -16,13 +16,16 @@ import socket
 import sys
 import threading
 from collections.abc import Generator
+from pathlib import Path
 
 import msgspec
 import prometheus_client
 import uvicorn
 
 from runtime.client import EngineClient
-from server.app import create_app
+from server.app import create_app, line_app
+from server.batches.runner import BatchRunner
+from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.connection import BoundedProtocol
 from server.explain import RequestLog
@@ -30,12 +33,15 @@ from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.middleware import Gate
 from server.report import Reporter
+from server.responses.database import Limits
+from server.responses.store import ResponseStore, StoreUnusable
 from server.state import ServerState
 from server.tokenizer import ChatTokenizer, TokenizerError
 
 ORPHANED = 3  # exit code
 POLL_SECONDS = 0.05
 MAX_DESCRIPTORS = 1 << 16
+DAY_SECONDS = 86400.0
 RESERVED_DESCRIPTORS = 64  # for the listener, the engine's sockets, files of /docs
 
 
@@ -76,7 +82,11 @@ async def serve(start: Start) -> None:
         alive=lambda: client.ready is not None and client.unhealthy() is None,
     )
     history = RequestLog(config.request_history)
-    app = create_app(ServerState(config, client, tokenizer, metrics, history))
+    store = response_store(start)
+    await store.open()
+    batches = open_batches(config)
+    state = ServerState(config, client, tokenizer, metrics, history, store, batches)
+    app = create_app(state)
     server = Server(
         uvicorn.Config(
             app,
@@ -98,6 +108,8 @@ async def serve(start: Start) -> None:
     async def drain(gate: Gate) -> None:
         """Let open requests end, at most `drain_seconds` long, then cut them off and stop."""
         gate.draining = True
+        if runner is not None:
+            runner.cancel()  # what its lines have not finished runs after the next start
         deadline = loop.time() + config.drain_seconds
         # A dead engine is not started again during a drain: nothing is left to wait for.
         while gate.open_requests and client.down is None and loop.time() < deadline:
@@ -112,11 +124,37 @@ async def serve(start: Start) -> None:
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)
     # What one process tells is true of all of them.
     report = asyncio.create_task(Reporter(config, client).run()) if start.index == 0 else None
+    runner = None
+    if batches is not None:
+        runner = asyncio.create_task(BatchRunner(batches, line_app(state), client, config).run())
     try:
         await server.serve([socket.socket(fileno=start.listener)])
     finally:
         if report is not None:
             report.cancel()
+        if runner is not None and batches is not None:
+            runner.cancel()
+            await asyncio.gather(runner, return_exceptions=True)
+            batches.close()
+
+
+def open_batches(config: ServerConfig) -> BatchStore | None:
+    """Files and batches, if there is a directory for them.  Raises DataError."""
+    if not config.data_dir:
+        return None
+    return BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
+
+
+def response_store(start: Start) -> ResponseStore:
+    """The store that all API processes share: the file asked for, or one beside their sockets."""
+    config = start.config
+    path = config.response_store
+    limits = Limits(
+        bytes=config.response_store_bytes, seconds=config.response_store_days * DAY_SECONDS
+    )
+    if not path:
+        path = str(Path(start.own_address.removeprefix("ipc://")).parent / "responses")
+    return ResponseStore(path, limits, start.index, config.api_workers)
 
 
 def raise_descriptor_limit() -> int:
@@ -153,7 +191,7 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
             runner.run(serve(start))
-    except TokenizerError as error:
+    except (TokenizerError, StoreUnusable) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
 

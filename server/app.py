@@ -10,6 +10,7 @@ from starlette.responses import Response
 from server import middleware
 from server.dialects.errors import CallersWords, in_callers_words
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
+from server.responses.background import BackgroundResponses
 from server.routes import (
     anthropic,
     chat,
@@ -63,6 +64,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _our_fault)
     middleware.install(app, state)
+    app.state.background = BackgroundResponses(state.responses)
     app.add_middleware(CallersWords)
     app.add_middleware(ShortCut)  # last, so that it is the outermost
     return app

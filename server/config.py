@@ -30,6 +30,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
     allowed_origins: tuple[str, ...] = ()
+    response_store: str = ""  # a file; "": one that is gone with the server
+    response_store_bytes: int = 256 << 20
+    response_store_days: float = 30.0  # without use
     metrics_compat: Literal["vllm", "none"] = "vllm"
     pooling: Literal["auto", "last", "mean"] = "auto"  # of embeddings; auto: as the model says
     log_level: LogLevel = "info"

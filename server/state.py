@@ -15,6 +15,7 @@ from server.errors import NotFound
 from server.explain import KEY_DIGEST, RequestLog
 from server.grammar_client import GrammarChecker
 from server.metrics import Metrics
+from server.responses.store import ResponseStore
 from server.splitting import AnswerFormats
 from server.tokenizer import ChatTokenizer
 
@@ -26,6 +27,7 @@ class ServerState:
     tokenizer: ChatTokenizer
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 

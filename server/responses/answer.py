@@ -29,10 +29,10 @@ class ResponseAnswer:
     ) -> None:
         """`keep(response)` is awaited before anyone is told that the response has ended."""
         self.events = Events()
+        self.turn = turn
         self.response = new_response(id, state, body)
         self._tokenizer = state.tokenizer
         self._body = body
-        self._turn = turn
         self._keep = keep
         self._output = OutputItems(self.events, self._scores)
         self._cut = False
@@ -44,7 +44,7 @@ class ResponseAnswer:
             pass
 
         self._started()
-        await self._turn.stream(self._render, write)
+        await self.turn.stream(self._render, write)
         self._ended()
         await self._keep(self.response)
         return self.response
@@ -53,19 +53,45 @@ class ResponseAnswer:
         """Write all events.  A failure of the engine is the last of them."""
         await write(self._started())
         try:
-            await self._turn.stream(self._render, write)
-            last = self._ended()
+            await self.turn.stream(self._render, write)
         except RequestError as error:
-            last = self._failed(error)
+            await self.failed(write, error.message)
+            return
+        last = self._ended()
         await self._keep(self.response)
         await write(last + self._tell(f"response.{self.response['status']}"))
 
+    async def failed(
+        self, write: Write, message: str = "the server failed on this request"
+    ) -> None:
+        """Write how a response ends that could not be made."""
+        data = self._output.close("incomplete")
+        self.response |= {
+            "status": "failed",
+            "output": self._output.items(),
+            "error": {"code": "server_error", "message": message},
+        }
+        await self._keep(self.response)
+        await write(data + self._tell("response.failed"))
+
+    async def cancelled(self, write: Write) -> None:
+        """Write how a response ends that somebody has cancelled."""
+        data = self._output.close("incomplete")
+        self.response |= {"status": "cancelled", "output": self._output.items()}
+        await write(data + self._tell("response.incomplete"))
+
     def _started(self) -> bytes:
+        if self.response["status"] == "queued":
+            return self._tell("response.created") + self._tell("response.queued")
         return self._tell("response.created") + self._tell("response.in_progress")
 
     def _render(self, choice: Choice, part: Part) -> bytes:
+        data = b""
+        if self.response["status"] == "queued":
+            self.response["status"] = "in_progress"
+            data = self._tell("response.in_progress")
         self._cut = part.finish == "length"
-        return self._output.feed(part)
+        return data + self._output.feed(part)
 
     def _ended(self) -> bytes:
         status = "incomplete" if self._cut else "completed"
@@ -73,21 +99,12 @@ class ResponseAnswer:
         self.response |= {
             "status": status,
             "output": self._output.items(),
-            "usage": usage_of(self._turn.usage()),
+            "usage": usage_of(self.turn.usage()),
         }
         if self._cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self.response["completed_at"] = int(time.time())
-        return data
-
-    def _failed(self, error: RequestError) -> bytes:
-        data = self._output.close("incomplete")
-        self.response |= {
-            "status": "failed",
-            "output": self._output.items(),
-            "error": {"code": "server_error", "message": error.message},
-        }
         return data
 
     def _tell(self, kind: str) -> bytes:
@@ -110,8 +127,8 @@ def new_response(id: str, state: ServerState, body: ResponsesRequest) -> JsonIte
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
-        "status": "in_progress",
-        "background": False,
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,

@@ -1,6 +1,8 @@
-"""/v1/responses: answers as items and events."""
+"""/v1/responses: answers as items and events, kept for as long as the store has room."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import orjson
 from fastapi import APIRouter
@@ -9,12 +11,18 @@ from starlette.responses import Response
 
 from server.chat_service import ChatTurn, prepare_chat
 from server.errors import RequestError
+from server.explain import KEY_DIGEST
+from server.responses import kept
 from server.responses.answer import ResponseAnswer
+from server.responses.background import BackgroundResponses
+from server.responses.database import RUNNING, Stored
+from server.responses.events import Events
 from server.responses.items import JsonItem, input_items, new_id
-from server.responses.translate import chat_request, conversation_of
+from server.responses.translate import Conversation, chat_request, conversation_of
 from server.routes.body import read_body
 from server.schema.base import parse
 from server.schema.response_items import refuse_foreign_items
+from server.schema.response_queries import ItemsQuery, NoQuery, RetrieveQuery, parse_query
 from server.schema.responses import (
     RESPONSES_UNSUPPORTED,
     ResponsesRequest,
@@ -22,7 +30,7 @@ from server.schema.responses import (
 )
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
-from server.state import ServerState, prefix_salt, state_of
+from server.state import prefix_salt, state_of
 
 router = APIRouter()
 ROUTE = "responses"  # the metrics' name
@@ -36,13 +44,20 @@ ROUTE = "responses"  # the metrics' name
 )
 async def create_response(request: Request) -> Response:
     state = state_of(request)
-    fields = await read_body(request)
-    refuse_foreign_items(fields)
-    refuse_foreign_tools(fields)
-    body = parse(ResponsesRequest, fields, RESPONSES_UNSUPPORTED)
-    body.check()
-    turn = await _prepare(state, body, prefix_salt(request, body.cache_salt))
-    answer = ResponseAnswer(new_id("resp"), state, body, turn, _keep)
+    owner = owner_of(request)
+    body = read_request(await read_body(request))
+    state.check_model(body.model)
+    items = await kept.resolved(state.responses, owner, input_items(body))
+    earlier = await kept.earlier_items(state.responses, owner, body.previous_response_id)
+    turn = await _prepare(request, body, conversation_of(body, earlier, items))
+
+    async def keep(response: JsonItem) -> None:
+        if body.stored and not body.background:
+            await kept.keep(state.responses, owner, response, items)
+
+    answer = ResponseAnswer(new_id("resp"), state, body, turn, keep)
+    if body.background:
+        return await _in_background(request, answer, body, items)
     if body.stream:
 
         async def produce(writer: EventWriter) -> None:
@@ -53,17 +68,136 @@ async def create_response(request: Request) -> Response:
         whole = await while_connected(request.receive, answer.whole())
     finally:
         turn.close()
-    return Response(orjson.dumps(whole), media_type="application/json")
+    return _json(whole)
 
 
-async def _prepare(state: ServerState, body: ResponsesRequest, salt: bytes) -> ChatTurn:
-    conversation = conversation_of(body, [], input_items(body))
+def read_request(fields: dict[str, Any]) -> ResponsesRequest:
+    """A checked body.  Raises RequestError that names the wrong field."""
+    refuse_foreign_items(fields)
+    refuse_foreign_tools(fields)
+    body = parse(ResponsesRequest, fields, RESPONSES_UNSUPPORTED)
+    body.check()
+    return body
+
+
+async def _prepare(
+    request: Request, body: ResponsesRequest, conversation: Conversation
+) -> ChatTurn:
     chat = chat_request(body, conversation)
+    salt = prefix_salt(request, body.cache_salt)
     try:
-        return await prepare_chat(state, chat, salt, ROUTE)
+        return await prepare_chat(state_of(request), chat, salt, ROUTE)
     except RequestError as error:
         raise conversation.own_words(error) from None
 
 
-async def _keep(response: JsonItem) -> None:
-    pass
+async def _in_background(
+    request: Request, answer: ResponseAnswer, body: ResponsesRequest, items: list[JsonItem]
+) -> Response:
+    """The response as it is now, or its events; it is made whether anybody listens or not."""
+    queued = dict(answer.response)
+    gate = request.app.state.gate
+    streamed = bool(body.stream)
+    try:
+        await background_of(request).start(answer, items, owner_of(request), streamed, gate)
+    except BaseException:
+        answer.turn.close()
+        raise
+    return _follow(request, queued["id"], -1) if streamed else _json(queued)
+
+
+@router.get("/v1/responses/{id}", summary="A stored response, or its events", response_model=None)
+async def retrieve_response(request: Request, id: str) -> Response:
+    query = parse_query(RetrieveQuery, request.query_params)
+    query.check()
+    stored = await _find(request, id)
+    if not query.stream:
+        return Response(stored.response, media_type="application/json")
+    if not stored.streamed:
+        raise RequestError(
+            f"the events of '{id}' were not kept: only those of a response that was made with "
+            "both `background` and `stream` are",
+            param="stream",
+        )
+    after = -1 if query.starting_after is None else query.starting_after
+    return _follow(request, id, after)
+
+
+@router.delete("/v1/responses/{id}", summary="Forget a response", response_model=None)
+async def delete_response(request: Request, id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    owner = owner_of(request)
+    if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
+        raise kept.missing(id)
+    return _json({"id": id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{id}/cancel", summary="Stop a background response", response_model=None)
+async def cancel_response(request: Request, id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    stored = await _find(request, id)
+    if not orjson.loads(stored.response)["background"]:
+        raise RequestError(
+            f"Cannot cancel a synchronous response: '{id}' was not made with `background`",
+            param="id",
+        )
+    if stored.status in RUNNING:
+        await background_of(request).cancel(id)
+        stored = await _find(request, id)
+    return Response(stored.response, media_type="application/json")
+
+
+@router.get(
+    "/v1/responses/{id}/input_items", summary="What a response answers", response_model=None
+)
+async def list_input_items(request: Request, id: str) -> Response:
+    query = parse_query(ItemsQuery, request.query_params)
+    items: list[JsonItem] = orjson.loads((await _find(request, id)).input)
+    if query.order == "desc":
+        items.reverse()
+    start = 0
+    if query.after is not None:
+        start = 1 + next((i for i, item in enumerate(items) if item["id"] == query.after), -1)
+        if start == 0:
+            raise RequestError(
+                f"`after` is {query.after}, which is no input item of '{id}': use the `last_id` of "
+                "an earlier page",
+                param="after",
+            )
+    page = items[start : start + query.limit]
+    return _json(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": start + len(page) < len(items),
+        }
+    )
+
+
+def owner_of(request: Request) -> bytes:
+    """Whose a response is: a key's, where there are several."""
+    return request.scope.get("state", {}).get(KEY_DIGEST, b"")
+
+
+def background_of(request: Request) -> BackgroundResponses:
+    background: BackgroundResponses = request.app.state.background
+    return background
+
+
+async def _find(request: Request, id: str) -> Stored:
+    return await kept.find(state_of(request).responses, owner_of(request), id)
+
+
+def _follow(request: Request, id: str, after: int) -> Response:
+    background = background_of(request)
+
+    async def produce(writer: EventWriter) -> None:
+        await background.follow(id, after, writer.write)
+
+    return EventStream(produce, lambda: None, Events().wire())
+
+
+def _json(value: JsonItem) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -153,6 +153,7 @@ class ResponsesRequest(Body):
     include: Annotated[list[Include], Field(max_length=16)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = None
+    background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     # It bounds calls of OpenAI's own tools, of which there are none here.
@@ -198,6 +199,12 @@ class ResponsesRequest(Body):
             )
         if self.stream_options is not None and self.stream_options.include_obfuscation:
             _refuse("stream_options.include_obfuscation", "use false")
+        if self.background and not self.stored:
+            raise RequestError(
+                "`background` needs `store` to be true, as there is no other way to fetch the "
+                "response: leave `store` out",
+                param="store",
+            )
         if self.top_logprobs and not self.wants_logprobs:
             raise RequestError(
                 f'`top_logprobs` needs "{LOGPROBS}" in `include`: add it or leave `top_logprobs` '
@@ -260,8 +267,6 @@ def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
 
 
 RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
-    "background": Unsupported("keep the connection open", False),
-    "previous_response_id": Unsupported("send the whole conversation as `input`"),
     "conversation": Unsupported("use `previous_response_id`"),
     "prompt": Unsupported("put the text into `instructions` or `input`"),
     "truncation": Unsupported("shorten the input, or use disabled", "disabled"),
