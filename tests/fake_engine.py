@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ SPECIAL = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 CORPUS = ["Hello, world! The quick brown fox jumps over the lazy dog. stop STOP 0123456789 "] * 8
 GREETING = "Hello, w\u00f6rld! \N{WAVING HAND SIGN}\N{EMOJI MODIFIER FITZPATRICK TYPE-5} Bye."
 CONTEXT = 256
+HIDDEN = 24
 VOCAB = 400  # more than the tokenizer knows, as models pad their vocabulary
 
 
@@ -78,7 +80,19 @@ def ready() -> Ready:
         weight_bytes=0,
         kv_bytes=0,
         load_seconds=0.0,
+        hidden_size=HIDDEN,
     )
+
+
+def vector(request: Request) -> list[float]:
+    """The made-up vector of a prompt: how often which tokens occur, or which the last one is."""
+    pooling = request.params.pooling
+    assert pooling is not None
+    tokens = request.tokens if pooling.kind == "mean" else request.tokens[-1:]
+    counts = [float(sum(token % HIDDEN == place for token in tokens)) for place in range(HIDDEN)]
+    counts = counts[: pooling.dimensions or None]
+    length = sum(number**2 for number in counts) ** 0.5 or 1.0
+    return [number / length for number in counts] if pooling.normalize else counts
 
 
 def score(token: int, num_top: int) -> TokenLogprob:
@@ -150,6 +164,11 @@ class FakeEngine:
     def _outputs(self, request: Request) -> Iterator[Output]:
         """The reply in steps, ended as the engine ends it: by a stop id or by its length."""
         params = request.params
+        if params.pooling is not None:
+            numbers = vector(request)
+            data = struct.pack(f"<{len(numbers)}f", *numbers)
+            yield Output(request.id, [], "stop", vector=data, cached=self.cached, started=1.0)
+            return
         tokens: list[int] = []
         finish: FinishReason = "length"
         for token in self.reply(request)[: params.max_tokens]:

@@ -1,0 +1,379 @@
+"""Embeddings, score and rerank: what is sent to the engine and what callers get."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from fake_engine import CONTEXT, HIDDEN, FakeServer, fake_config, fake_server, vector
+from tokenizers import processors
+
+from runtime.messages import Pooling, Ready, Request, SamplingParams
+from server.pooling_default import pooling_of, read_default
+from server.vectors import WINDOW, Given
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
+        yield server
+
+
+@pytest.fixture
+def fake(shared: FakeServer) -> Iterator[FakeServer]:
+    yield shared
+    shared.reset()
+
+
+def ask(fake: FakeServer, route: str, **fields: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{fake.url}{route}", json={"model": "fake", **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def embed(fake: FakeServer, text: Any = "The quick brown fox", **fields: Any) -> list[list[float]]:
+    answer = ask(fake, "/v1/embeddings", input=text, **fields)
+    assert [entry["index"] for entry in answer["data"]] == list(range(len(answer["data"])))
+    return [entry["embedding"] for entry in answer["data"]]
+
+
+def expected(fake: FakeServer, tokens: list[int], pooling: Pooling) -> list[float]:
+    numbers = vector(Request(0, 0, tokens, SamplingParams(0, pooling=pooling)))
+    return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))
+
+
+# Embeddings.
+
+
+def test_openais_client_gets_equal_floats_from_either_encoding(fake: FakeServer):
+    tokens = fake.tokenizer.encode("The quick brown fox")
+    wanted = expected(fake, tokens, Pooling("mean"))
+    client, extra = fake.client(), {"pooling": "mean"}
+    plain = client.embeddings.create(
+        model="fake", input="The quick brown fox", encoding_format="float", extra_body=extra
+    )
+    # Left alone, the client asks for base64 and decodes it.
+    packed = client.embeddings.create(model="fake", input="The quick brown fox", extra_body=extra)
+    assert plain.data[0].embedding == packed.data[0].embedding == wanted
+    assert plain.object == "list" and plain.data[0].object == "embedding"
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens == len(tokens)
+    assert plain.model == "fake"
+
+
+async def test_openais_async_client_gets_every_text_at_its_place(fake: FakeServer):
+    texts = ["a fox", "b dog", "a fox"]
+    async with fake.async_client() as client:
+        answer = await client.embeddings.create(model="fake", input=texts, dimensions=5)
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    assert answer.data[0].embedding == answer.data[2].embedding
+    assert all(len(entry.embedding) == 5 for entry in answer.data)
+
+
+def test_base64_is_little_endian_float32(fake: FakeServer):
+    tokens = fake.tokenizer.encode("fox")
+    answer = ask(fake, "/v1/embeddings", input="fox", encoding_format="base64")
+    data = base64.b64decode(answer["data"][0]["embedding"], validate=True)
+    assert list(struct.unpack(f"<{HIDDEN}f", data)) == expected(fake, tokens, Pooling("last"))
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ([5, 6, 7], [[5, 6, 7]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+        (["a"], None),
+        ("a", None),
+        (["a", "b"], None),
+    ],
+)
+def test_text_texts_ids_and_lists_of_ids_are_taken(fake: FakeServer, given: Any, prompts: Any):
+    if prompts is None:
+        texts = [given] if isinstance(given, str) else given
+        prompts = [fake.tokenizer.encode(text) for text in texts]
+    answer = ask(fake, "/v1/embeddings", input=given)
+    assert [request.tokens for request in fake.engine.requests] == prompts
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    assert len(answer["data"]) == len(prompts)
+
+
+def test_the_engine_is_told_how_to_pool_and_to_sample_nothing(fake: FakeServer):
+    embed(fake, dimensions=7, normalize=False, pooling="mean", priority=3, cache_salt="s")
+    [request] = fake.engine.requests
+    assert request.params == SamplingParams(0, pooling=Pooling("mean", 7, False))
+    assert (request.priority, request.salt) == (3, b"s")
+
+
+def test_defaults_are_the_last_token_all_dimensions_and_length_one(fake: FakeServer):
+    [found] = embed(fake, dimensions=None, normalize=None, encoding_format=None, user="me")
+    assert fake.engine.requests[0].params.pooling == Pooling("last", 0, True)
+    assert len(found) == HIDDEN and sum(number**2 for number in found) == pytest.approx(1)
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_one(fake: FakeServer):
+    [whole] = embed(fake, pooling="mean", normalize=False)
+    [cut] = embed(fake, pooling="mean", dimensions=9)
+    length = sum(number**2 for number in whole[:9]) ** 0.5
+    assert cut == pytest.approx([number / length for number in whole[:9]])
+
+
+def test_a_prompt_may_fill_the_whole_context(fake: FakeServer):
+    embed(fake, [1] * CONTEXT)
+    assert len(fake.engine.requests[0].tokens) == CONTEXT
+
+
+def test_more_texts_than_the_queue_holds_are_answered_in_turn(fake: FakeServer):
+    found = embed(fake, [[token % 300 + 1] for token in range(2048)])
+    assert len(found) == 2048 > fake_config(Path()).max_queue
+    assert found[0] == expected(fake, [1], Pooling("last"))
+    assert found[2047] == expected(fake, [2047 % 300 + 1], Pooling("last"))
+
+
+def test_one_request_has_only_a_window_of_its_texts_in_the_engine(fake: FakeServer):
+    fake.engine.held = True
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{fake.url}/v1/embeddings",
+            json={"model": "fake", "input": [[1]] * 1000},
+            timeout=0.5,
+        )
+    assert len(fake.engine.requests) == min(WINDOW, fake_config(Path()).max_queue)
+
+
+def test_a_caller_that_leaves_takes_its_prompts_along(fake: FakeServer):
+    fake.engine.held = True
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{fake.url}/v1/embeddings", json={"model": "fake", "input": ["a", "b"]}, timeout=0.3
+        )
+    deadline = time.monotonic() + 5
+    while fake.engine.pending and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(fake.engine.aborted) == [1, 2]
+
+
+def test_a_full_queue_says_when_to_come_back(fake: FakeServer):
+    class Full(dict[int, Any]):
+        def __len__(self) -> int:
+            return 200
+
+    fake.engine._open = Full()
+    answer = httpx.post(f"{fake.url}/v1/embeddings", json={"model": "fake", "input": "a"})
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_a_fault_of_the_engine_ends_the_request_and_aborts_the_others(fake: FakeServer):
+    fake.engine.fail_after = 0
+    fake.engine.failing = lambda request: request.id == 2
+    with pytest.raises(openai.InternalServerError, match="a seeded fault"):
+        fake.client().embeddings.create(model="fake", input=["a", "b", "c"])
+    assert fake.engine.pending == 0
+    fake.reset()
+    assert embed(fake, "a")
+
+
+def test_cached_tokens_are_told(fake: FakeServer):
+    fake.engine.cached = 3
+    usage = ask(fake, "/v1/embeddings", input=["The quick", "The slow"])["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
+
+
+def test_vectors_wait_for_the_engine(fake: FakeServer):
+    was: Ready | None = fake.engine.ready
+    fake.engine.ready = None
+    answer = httpx.post(f"{fake.url}/v1/embeddings", json={"model": "fake", "input": "a"})
+    fake.engine.ready = was
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
+
+
+# Truncation.
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"), [(None, slice(-3, None)), ("left", slice(-3, None)), ("right", slice(3))]
+)
+@pytest.mark.parametrize("given", ["The quick brown fox jumps", [5, 6, 7, 8, 9]])
+def test_truncation_cuts_on_the_side_that_was_named(
+    fake: FakeServer, given: Any, side: str | None, kept: slice
+):
+    tokens = fake.tokenizer.encode(given) if isinstance(given, str) else given
+    options = {} if side is None else {"truncation_side": side}
+    embed(fake, given, truncate_prompt_tokens=3, **options)
+    assert fake.engine.requests[0].tokens == tokens[kept]
+
+
+def test_minus_one_keeps_what_fits(fake: FakeServer):
+    embed(fake, "Hello, world! " * 50_000, truncate_prompt_tokens=-1)
+    assert len(fake.engine.requests[0].tokens) == CONTEXT
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_cut_text_keeps_the_token_that_ends_it(fake: FakeServer, side: Any):
+    tokenizer = fake.tokenizer.tokenizer
+    text, whole = "The quick brown fox", fake.tokenizer.encode("The quick brown fox")
+    before = tokenizer.post_processor
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 0)]
+    )
+    try:
+        assert Given(text, "input").tokens(fake.tokenizer) == [*whole, 0]
+        cut = Given(text, "input", 2, side).tokens(fake.tokenizer)
+        assert cut == [whole[-1] if side == "left" else whole[0], 0]
+        assert Given(text, "input", 2, side, special=False).tokens(fake.tokenizer)[-1] != 0
+    finally:
+        tokenizer.post_processor = before
+
+
+# Score.
+
+
+def test_score_compares_one_text_with_many(fake: FakeServer):
+    answer = ask(fake, "/v1/score", text_1="fox", text_2=["fox", "dog"], pooling="mean")
+    assert answer["object"] == "list" and answer["model"] == "fake"
+    assert answer["id"].startswith("score-")
+    scores = [entry["score"] for entry in answer["data"]]
+    assert [(entry["index"], entry["object"]) for entry in answer["data"]] == [
+        (0, "score"),
+        (1, "score"),
+    ]
+    assert scores[0] == pytest.approx(1) and -1 <= scores[1] < 1
+    assert len(fake.engine.requests) == 3
+    assert answer["usage"]["prompt_tokens"] == sum(len(r.tokens) for r in fake.engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")]
+)
+def test_score_compares_pair_by_pair_under_all_names(fake: FakeServer, first: str, second: str):
+    ones, others = ["fox dog", "lazy"], ["dog fox", "quick"]
+    answer = ask(fake, "/score", **{first: ones, second: others}, pooling="mean")
+    a, b = embed(fake, ones, pooling="mean"), embed(fake, others, pooling="mean")
+    wanted = [sum(x * y for x, y in zip(*pair, strict=True)) for pair in zip(a, b, strict=True)]
+    assert [entry["score"] for entry in answer["data"]] == pytest.approx(wanted)
+
+
+def test_equal_texts_score_no_more_than_one(fake: FakeServer):
+    text = "The quick brown fox jumps over the lazy dog"
+    [entry] = ask(fake, "/v1/score", text_1=text, text_2=text, pooling="mean")["data"]
+    assert 0.999999 < entry["score"] <= 1
+
+
+# Rerank.
+
+DOCUMENTS = ["0123456789", "The quick fox", {"text": "the lazy dog"}, "fox"]
+
+
+@pytest.mark.parametrize("route", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_rerank_puts_what_is_most_alike_first(fake: FakeServer, route: str):
+    answer = ask(fake, route, query="fox", documents=DOCUMENTS, pooling="mean")
+    results = answer["results"]
+    assert results[0]["index"] == 3 and results[0]["relevance_score"] == pytest.approx(1)
+    assert sorted(result["index"] for result in results) == [0, 1, 2, 3]
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    texts = {result["index"]: result["document"]["text"] for result in results}
+    assert texts == {0: "0123456789", 1: "The quick fox", 2: "the lazy dog", 3: "fox"}
+    assert answer["id"].startswith("rerank-") and answer["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize(("top_n", "count"), [(2, 2), (9, 4), (0, 4), (None, 4)])
+def test_rerank_returns_the_best_that_were_asked_for(
+    fake: FakeServer, top_n: int | None, count: int
+):
+    results = ask(fake, "/v1/rerank", query="fox", documents=DOCUMENTS, top_n=top_n)["results"]
+    assert len(results) == count
+
+
+def test_rerank_leaves_the_texts_out_if_told_so(fake: FakeServer):
+    answer = ask(
+        fake, "/v1/rerank", query="fox", documents=DOCUMENTS, return_documents=False, top_n=1
+    )
+    assert set(answer["results"][0]) == {"index", "relevance_score"}
+
+
+def test_rerank_cuts_documents_at_their_end_and_not_the_query(fake: FakeServer):
+    ask(fake, "/v1/rerank", query="The quick fox", documents=["The lazy dog"], max_tokens_per_doc=2)
+    query, document = fake.engine.requests
+    assert query.tokens == fake.tokenizer.encode("The quick fox")
+    assert document.tokens == fake.tokenizer.encode("The lazy dog")[:2]
+
+
+def test_equal_documents_stay_in_their_order(fake: FakeServer):
+    answer = ask(fake, "/v1/rerank", query="fox", documents=["dog"] * 5)
+    assert [result["index"] for result in answer["results"]] == [0, 1, 2, 3, 4]
+
+
+# What the model's files say.
+
+
+def write(folder: Path, modules: str | None, config: str | None, place: str = "1_Pooling") -> str:
+    if modules is not None:
+        (folder / "modules.json").write_text(modules)
+    if config is not None:
+        (folder / place).mkdir()
+        (folder / place / "config.json").write_text(config)
+    return str(folder)
+
+
+MODULES = (
+    '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},'
+    ' {"idx": 1, "name": "1", "path": "PLACE", "type": "sentence_transformers.models.Pooling"},'
+    ' {"idx": 2, "name": "2", "path": "2_N", "type": "sentence_transformers.models.Normalize"}]'
+)
+LAST = '{"word_embedding_dimension": 8, "pooling_mode_lasttoken": true, "include_prompt": true}'
+MEAN = '{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}'
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "place", "kind"),
+    [
+        (None, None, "", "last"),
+        (None, LAST, "1_Pooling", "last"),
+        (None, MEAN, "1_Pooling", "mean"),
+        (MODULES.replace("PLACE", "1_Pooling"), MEAN, "1_Pooling", "mean"),
+        (MODULES.replace("PLACE", "7_P"), MEAN, "7_P", "mean"),
+        (MODULES.replace("PLACE", "1_Pooling"), None, "", "last"),
+        (None, '{"pooling_mode": "mean"}', "1_Pooling", "mean"),
+        (None, '{"pooling_mode": "lasttoken"}', "1_Pooling", "last"),
+    ],
+)
+def test_the_models_files_name_the_pooling(
+    tmp_path: Path, modules: str | None, config: str | None, place: str, kind: str
+):
+    assert read_default(write(tmp_path, modules, config, place)) == (kind, "")
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "words"),
+    [
+        (None, '{"pooling_mode_cls_token": true}', "pooling_mode_cls_token"),
+        (None, '{"pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true}', " and "),
+        (None, "{}", "not told"),
+        (None, "{", "config.json"),
+        ("[1]", None, "modules.json"),
+        (MODULES.replace("Normalize", "Dense"), MEAN, "a module Dense"),
+    ],
+)
+def test_a_pooling_that_we_lack_is_told_to_those_who_did_not_choose(
+    tmp_path: Path, modules: str | None, config: str | None, words: str
+):
+    folder = write(tmp_path, modules, config)
+    with pytest.raises(Exception, match="--pooling") as caught:
+        pooling_of(folder, "auto", None)
+    assert words in str(caught.value)
+    assert pooling_of(folder, "auto", "mean") == "mean"
+    assert pooling_of(folder, "last", None) == "last"
+
+
+def test_the_operators_choice_beats_the_models_and_the_callers_beats_both(tmp_path: Path):
+    folder = write(tmp_path, None, MEAN)
+    assert pooling_of(folder, "auto", None) == "mean"
+    assert pooling_of(folder, "last", None) == "last"
+    assert pooling_of(folder, "last", "mean") == "mean"
