@@ -110,7 +110,7 @@ class CallReader:
             yield from source.skip_space()
             yield from self._object(mark)
             yield from source.skip_space()
-            if not (yield from source.one_of("," if in_list else ";")):
+            if not (yield from source.one_of(*(",", ";")[: 1 if in_list else 2])):
                 break
         if in_list:
             yield from source.one_of("]")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from server.parsing.formats import (
@@ -20,35 +19,40 @@ from server.parsing.formats import (
 AUTO = "auto"
 NONE = "none"
 
-# The first whose pattern the template has.  Specific marks stand before those that others use, too.
+# The first all of whose words the template has.  Marks of one format only stand before those that
+# others use, too; Llama's own templates name the format in words that the model reads.
 TOOL_RULES = (
-    ("kimi_k2", r"<\|tool_calls_section_begin\|>|<\|im_system\|>tool_declare"),
-    ("deepseek_v32", "｜DSML｜"),
-    ("deepseek_v3", "(?s)(?=.*<｜tool▁sep｜>).*```json"),
-    ("deepseek_v31", "<｜tool▁sep｜>"),
-    ("minimax_m2", "<minimax:tool_call>"),
-    ("seed_oss", "<seed:tool_call>"),
-    ("glm45", "<arg_key>"),
-    ("harmony", r"(?s)(?=.*<\|channel\|>).*to=functions\."),
-    ("qwen3_coder", "(?s)(?=.*<function=).*<parameter="),
-    ("mistral", r"\[TOOL_CALLS\]"),
-    ("nemotron_json", "<TOOLCALL>"),
-    ("lfm2", r"<\|tool_call_start\|>"),
-    ("olmo3", "<function_calls>"),
-    ("granite", r"<\|tool_call\|>"),
-    ("hermes", "<tool_call>"),
-    # Llama's own templates name the format in words that the model reads.
-    ("pythonic", r"<\|python_start\|>|\[func_name1\("),
-    ("llama3_json", r"<\|python_tag\|>|\"parameters\": dictionary of argument name"),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("kimi_k2", ("<|im_system|>tool_declare",)),
+    ("deepseek_v32", ("｜DSML｜",)),
+    ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁sep｜>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("glm45", ("<arg_key>",)),
+    ("harmony", ("<|channel|>", "functions.")),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("nemotron_json", ("<TOOLCALL>",)),
+    ("lfm2", ("<|tool_call_start|>",)),
+    ("olmo3", ("<function_calls>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("<|python_start|>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ("dictionary of argument name and its value",)),
 )
 REASONING_RULES = (
-    ("harmony", r"<\|channel\|>"),
-    ("mistral", r"\[THINK\]"),
-    ("granite", "Here is my thought process"),
-    ("seed_oss", "<seed:think>"),
-    ("kimi_k2", r"(?s)(?=.*<\|tool_calls_section_begin\|>).*</?think>"),
-    ("think", "</?think>"),
+    ("harmony", ("<|channel|>",)),
+    ("mistral", ("[THINK]",)),
+    ("granite", ("Here is my thought process",)),
+    ("seed_oss", ("<seed:think>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
+    ("think", ("</think>",)),
+    ("think", ("<think>",)),
 )
+Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def detect(
@@ -87,5 +91,5 @@ def _reasoning(words: str, wanted: str) -> ReasoningFormat | None:
     return REASONING_FORMATS[found] if found else None
 
 
-def _first(rules: tuple[tuple[str, str], ...], text: str) -> str | None:
-    return next((name for name, pattern in rules if re.search(pattern, text)), None)
+def _first(rules: Rules, text: str) -> str | None:
+    return next((name for name, words in rules if all(word in text for word in words)), None)
