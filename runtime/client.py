@@ -29,6 +29,7 @@ from runtime.messages import (
 )
 
 CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
+BACKGROUND = 2**31  # the priority of work that waits for all others: callers' own end below it
 
 
 def merged(first: Output, then: Output) -> Output:
@@ -127,6 +128,7 @@ class EngineClient:
         self._sender: Sender[ToEngine] = Sender(address_of_engine)
         self._receiver: AsyncReceiver[FromEngine] | None = None
         self._open: dict[int, Mailbox] = {}
+        self._num_background = 0  # of those
         # Counting from the clock keeps the ids of an API process that was restarted apart.
         self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
         self._heard = time.monotonic()
@@ -146,11 +148,12 @@ class EngineClient:
         for mailbox in self._open.values():
             mailbox.put(_failed(mailbox.id, "the server is shutting down"))
         self._open.clear()
+        self._num_background = 0
 
     @property
     def pending(self) -> int:
-        """Requests that have not ended."""
-        return len(self._open)
+        """Requests that have not ended, those in the background left out."""
+        return len(self._open) - self._num_background
 
     def unhealthy(self) -> str | None:
         """Why the engine does not serve, or None.  Still loading for the first time is no fault."""
@@ -173,6 +176,7 @@ class EngineClient:
         arrived = time.monotonic()
         request = Request(self._new_id(), self.index, tokens, params, priority, salt, arrived)
         mailbox = self._open[request.id] = Mailbox(request)
+        self._num_background += priority == BACKGROUND
         if self.ready is not None:
             self._sender.send(request)
         return mailbox
@@ -193,8 +197,12 @@ class EngineClient:
             self._end(mailbox, Output(id, [], finish="abort"))
 
     def _end(self, mailbox: Mailbox, output: Output) -> None:
-        del self._open[mailbox.id]
+        self._forget(mailbox)
         mailbox.put(output)
+
+    def _forget(self, mailbox: Mailbox) -> None:
+        del self._open[mailbox.id]
+        self._num_background -= mailbox.request.priority == BACKGROUND
 
     def _handle(self, message: FromEngine) -> None:
         self._heard = time.monotonic()
@@ -220,7 +228,7 @@ class EngineClient:
             if mailbox is None:
                 continue
             if output.finish is not None:
-                del mailboxes[output.id]
+                self._forget(mailbox)
             mailbox.put(output)
 
     def _begin(self, ready: Ready) -> None:

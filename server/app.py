@@ -8,13 +8,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from server import middleware
+from server.batches.background import in_background
 from server.dialects.errors import CallersWords, in_callers_words
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
 from server.responses.background import BackgroundResponses
 from server.routes import (
     anthropic,
+    batches,
     chat,
     completions,
+    files,
     models,
     ollama,
     ops,
@@ -36,6 +39,19 @@ HTTP_ERRORS = {
 
 def create_app(state: ServerState) -> FastAPI:
     """An application that serves `state`; the caller starts and closes what `state` holds."""
+    app = _bare_app(state)
+    middleware.install(app, state)
+    app.add_middleware(CallersWords)
+    app.add_middleware(ShortCut)  # last, so that it is the outermost
+    return app
+
+
+def line_app(state: ServerState) -> FastAPI:
+    """The same for the lines of batches: without a connection there is nothing to guard."""
+    return _bare_app(in_background(state))
+
+
+def _bare_app(state: ServerState) -> FastAPI:
     app = FastAPI(
         title="Wavefill",
         docs_url=None,
@@ -54,6 +70,8 @@ def create_app(state: ServerState) -> FastAPI:
         models,
         tokenize,
         requests,
+        files,
+        batches,
         ops,
     )
     for part in parts:
@@ -63,10 +81,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _our_fault)
-    middleware.install(app, state)
     app.state.background = BackgroundResponses(state.responses)
-    app.add_middleware(CallersWords)
-    app.add_middleware(ShortCut)  # last, so that it is the outermost
     return app
 
 

@@ -29,6 +29,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     stall_seconds: float = 30.0
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
+    data_dir: str = ""  # files and batches are off without it
+    max_file_bytes: int = 200 << 20
+    max_data_bytes: int = 16 << 30
+    batch_concurrency: int = 32
     allowed_origins: tuple[str, ...] = ()
     response_store: str = ""  # a file; "": one that is gone with the server
     response_store_bytes: int = 256 << 20

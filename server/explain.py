@@ -16,6 +16,7 @@ from server.choice import Choice
 
 MOST_CHOICES = 16  # of one request in its record
 KEY_DIGEST = "api_key_digest"  # in a scope's state: SHA-256 of its key, where there are several
+OWNER = "owner"  # in a scope's state: SHA-256 of its key, if it needed one
 REQUEST_ID = "request_id"  # in a scope's state: what X-Request-Id of the answer says
 
 # The `state` of the HTTP request that this task answers; {} outside of one.

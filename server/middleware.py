@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import INVALID_REQUEST, SERVER_ERROR, error_body
-from server.explain import KEY_DIGEST, exchange
+from server.explain import KEY_DIGEST, OWNER, exchange
 from server.explain import REQUEST_ID as REQUEST_ID_KEY
 from server.state import ServerState
 
@@ -30,6 +30,8 @@ PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
+UPLOAD_PATH = "/v1/files"
+FORM_BYTES = 64 << 10  # of an upload beside its file
 DISCARD_SECONDS = 2.0
 DISCARD_BYTES = 64 << 20
 Headers = list[tuple[bytes, bytes]]
@@ -92,6 +94,7 @@ class KeyGuard:
             return
         digest = self._known_digest(scope)
         if digest is not None:
+            scope.setdefault("state", {})[OWNER] = digest
             if len(self._digests) > 1:
                 scope.setdefault("state", {})[KEY_DIGEST] = digest
             await self._app(scope, receive, send)
@@ -174,7 +177,7 @@ class _Exchange:
         if refusal is not None:
             await refuse(send, *refusal)
             return
-        limit = self._state.config.max_body_bytes
+        limit = self._limit()
 
         async def limited() -> Message:
             message = await receive()
@@ -198,7 +201,7 @@ class _Exchange:
             return 431, message, "headers_too_large", CLOSE
         fields = dict(self._headers)
         length = fields.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > config.max_body_bytes:
+        if not length.isdigit() or int(length) > self._limit():
             return 413, self._too_large(), "request_too_large", CLOSE
         encoding = fields.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
@@ -222,7 +225,14 @@ class _Exchange:
                         return
 
     def _too_large(self) -> str:
-        return f"the body is larger than {self._state.config.max_body_bytes} bytes: send less"
+        return f"the body is larger than {self._limit()} bytes: send less"
+
+    def _limit(self) -> int:
+        """How many bytes the body may have."""
+        config = self._state.config
+        if config.data_dir and self._scope["path"] == UPLOAD_PATH:
+            return config.max_file_bytes + FORM_BYTES
+        return config.max_body_bytes
 
     def _choose_id(self) -> bytes:
         for name, value in self._headers:

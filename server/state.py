@@ -10,9 +10,10 @@ from functools import cached_property
 from starlette.requests import Request
 
 from runtime.client import EngineClient
+from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.errors import NotFound
-from server.explain import KEY_DIGEST, RequestLog
+from server.explain import KEY_DIGEST, OWNER, RequestLog
 from server.grammar_client import GrammarChecker
 from server.metrics import Metrics
 from server.responses.store import ResponseStore
@@ -28,6 +29,7 @@ class ServerState:
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -58,6 +60,12 @@ class ServerState:
 def state_of(request: Request) -> ServerState:
     state: ServerState = request.app.state.wavefill
     return state
+
+
+def owner_of(request: Request) -> str:
+    """Whose files and batches a request may see: the SHA-256 of its key; "" if it needs none."""
+    digest: bytes = request.scope.get("state", {}).get(OWNER, b"")
+    return digest.hex()
 
 
 def prefix_salt(request: Request, cache_salt: str | None) -> bytes:

@@ -1,0 +1,117 @@
+"""The application, the engine and the metrics as the lines of a batch see them.
+
+Lines run through the same routes as everybody's requests, in this process.  They come after all
+others, are not counted against --max-queue, and leave the latencies in /metrics alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message
+
+from runtime.client import BACKGROUND, EngineClient, Mailbox
+from runtime.messages import SamplingParams
+from server.explain import RequestLog
+from server.metrics import Metrics
+from server.state import ServerState
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+
+
+class BackgroundClient:
+    """An EngineClient whose requests run when nobody else's do, and that is never full."""
+
+    pending = 0
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def submit(self, tokens: list[int], params: SamplingParams, **options: Any) -> Mailbox:
+        options["priority"] = BACKGROUND
+        return self._client.submit(tokens, params, **options)
+
+
+class BackgroundMetrics:
+    """Nobody waits for a line: how long it took says nothing about what callers see."""
+
+    def request_finished(self, *numbers: object) -> None:
+        pass
+
+    def inter_token(self, seconds: float) -> None:
+        pass
+
+    def rejected(self, reason: str) -> None:
+        pass
+
+    def aborted(self, by: str) -> None:
+        pass
+
+
+def in_background(state: ServerState) -> ServerState:
+    """The state of an application for lines."""
+    return replace(
+        state,
+        client=cast("EngineClient", BackgroundClient(state.client)),
+        metrics=cast("Metrics", BackgroundMetrics()),
+        requests=RequestLog(0),
+    )
+
+
+class Answer:
+    """Collects what an application sends."""
+
+    def __init__(self, body: bytes) -> None:
+        self._request: list[bytes] = [body]
+        self._pieces: list[bytes] = []
+        self.status = 0
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
+
+    async def receive(self) -> Message:
+        if self._request:
+            return {"type": "http.request", "body": self._request.pop(), "more_body": False}
+        await asyncio.Event().wait()  # the line's caller never goes away
+        raise AssertionError
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self._pieces.append(message.get("body", b""))
+
+
+async def ask(
+    app: ASGIApp, endpoint: str, state: dict[str, bytes], body: bytes
+) -> tuple[int, bytes]:
+    """Status and body of the application's answer to a POST.
+
+    state   what the middleware would have noted about the request: whose it is
+    """
+    answer = Answer(body)
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "POST",
+        "path": endpoint,
+        "raw_path": endpoint.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "state": dict(state),
+    }
+    try:
+        await app(scope, answer.receive, answer.send)
+    except Exception:
+        if not answer.status:  # else the application has answered with 500, and told the log
+            raise
+    return answer.status, answer.body

@@ -1,0 +1,110 @@
+"""The SQLite file of a data directory, shared by all API processes."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+NAME = "wavefill.sqlite3"
+VERSION = 1
+BUSY_SECONDS = 20.0
+SCHEMA = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    state TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
+);
+CREATE INDEX files_of_owner ON files (owner, number);
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    status TEXT NOT NULL,
+    output_id TEXT NOT NULL,
+    error_id TEXT NOT NULL,
+    keep_seconds INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
+CREATE INDEX batches_of_owner ON batches (owner, number);
+CREATE INDEX batches_of_status ON batches (status, number);
+CREATE TABLE failures (
+    batch TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (batch, line)
+) WITHOUT ROWID;
+"""
+
+
+class DataError(Exception):
+    """The data directory cannot be used; the message says why."""
+
+
+class Database:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Opens the directory, which is made if there is none.  Raises DataError."""
+        self.directory = directory
+        self._lock = threading.Lock()
+        try:
+            (directory / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                directory / NAME,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._connection.row_factory = sqlite3.Row
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(f"{directory}: {error}") from None
+
+    def _prepare(self) -> None:
+        with self.transaction() as connection:
+            version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                for statement in SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+            elif version != VERSION:
+                raise DataError(
+                    f"{self.directory}: written by another version of this server (form {version}, "
+                    f"this one reads {VERSION}): choose another directory"
+                )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """All or nothing of what the block does; other processes wait."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self.commit()
+
+    def commit(self) -> None:
+        self._connection.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def reading(self) -> Generator[sqlite3.Connection]:
+        """For a single statement that changes nothing; waits for no other process."""
+        with self._lock:
+            yield self._connection
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()

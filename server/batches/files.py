@@ -1,0 +1,253 @@
+"""Uploaded and written files.
+
+A file's row says what may be on disk: it is made before the first byte is written and removed after
+the last one is gone, so that nothing on disk is ever without an owner.
+
+    uploading  bytes are arriving; `bytes` is what was reserved for them
+    reserved   a batch writes it
+    processed  whole: the only state that callers see
+    deleting   on its way out
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.batches.database import Database
+from server.errors import NotFound, RateLimited, RequestError
+
+MAX_FILES = 10_000  # in the directory, reserved ones too
+UPLOAD_SECONDS = 3600  # none takes that long: older ones were left behind by a process that died
+KEEP_SECONDS = 30 * 86400  # batches' inputs and outputs, unless something else is asked for
+SHOWN = "state = 'processed' AND (expires_at IS NULL OR expires_at > ?)"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+
+    def shown(self) -> dict[str, object]:
+        """OpenAI's file object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class FileStore:
+    """Files of a data directory.  Every method blocks."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+        max_files: int = MAX_FILES,
+    ) -> None:
+        """max_bytes: of all files together, those that are being written too."""
+        self.database = database
+        self.max_bytes = max_bytes
+        self._max_files = max_files
+        self._clock = clock
+
+    def path(self, id: str) -> Path:
+        """Where the bytes are.  `id` is one that was made here."""
+        return self.database.directory / "files" / id
+
+    def begin(self, owner: str, num_bytes: int) -> str:
+        """Reserve room for an upload.  Raises RequestError, RateLimited if there is none."""
+        with self.database.transaction() as connection:
+            self._check_room(connection, num_bytes)
+            return self.insert(connection, owner, "uploading", num_bytes)
+
+    def _check_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
+        count, used = connection.execute(
+            "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
+        ).fetchone()
+        if count >= self._max_files:
+            raise RateLimited(
+                f"{count} files are stored, at most {self._max_files} are kept: delete some",
+                retry_after_s=60,
+            )
+        if used + num_bytes > self.max_bytes:
+            raise RateLimited(
+                f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit of "
+                f"{self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
+                retry_after_s=60,
+            )
+
+    def is_full(self) -> bool:
+        """No batch should write on: what is stored has reached the limit."""
+        with self.database.reading() as connection:
+            used = connection.execute("SELECT COALESCE(SUM(bytes), 0) FROM files").fetchone()[0]
+        return used >= self.max_bytes
+
+    def insert(
+        self, connection: sqlite3.Connection, owner: str, state: str, num_bytes: int = 0
+    ) -> str:
+        """A row whose file is not whole yet; returns its id."""
+        id = f"file-{uuid.uuid4().hex[:24]}"
+        connection.execute(
+            "INSERT INTO files (id, owner, state, filename, purpose, bytes, created_at)"
+            " VALUES (?, ?, ?, '', '', ?, ?)",
+            (id, owner, state, num_bytes, int(self._clock())),
+        )
+        return id
+
+    def finish(
+        self,
+        id: str,
+        *,
+        filename: str,
+        purpose: str,
+        num_bytes: int,
+        keep_seconds: int | None,
+        connection: sqlite3.Connection | None = None,
+    ) -> StoredFile:
+        """The file is whole: callers see it from now on."""
+        if connection is None:
+            with self.database.transaction() as own:
+                return self.finish(
+                    id,
+                    filename=filename,
+                    purpose=purpose,
+                    num_bytes=num_bytes,
+                    keep_seconds=keep_seconds,
+                    connection=own,
+                )
+        now = int(self._clock())
+        expires = None if keep_seconds is None else now + keep_seconds
+        connection.execute(
+            "UPDATE files SET state = 'processed', filename = ?, purpose = ?, bytes = ?,"
+            " created_at = ?, expires_at = ? WHERE id = ?",
+            (filename, purpose, num_bytes, now, expires, id),
+        )
+        row = connection.execute("SELECT * FROM files WHERE id = ?", (id,)).fetchone()
+        return _file(row)
+
+    def find(self, owner: str, id: str, param: str | None = None) -> StoredFile:
+        """Raises NotFound for other owners' files as for those that are none."""
+        with self.database.reading() as connection:
+            row = connection.execute(
+                f"SELECT * FROM files WHERE owner = ? AND id = ? AND {SHOWN}",
+                (owner, id, self._clock()),
+            ).fetchone()
+        if row is None:
+            raise NotFound(
+                f"no file `{id[:64]}` is here: GET /v1/files lists those that are",
+                param=param,
+                code="file_not_found",
+            )
+        return _file(row)
+
+    def page(
+        self,
+        owner: str,
+        *,
+        after: str | None,
+        limit: int,
+        ascending: bool = False,
+        purpose: str | None = None,
+    ) -> tuple[list[StoredFile], bool]:
+        """At most `limit` files by age, and whether there are more.  Raises RequestError."""
+        where, values = f"owner = ? AND {SHOWN}", [owner, self._clock()]
+        if purpose is not None:
+            where, values = f"{where} AND purpose = ?", [*values, purpose]
+        with self.database.reading() as connection:
+            if after is not None:
+                number = number_of(connection, "files", owner, after)
+                where += f" AND number {'>' if ascending else '<'} ?"
+                values.append(number)
+            order = "ASC" if ascending else "DESC"
+            rows = connection.execute(
+                f"SELECT * FROM files WHERE {where} ORDER BY number {order} LIMIT ?",
+                (*values, limit + 1),
+            ).fetchall()
+        return [_file(row) for row in rows[:limit]], len(rows) > limit
+
+    def delete(self, owner: str, id: str) -> None:
+        """Raises NotFound, or RequestError while a batch reads it."""
+        self.find(owner, id)
+        with self.database.transaction() as connection:
+            reader = connection.execute(
+                "SELECT batches.id FROM batches WHERE status IN"
+                " ('validating', 'in_progress', 'cancelling', 'finalizing')"
+                " AND json_extract(CAST(body AS TEXT), '$.input_file_id') = ?",
+                (id,),
+            ).fetchone()
+            if reader is not None:
+                raise RequestError(
+                    f"the file `{id}` is the input of `{reader[0]}`, which has not ended: "
+                    "cancel that batch or wait for its end",
+                    param="file_id",
+                    code="file_in_use",
+                )
+            connection.execute("UPDATE files SET state = 'deleting' WHERE id = ?", (id,))
+        self.remove(id)
+
+    def remove(self, id: str) -> None:
+        """Bytes first, then the row."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path(id).unlink()
+        with self.database.transaction() as connection:
+            connection.execute("DELETE FROM files WHERE id = ?", (id,))
+
+    def sweep(self) -> None:
+        """Remove what has expired, what was being deleted, and what died during its upload."""
+        now = self._clock()
+        with self.database.reading() as connection:
+            rows = connection.execute(
+                "SELECT id FROM files WHERE state = 'deleting'"
+                " OR (state = 'uploading' AND created_at < ?)"
+                " OR (state = 'processed' AND expires_at <= ? AND id NOT IN"
+                " (SELECT json_extract(CAST(body AS TEXT), '$.input_file_id') FROM batches"
+                " WHERE status IN ('validating', 'in_progress', 'cancelling', 'finalizing')))",
+                (now - UPLOAD_SECONDS, now),
+            ).fetchall()
+        for (id,) in rows:
+            self.remove(id)
+
+
+def number_of(connection: sqlite3.Connection, table: str, owner: str, after: str) -> int:
+    """Where a page begins.  Raises RequestError for an id that is not in the list."""
+    row = connection.execute(
+        f"SELECT number FROM {table} WHERE owner = ? AND id = ?", (owner, after)
+    ).fetchone()
+    if row is None:
+        raise RequestError(
+            f"`after` is {after[:64]!r}, which is not in this list: use the `last_id` of a page",
+            param="after",
+        )
+    return row[0]
+
+
+def _file(row: sqlite3.Row) -> StoredFile:
+    return StoredFile(
+        row["id"],
+        row["owner"],
+        row["filename"],
+        row["purpose"],
+        row["bytes"],
+        row["created_at"],
+        row["expires_at"],
+    )

@@ -1,0 +1,153 @@
+"""A batch's input: JSON lines, each of them one request.
+
+{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from server.batches.store import BatchError
+from server.errors import RequestError
+from server.schema.base import items_of, kind_of, read_json
+
+MAX_LINES = 50_000
+MAX_BLANK = 1000
+MAX_ERRORS = 100  # the rest of the file is not looked at
+MAX_CUSTOM_ID = 512  # characters
+KEYS = ("custom_id", "method", "url", "body")
+BOM = b"\xef\xbb\xbf"
+
+
+class Line(NamedTuple):
+    number: int  # from 1, as editors count
+    custom_id: str
+    body: dict[str, Any]
+
+    def num_sequences(self) -> int:
+        """How many sequences it would have the engine run; a wrong body is refused elsewhere."""
+        prompt = items_of(self.body.get("prompt") or self.body.get("input"))
+        several = 1 if all(type(item) is int for item in prompt) else len(prompt)
+        copies = [self.body.get("n"), self.body.get("best_of")]
+        return several * max([1, *(n for n in copies if type(n) is int)])
+
+
+class Input(NamedTuple):
+    """What a look at the whole file came to."""
+
+    num_lines: int
+    model: str | None  # of the first line
+    errors: list[BatchError]
+
+
+def raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of the lines that are not blank; a long one is cut behind `max_bytes`."""
+    num_blank = 0
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 2):
+            number += 1
+            if number == 1:
+                raw = raw.removeprefix(BOM)
+            if raw.strip():
+                yield number, raw
+            else:
+                num_blank += 1
+                if num_blank > MAX_BLANK:
+                    return
+
+
+def lines(path: Path, max_bytes: int) -> Iterator[Line]:
+    """The lines of an input that was checked."""
+    for number, raw in raw_lines(path, max_bytes):
+        fields = read_json(raw)
+        yield Line(number, fields["custom_id"], fields["body"])
+
+
+def check_input(path: Path, endpoint: str, max_line_bytes: int) -> Input:
+    """Look at every line.  Bodies are the routes' matter: a wrong one fails its line only."""
+    errors: list[BatchError] = []
+    seen: set[str] = set()
+    num_lines, model = 0, None
+    for number, raw in raw_lines(path, max_line_bytes):
+        num_lines += 1
+        if num_lines > MAX_LINES:
+            text = f"the file has more than {MAX_LINES} requests: split it"
+            errors.append(BatchError(code="too_many_requests", message=text, line=number))
+            break
+        try:
+            fields = _fields(raw, endpoint, max_line_bytes, seen)
+        except RequestError as error:
+            errors.append(
+                BatchError(code=error.code, message=error.message, line=number, param=error.param)
+            )
+            if len(errors) >= MAX_ERRORS:
+                break
+            continue
+        first = fields["body"].get("model")
+        if num_lines == 1 and isinstance(first, str):
+            model = first[:256]
+    if not num_lines:
+        text = "the file has no requests: send at least one line"
+        errors.append(BatchError(code="empty_file", message=text))
+    return Input(num_lines, model, errors)
+
+
+def _fields(raw: bytes, endpoint: str, max_bytes: int, seen: set[str]) -> dict[str, Any]:
+    if len(raw.rstrip(b"\r\n")) > max_bytes:
+        raise RequestError(
+            f"the line is longer than {max_bytes} bytes: send less", code="line_too_long"
+        )
+    try:
+        fields = read_json(raw)
+    except RequestError as error:
+        text = error.message.replace("the body", "the line", 1)
+        raise RequestError(text, code="invalid_json_line") from None
+    for key in KEYS:
+        if key not in fields:
+            raise RequestError(
+                f"`{key}` is required: add it", param=key, code="missing_required_parameter"
+            )
+    for key in fields:
+        if key not in KEYS:
+            raise RequestError(
+                f"`{key[:64]}` is not a part of a line ({', '.join(KEYS)}): remove it",
+                param=key[:64],
+                code="unknown_parameter",
+            )
+    _check_values(fields, endpoint, seen)
+    return fields
+
+
+def _check_values(fields: dict[str, Any], endpoint: str, seen: set[str]) -> None:
+    custom_id, method, url = fields["custom_id"], fields["method"], fields["url"]
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
+        raise RequestError(
+            f"`custom_id` must be a string of 1 to {MAX_CUSTOM_ID} characters",
+            param="custom_id",
+            code="invalid_custom_id",
+        )
+    if custom_id in seen:
+        raise RequestError(
+            f"the custom_id {custom_id[:64]!r} was used before: each line needs one of its own",
+            param="custom_id",
+            code="duplicate_custom_id",
+        )
+    seen.add(custom_id)
+    if method != "POST":
+        raise RequestError("`method` must be 'POST'", param="method", code="invalid_method")
+    if url != endpoint:
+        shown = repr(url[:64]) if isinstance(url, str) else f"a {kind_of(url)}"
+        raise RequestError(
+            f"`url` is {shown}, the batch is for {endpoint!r}: use the same in every line",
+            param="url",
+            code="invalid_url",
+        )
+    if kind_of(fields["body"]) != "object":
+        raise RequestError(
+            f"`body` must be an object, not {kind_of(fields['body'])}",
+            param="body",
+            code="invalid_type",
+        )

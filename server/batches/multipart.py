@@ -1,0 +1,144 @@
+"""A multipart/form-data body, read in pieces: the time is linear in its bytes, whatever they are.
+
+Source: RFC 7578, RFC 2046 section 5.1.
+"""
+
+from __future__ import annotations
+
+import re
+from email.message import Message
+from typing import Protocol
+
+from server.errors import RequestError, UnsupportedMediaType
+
+MAX_PARTS = 16
+MAX_HEAD_BYTES = 8192  # of one part
+BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
+
+
+class PartSink(Protocol):
+    """Takes the parts of a form as they come.  May raise RequestError."""
+
+    def begin(self, name: str, filename: str | None) -> None: ...
+
+    def data(self, piece: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def boundary_of(content_type: str) -> bytes:
+    """What parts the parts.  Raises UnsupportedMediaType, RequestError."""
+    header = Message()
+    header["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
+    if header.get_content_type() != "multipart/form-data":
+        kind = content_type.partition(";")[0].strip()[:60] or "not given"
+        raise UnsupportedMediaType(f"the content type is `{kind}`: send `multipart/form-data`")
+    boundary = header.get_param("boundary")
+    if not isinstance(boundary, str) or not BOUNDARY.fullmatch(boundary):
+        raise RequestError(
+            "the content type has no valid boundary: use a client's own way to send forms",
+            code="invalid_multipart",
+        )
+    return boundary.encode()
+
+
+class MultipartReader:
+    """Feed it a body; it holds back no more than a part's head or a boundary."""
+
+    def __init__(self, boundary: bytes, sink: PartSink) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._sink = sink
+        self._rest = b"\r\n"  # so that the first boundary looks like the others
+        self._step = self._preamble
+        self._num_parts = 0
+        self.ended = False
+
+    def feed(self, data: bytes) -> None:
+        """Raises RequestError, and what the sink raises."""
+        self._rest += data
+        while not self.ended and self._step():
+            pass
+        if self.ended:
+            self._rest = b""  # an epilogue says nothing
+
+    def close(self) -> None:
+        """The body has ended.  Raises RequestError unless it was whole."""
+        if not self.ended:
+            raise _broken("it ends before its last boundary")
+
+    def _until_delimiter(self) -> tuple[bytes, bool]:
+        """What comes before the next delimiter, and whether that one was seen."""
+        place = self._rest.find(self._delimiter)
+        found = place >= 0
+        if not found:
+            place = max(0, len(self._rest) - len(self._delimiter) + 1)
+        before, self._rest = self._rest[:place], self._rest[place:]
+        if found:
+            self._rest = self._rest[len(self._delimiter) :]
+        return before, found
+
+    def _preamble(self) -> bool:
+        before, found = self._until_delimiter()
+        if before.strip(b"\r\n"):
+            raise _broken("it does not begin with its boundary")
+        if found:
+            self._step = self._after_delimiter
+        return found
+
+    def _after_delimiter(self) -> bool:
+        if len(self._rest) < 2:
+            return False
+        if self._rest.startswith(b"--"):
+            self.ended = True
+            return False
+        end = self._rest.find(b"\r\n", 0, 256)
+        if end < 0 and len(self._rest) < 256:
+            return False
+        if end < 0 or self._rest[:end].strip(b" \t"):
+            raise _broken("a boundary is not followed by the end of its line")
+        # The line's end stays: a part without any headers has an empty line at once.
+        self._rest = self._rest[end:]
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise _broken(f"it has more than {MAX_PARTS} parts")
+        self._step = self._head
+        return True
+
+    def _head(self) -> bool:
+        end = self._rest.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+        if end < 0:
+            if len(self._rest) >= MAX_HEAD_BYTES:
+                raise _broken(f"the head of a part is longer than {MAX_HEAD_BYTES} bytes")
+            return False
+        head, self._rest = self._rest[:end], self._rest[end + 4 :]
+        self._sink.begin(*_names(head))
+        self._step = self._body
+        return True
+
+    def _body(self) -> bool:
+        piece, found = self._until_delimiter()
+        if piece:
+            self._sink.data(piece)
+        if found:
+            self._sink.end()
+            self._step = self._after_delimiter
+        return found
+
+
+def _names(head: bytes) -> tuple[str, str | None]:
+    """Name and file name of a part, from its headers."""
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        key, _, value = line.partition(":")
+        if key.strip().lower() == "content-disposition":
+            header = Message()
+            header["content-disposition"] = value.strip().replace("\r", " ").replace("\n", " ")
+            name = header.get_param("name", header="content-disposition")
+            if isinstance(name, str) and name:
+                return name, header.get_filename()
+    raise _broken("a part has no Content-Disposition with a name")
+
+
+def _broken(why: str) -> RequestError:
+    return RequestError(
+        f"the body is not valid multipart/form-data: {why}", code="invalid_multipart"
+    )

@@ -1,0 +1,250 @@
+"""One batch, from where it stands to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from itertools import islice
+
+import orjson
+from msgspec.structs import replace
+from starlette.types import ASGIApp
+
+from server.batches.background import ask
+from server.batches.lines import Line, check_input, lines
+from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Results, Writer
+from server.batches.slots import Slots
+from server.batches.store import Batch, BatchError, BatchErrors, BatchStore, Status, StoredBatch
+from server.errors import RequestError, UnsupportedParameter, internal_error
+
+log = logging.getLogger("wavefill.batches")
+
+MAX_FAILURES = 3  # of the engine on one line
+RETRY_SECONDS = 1.0
+CHUNK = 500  # lines written at once that were not run
+NOT_RUN = {
+    CANCELLED: "the batch was cancelled before this request was executed",
+    EXPIRED: "this request could not be executed before the completion window expired",
+    STORAGE_FULL: "there is no room left for this request's answer: the operator can raise "
+    "--max-data-bytes, or files can be deleted",
+}
+
+
+class BatchRun:
+    """Runs a batch.  Whatever breaks it off, another one goes on where it stopped."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        stored: StoredBatch,
+        app: ASGIApp,
+        slots: Slots,
+        *,
+        max_line_bytes: int,
+        poll_seconds: float,
+        scope: dict[str, bytes],
+    ) -> None:
+        """app: the application for lines; scope: the `state` of their requests."""
+        self._store = store
+        self._stored = stored
+        self._id = stored.batch.id
+        self._app = app
+        self._slots = slots
+        self._max_line_bytes = max_line_bytes
+        self._poll_seconds = poll_seconds
+        self._scope = scope
+        self._input = store.files.path(stored.batch.input_file_id)
+        self._total = stored.batch.request_counts.total
+        output, errors = store.files.path(stored.output_id), store.files.path(stored.error_id)
+        self._results = Results(self._id, output, errors)
+        self._writer = Writer(self._results)
+        self._failures: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Returns when the batch has ended.  Raises OSError, and what else nobody expects."""
+        batch = self._stored.batch
+        if batch.status == "validating":
+            batch = await asyncio.to_thread(self._validate)
+        await asyncio.to_thread(self._results.recover)
+        self._failures = await asyncio.to_thread(self._store.failures, self._id)
+        try:
+            if batch.status == "in_progress":
+                await self._work()
+            elif batch.status == "cancelling":
+                await self._leave_out(CANCELLED)
+        finally:
+            await self._writer.close()
+        if batch.status != "failed":
+            await asyncio.to_thread(self._finish)
+
+    def _validate(self) -> Batch:
+        try:
+            found = check_input(self._input, self._stored.batch.endpoint, self._max_line_bytes)
+            errors, total, model = found.errors, found.num_lines, found.model
+        except FileNotFoundError:
+            text = "the input file is gone from the disk: upload it again"
+            errors, total, model = [BatchError(code="file_not_found", message=text)], 0, None
+        now = int(self._store.clock())
+
+        def failed(batch: Batch) -> Batch:
+            return replace(batch, status="failed", failed_at=now, errors=BatchErrors(errors))
+
+        def begun(batch: Batch) -> Batch:
+            batch = replace(batch, model=model, request_counts=self._results.tally.counts(total))
+            if batch.status != "validating":  # cancelled in the meantime
+                return batch
+            return replace(batch, status="in_progress", in_progress_at=now)
+
+        if errors:
+            return self._store.end(self._stored, {}, failed)
+        self._total = total
+        return self._store.change(self._id, begun)
+
+    # Lines.
+
+    async def _work(self) -> None:
+        """Run the lines, until all are done or there is a reason to leave the others out."""
+        feeding = asyncio.create_task(self._feed())
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({feeding, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                feeding.result()
+                return
+        finally:
+            feeding.cancel()
+            watching.cancel()
+            await asyncio.gather(feeding, watching, return_exceptions=True)
+        await self._writer.close()
+        await self._leave_out(watching.result())
+
+    async def _watch(self) -> str:
+        """Tell what was done so far; returns why the lines that are left shall not run."""
+        told = None
+        while True:
+            if self._store.clock() >= self._stored.batch.expires_at:
+                return EXPIRED
+            tally = self._results.tally
+            if told != len(tally.done):
+                told = len(tally.done)
+                batch = await asyncio.to_thread(self._tell)
+            else:
+                batch = await asyncio.to_thread(self._store.find, self._stored.owner, self._id)
+            if batch.status == "cancelling":
+                return CANCELLED
+            if await asyncio.to_thread(self._store.files.is_full):
+                return STORAGE_FULL
+            await asyncio.sleep(self._poll_seconds)
+
+    def _tell(self) -> Batch:
+        self._store.note_sizes(self._sizes())
+        return self._store.change(self._id, self._counted)
+
+    def _counted(self, batch: Batch) -> Batch:
+        tally = self._results.tally
+        return replace(batch, request_counts=tally.counts(self._total), usage=tally.usage())
+
+    def _sizes(self) -> dict[str, int]:
+        ids = (self._stored.output_id, self._stored.error_id)
+        return dict(zip(ids, self._results.sizes(), strict=True))
+
+    def _left(self) -> Iterator[Line]:
+        """The lines that are not done."""
+        for line in lines(self._input, self._max_line_bytes):
+            if line.number not in self._results.tally.done:
+                yield line
+
+    async def _feed(self) -> None:
+        """First all lines, some at a time; then those on which the engine failed, one at a time."""
+        left = self._left()
+        async with asyncio.TaskGroup() as group:
+            while (line := await asyncio.to_thread(next, left, None)) is not None:
+                if line.number not in self._failures:
+                    weight = await self._slots.take(line.num_sequences())
+                    group.create_task(self._one(line, weight))
+        while self._failures:
+            left = self._left()
+            while (line := await asyncio.to_thread(next, left, None)) is not None:
+                await self._one(line, await self._slots.take(None))
+
+    async def _one(self, line: Line, weight: int) -> None:
+        try:
+            result = await self._answer(line)
+        finally:
+            self._slots.give(weight)
+        if result is not None:
+            self._failures.pop(line.number, None)
+            await self._writer.add(result)
+
+    async def _answer(self, line: Line) -> Result | None:
+        """None if the engine failed on it, and it shall be tried again alone."""
+        try:
+            refuse_unfinished(line)
+        except RequestError as error:
+            return Result(line.number, line.custom_id, error.status, error.body())
+        while True:
+            status, body = await self._ask(line)
+            if status not in (429, 503):
+                break
+            await asyncio.sleep(RETRY_SECONDS)  # the server's own trouble is none of the line's
+        if status >= 500:
+            count = await asyncio.to_thread(self._store.note_failure, self._id, line.number)
+            self._failures[line.number] = count
+            if count < MAX_FAILURES:
+                return None
+        return Result(line.number, line.custom_id, status, body)
+
+    async def _ask(self, line: Line) -> tuple[int, bytes]:
+        endpoint, body = self._stored.batch.endpoint, orjson.dumps(line.body)
+        asking = asyncio.create_task(ask(self._app, endpoint, self._scope, body))
+        losing = asyncio.create_task(self._slots.lost())
+        try:
+            await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            # Perhaps because of this line: it shall not be sent again as if nothing had happened.
+            return 500, internal_error()
+        finally:
+            asking.cancel()
+            losing.cancel()
+            await asyncio.gather(asking, losing, return_exceptions=True)
+
+    async def _leave_out(self, code: str) -> None:
+        """Say of all lines that are left why they were not run."""
+        left = self._left()
+        while chunk := await asyncio.to_thread(lambda: list(islice(left, CHUNK))):
+            results = [
+                Result(line.number, line.custom_id, code=code, message=NOT_RUN[code])
+                for line in chunk
+            ]
+            await asyncio.to_thread(self._results.write, results)
+
+    # The end.
+
+    def _finish(self) -> None:
+        now = int(self._store.clock())
+
+        def finalizing(batch: Batch) -> Batch:
+            if batch.status == "cancelling":
+                return batch
+            return replace(batch, status="finalizing", finalizing_at=batch.finalizing_at or now)
+
+        def ended(batch: Batch) -> Batch:
+            status: Status = "expired" if self._results.tally.expired else "completed"
+            if batch.status == "cancelling":
+                status = "cancelled"
+            return replace(self._counted(batch), status=status, **{f"{status}_at": now})
+
+        self._store.change(self._id, finalizing)
+        self._results.sync()
+        self._store.end(self._stored, self._sizes(), ended)
+
+
+def refuse_unfinished(line: Line) -> None:
+    """Raises UnsupportedParameter for what a line cannot be answered with: it gets one answer."""
+    for name in ("stream", "background"):
+        if line.body.get(name):
+            raise UnsupportedParameter(
+                f"`{name}` is not supported in a batch: leave it out", param=name
+            )

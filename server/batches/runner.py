@@ -1,0 +1,120 @@
+"""Which batches run, and in which process: exactly one of those that share the data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections import Counter
+
+from starlette.types import ASGIApp
+
+from runtime.client import EngineClient
+from server.batches.run import BatchRun
+from server.batches.slots import Slots
+from server.batches.store import BatchStore, StoredBatch
+from server.config import ServerConfig
+from server.explain import KEY_DIGEST
+
+log = logging.getLogger("wavefill.batches")
+
+MAX_RUNNING = 8  # batches at a time; their lines take turns
+POLL_SECONDS = 0.5
+LOCK_SECONDS = 2.0
+SWEEP_SECONDS = 60.0
+PAUSE_SECONDS = 5.0  # after a run that broke off
+
+
+class BatchRunner:
+    """Runs batches as long as this process holds the lock of the directory."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        app: ASGIApp,
+        client: EngineClient,
+        config: ServerConfig,
+        *,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """app: the application for lines (server.app.line_app)."""
+        self._store = store
+        self._app = app
+        self._config = config
+        self._slots = Slots(client, config.batch_concurrency)
+        self._poll_seconds = poll_seconds
+        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # id -> owner, task
+
+    async def run(self) -> None:
+        """Ends only when cancelled; what was handed to the disk is written then."""
+        while True:
+            try:
+                with self._lock() as held:
+                    if held:
+                        await self._run_all()
+            except Exception:  # the disk, mostly: it may come back
+                log.exception("batches stand still for %.0f s", PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(min(LOCK_SECONDS, 4 * self._poll_seconds))
+
+    @contextlib.contextmanager
+    def _lock(self):
+        """Whether this is the process that runs batches; the kernel frees the lock if it dies."""
+        path = self._store.database.directory / "batches.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+    async def _run_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        swept = -SWEEP_SECONDS
+        try:
+            while True:
+                if loop.time() - swept >= SWEEP_SECONDS:
+                    swept = loop.time()
+                    await asyncio.to_thread(self._store.files.sweep)
+                self._start(await asyncio.to_thread(self._store.open_batches))
+                await asyncio.sleep(self._poll_seconds)
+        finally:
+            tasks = [task for _, task in self._running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._running.clear()
+
+    def _start(self, waiting: list[StoredBatch]) -> None:
+        """Fill what is free, those first whose owner has the least running, then the oldest."""
+        self._running = {id: run for id, run in self._running.items() if not run[1].done()}
+        waiting = [stored for stored in waiting if stored.batch.id not in self._running]
+        while waiting and len(self._running) < MAX_RUNNING:
+            shares = Counter(owner for owner, _ in self._running.values())
+            stored = min(waiting, key=lambda stored: shares[stored.owner])
+            waiting.remove(stored)
+            task = asyncio.create_task(self._one(stored))
+            self._running[stored.batch.id] = (stored.owner, task)
+
+    async def _one(self, stored: StoredBatch) -> None:
+        several = len(self._config.api_keys) > 1
+        run = BatchRun(
+            self._store,
+            stored,
+            self._app,
+            self._slots,
+            max_line_bytes=self._config.max_body_bytes,
+            poll_seconds=self._poll_seconds,
+            scope={KEY_DIGEST: bytes.fromhex(stored.owner)} if several else {},
+        )
+        try:
+            await run.run()
+        except Exception:
+            log.exception("batch %s broke off and goes on soon", stored.batch.id)
+            await asyncio.sleep(PAUSE_SECONDS)

@@ -1,0 +1,315 @@
+"""Batches, and what may become of them.
+
+validating ---> in_progress ---> finalizing ---> completed | expired
+   |  |             |
+   |  `-------------+--> cancelling ---> cancelled
+   `--> failed
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from server.batches.database import Database
+from server.batches.files import KEEP_SECONDS, FileStore, number_of
+from server.errors import NotFound, RateLimited, RequestError
+from server.schema.batches import BatchRequest
+
+WINDOW_SECONDS = 86400
+MAX_BATCHES = 10_000  # remembered; those that ended first are forgotten first
+MAX_OPEN = 1000  # that have not ended
+Status = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "cancelling",
+    "completed",
+    "failed",
+    "expired",
+    "cancelled",
+]
+OPEN: tuple[Status, ...] = ("validating", "in_progress", "cancelling", "finalizing")
+IS_OPEN = f"status IN {OPEN}"
+
+
+class BatchError(Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(Struct, frozen=True):
+    data: list[BatchError]
+    object: str = "list"
+
+
+class RequestCounts(Struct, frozen=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class CachedTokens(Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class ReasoningTokens(Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(Struct, frozen=True):
+    input_tokens: int = 0
+    input_tokens_details: CachedTokens = CachedTokens()
+    output_tokens: int = 0
+    output_tokens_details: ReasoningTokens = ReasoningTokens()
+    total_tokens: int = 0
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """OpenAI's batch object."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str = "24h"
+    status: Status = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage = BatchUsage()
+    metadata: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """A batch and what callers do not see of it."""
+
+    batch: Batch
+    owner: str
+    output_id: str  # files that it writes to, or would
+    error_id: str
+    keep_seconds: int  # how long those are kept
+
+
+class BatchStore:
+    """Batches and files of a data directory.  Every method blocks."""
+
+    def __init__(
+        self, directory: Path, *, max_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Opens the directory, which is made if there is none.  Raises DataError."""
+        self.database = Database(directory)
+        self.files = FileStore(self.database, max_bytes=max_bytes, clock=clock)
+        self.clock = clock
+
+    def close(self) -> None:
+        self.database.close()
+
+    def create(self, owner: str, wanted: BatchRequest) -> Batch:
+        """Raises RequestError if the file is not there or not meant for batches."""
+        file = self.files.find(owner, wanted.input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            raise RequestError(
+                f"the file `{file.id}` was uploaded with the purpose {file.purpose!r}: upload it "
+                "with the purpose 'batch'",
+                param="input_file_id",
+                code="invalid_purpose",
+            )
+        now = int(self.clock())
+        batch = Batch(
+            id=f"batch_{uuid.uuid4().hex[:24]}",
+            endpoint=wanted.endpoint,
+            input_file_id=file.id,
+            created_at=now,
+            expires_at=now + WINDOW_SECONDS,
+            metadata=wanted.metadata,
+        )
+        keep = wanted.output_expires_after
+        with self.database.transaction() as connection:
+            self._make_room(connection)
+            connection.execute(
+                "INSERT INTO batches (id, owner, status, output_id, error_id, keep_seconds, body)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    batch.id,
+                    owner,
+                    batch.status,
+                    self.files.insert(connection, owner, "reserved"),
+                    self.files.insert(connection, owner, "reserved"),
+                    KEEP_SECONDS if keep is None else keep.seconds,
+                    msgspec.json.encode(batch),
+                ),
+            )
+        return batch
+
+    def _make_room(self, connection: sqlite3.Connection) -> None:
+        count, num_open = connection.execute(
+            f"SELECT COUNT(*), COALESCE(SUM({IS_OPEN}), 0) FROM batches"
+        ).fetchone()
+        if num_open >= MAX_OPEN:
+            raise RateLimited(
+                f"{num_open} batches have not ended, at most {MAX_OPEN} may wait: try again later",
+                retry_after_s=60,
+            )
+        connection.execute(
+            "DELETE FROM batches WHERE id IN (SELECT id FROM batches WHERE NOT "
+            f"({IS_OPEN}) ORDER BY number LIMIT ?)",
+            (max(0, count + 1 - MAX_BATCHES),),
+        )
+
+    def find(self, owner: str, id: str) -> Batch:
+        """Raises NotFound for other owners' batches as for those that are none."""
+        with self.database.reading() as connection:
+            row = connection.execute(
+                "SELECT body FROM batches WHERE owner = ? AND id = ?", (owner, id)
+            ).fetchone()
+        if row is None:
+            raise NotFound(
+                f"no batch `{id[:64]}` is here: GET /v1/batches lists those that are",
+                code="batch_not_found",
+            )
+        return _batch(row)
+
+    def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+        """At most `limit` batches, the newest first, and whether there are more."""
+        with self.database.reading() as connection:
+            number = number_of(connection, "batches", owner, after) if after else 2**62
+            rows = connection.execute(
+                "SELECT body FROM batches WHERE owner = ? AND number < ?"
+                " ORDER BY number DESC LIMIT ?",
+                (owner, number, limit + 1),
+            ).fetchall()
+        return [_batch(row) for row in rows[:limit]], len(rows) > limit
+
+    def cancel(self, owner: str, id: str) -> Batch:
+        """Ask for the end of a batch.  Raises NotFound, or RequestError if it has ended."""
+        self.find(owner, id)
+
+        def change(batch: Batch) -> Batch:
+            if batch.status in ("cancelling", "cancelled"):
+                return batch
+            if batch.status not in ("validating", "in_progress"):
+                raise RequestError(
+                    f"the batch `{id}` is {batch.status}: only one that is validating or in "
+                    "progress can be cancelled",
+                    code="batch_not_cancellable",
+                )
+            return replace(batch, status="cancelling", cancelling_at=int(self.clock()))
+
+        return self.change(id, change)
+
+    # For the process that runs them.
+
+    def open_batches(self) -> list[StoredBatch]:
+        """Those that have not ended, the oldest first."""
+        with self.database.reading() as connection:
+            rows = connection.execute(
+                f"SELECT * FROM batches WHERE {IS_OPEN} ORDER BY number"
+            ).fetchall()
+        return [_stored(row) for row in rows]
+
+    def change(self, id: str, change: Callable[[Batch], Batch]) -> Batch:
+        """Replace a batch by what `change` makes of it, in one transaction."""
+        with self.database.transaction() as connection:
+            return self._change(connection, id, change)
+
+    def _change(
+        self, connection: sqlite3.Connection, id: str, change: Callable[[Batch], Batch]
+    ) -> Batch:
+        row = connection.execute("SELECT body FROM batches WHERE id = ?", (id,)).fetchone()
+        batch = change(_batch(row))
+        connection.execute(
+            "UPDATE batches SET status = ?, body = ? WHERE id = ?",
+            (batch.status, msgspec.json.encode(batch), id),
+        )
+        return batch
+
+    def note_sizes(self, sizes: dict[str, int]) -> None:
+        """What files that are being written hold: they count against the room for all."""
+        with self.database.transaction() as connection:
+            for id, num_bytes in sizes.items():
+                connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (num_bytes, id))
+
+    def end(
+        self, stored: StoredBatch, sizes: dict[str, int], change: Callable[[Batch], Batch]
+    ) -> Batch:
+        """The last word about a batch; its files appear with it, empty ones do not."""
+        names = {stored.output_id: "output", stored.error_id: "error"}
+
+        def ended(batch: Batch) -> Batch:
+            shown = {id: id if sizes.get(id) else None for id in names}
+            return replace(
+                change(batch),
+                output_file_id=shown[stored.output_id],
+                error_file_id=shown[stored.error_id],
+            )
+
+        with self.database.transaction() as connection:
+            for id, name in names.items():
+                if not sizes.get(id):
+                    connection.execute("UPDATE files SET state = 'deleting' WHERE id = ?", (id,))
+                    continue
+                self.files.finish(
+                    id,
+                    filename=f"{stored.batch.id}_{name}.jsonl",
+                    purpose="batch_output",
+                    num_bytes=sizes[id],
+                    keep_seconds=stored.keep_seconds,
+                    connection=connection,
+                )
+            connection.execute("DELETE FROM failures WHERE batch = ?", (stored.batch.id,))
+            batch = self._change(connection, stored.batch.id, ended)
+        for id in names:
+            if not sizes.get(id):
+                self.files.remove(id)
+        return batch
+
+    def failures(self, id: str) -> dict[int, int]:
+        """How often the engine failed on which lines."""
+        with self.database.reading() as connection:
+            rows = connection.execute(
+                "SELECT line, count FROM failures WHERE batch = ?", (id,)
+            ).fetchall()
+        return {row["line"]: row["count"] for row in rows}
+
+    def note_failure(self, id: str, line: int) -> int:
+        """One more failure of a line; returns how many there were."""
+        with self.database.transaction() as connection:
+            return connection.execute(
+                "INSERT INTO failures VALUES (?, ?, 1) ON CONFLICT (batch, line)"
+                " DO UPDATE SET count = count + 1 RETURNING count",
+                (id, line),
+            ).fetchone()[0]
+
+
+def _batch(row: sqlite3.Row) -> Batch:
+    return msgspec.json.decode(row["body"], type=Batch)
+
+
+def _stored(row: sqlite3.Row) -> StoredBatch:
+    return StoredBatch(
+        _batch(row), row["owner"], row["output_id"], row["error_id"], row["keep_seconds"]
+    )

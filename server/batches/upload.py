@@ -1,0 +1,164 @@
+"""One upload: a form that arrives, its file on the way to the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+from server.batches.files import KEEP_SECONDS, FileStore, StoredFile
+from server.batches.multipart import MultipartReader
+from server.errors import RequestError
+from server.schema.base import parse
+from server.schema.batches import FileForm, form_fields
+
+PIECE_BYTES = 1 << 20  # gathered before a thread takes it
+MAX_FIELD_BYTES = 1024
+MAX_NAME = 255  # characters of a file's name
+
+
+async def receive_upload(
+    store: FileStore,
+    owner: str,
+    boundary: bytes,
+    body: AsyncIterator[bytes],
+    *,
+    num_bytes: int | None,
+    max_bytes: int,
+) -> StoredFile:
+    """Store the file of a form.
+
+    num_bytes   of the whole body, if it is known
+    max_bytes   of the file
+    Raises RequestError, when the whole body has been read: who still sends would not see it.
+    """
+    reserved = max_bytes if num_bytes is None else min(num_bytes, max_bytes)
+    id, refused = "", None
+    try:
+        id = await asyncio.to_thread(store.begin, owner, reserved)
+        upload = _Upload(store.path(id), max_bytes)
+    except RequestError as error:
+        upload, refused = None, error
+    try:
+        async for piece in _gathered(body):
+            if upload is not None and refused is None:
+                try:
+                    await asyncio.to_thread(upload.feed, boundary, piece)
+                except RequestError as error:
+                    refused = error
+        if refused is not None:
+            raise refused
+        assert upload is not None
+        return await asyncio.to_thread(_finish, store, id, upload)
+    except BaseException:
+        if upload is not None:
+            upload.close()
+            # No await: the caller may have gone, and with it this task.
+            asyncio.get_running_loop().run_in_executor(None, store.remove, id)
+        raise
+
+
+async def _gathered(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in body:
+        pieces.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            yield b"".join(pieces)
+            pieces, size = [], 0
+    yield b"".join(pieces)
+
+
+def _finish(store: FileStore, id: str, upload: _Upload) -> StoredFile:
+    form = upload.whole()
+    keep = KEEP_SECONDS if form.purpose == "batch" else None
+    if form.expires_after is not None:
+        keep = form.expires_after.seconds
+    return store.finish(
+        id,
+        filename=upload.filename,
+        purpose=form.purpose,
+        num_bytes=upload.num_bytes,
+        keep_seconds=keep,
+    )
+
+
+class _Upload:
+    """Writes the part `file`, remembers the others."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._reader: MultipartReader | None = None
+        self._file: BinaryIO | None = None
+        self._fields: dict[str, str] = {}
+        self._part = ""
+        self._value = b""
+        self.filename = ""
+        self.num_bytes = 0
+
+    def feed(self, boundary: bytes, piece: bytes) -> None:
+        if self._reader is None:
+            self._reader = MultipartReader(boundary, self)
+        self._reader.feed(piece)
+
+    def begin(self, name: str, filename: str | None) -> None:
+        if name in self._fields or (name == "file" and self._file is not None):
+            raise RequestError(f"`{name[:64]}` is given twice: send it once", param=name[:64])
+        self._part, self._value = name, b""
+        if name == "file":
+            self.filename = (filename or "upload")[:MAX_NAME]
+            self._file = self._path.open("xb")
+
+    def data(self, piece: bytes) -> None:
+        if self._part != "file":
+            self._value += piece
+            if len(self._value) > MAX_FIELD_BYTES:
+                raise RequestError(
+                    f"`{self._part[:64]}` is longer than {MAX_FIELD_BYTES} bytes: send less",
+                    param=self._part[:64],
+                )
+            return
+        self.num_bytes += len(piece)
+        if self.num_bytes > self._max_bytes:
+            raise RequestError(
+                f"`file` is larger than {self._max_bytes} bytes: split it (the operator can raise "
+                "--max-file-bytes)",
+                param="file",
+                code="file_too_large",
+            )
+        assert self._file is not None
+        self._file.write(piece)
+
+    def end(self) -> None:
+        if self._part != "file":
+            try:
+                self._fields[self._part] = self._value.decode()
+            except UnicodeDecodeError:
+                name = self._part[:64]
+                raise RequestError(f"`{name}` is not valid UTF-8: encode it", param=name) from None
+
+    def whole(self) -> FileForm:
+        """The form, when all of the body was fed.  Raises RequestError."""
+        assert self._reader is not None
+        self._reader.close()
+        form = parse(FileForm, form_fields(self._fields))
+        if self._file is None:
+            raise RequestError(
+                "`file` is required: add it", param="file", code="missing_required_parameter"
+            )
+        if not self.num_bytes:
+            raise RequestError("`file` is empty: send one with content", param="file")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return form
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()

@@ -1,0 +1,65 @@
+"""/v1/batches: many requests in a file, answered while nobody else needs the engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.batches.background import ENDPOINTS
+from server.batches.store import Batch
+from server.errors import RequestError
+from server.routes.body import read_body
+from server.routes.files import listed, query_of, store_of
+from server.schema.base import parse
+from server.schema.batches import BatchQuery, BatchRequest
+from server.schema.sampling import openapi_body
+from server.state import owner_of, state_of
+
+router = APIRouter()
+
+
+def _shown(batch: Batch) -> Response:
+    return Response(msgspec.json.encode(batch), media_type="application/json")
+
+
+@router.post(
+    "/v1/batches",
+    summary="Run the requests of a file",
+    response_model=None,
+    openapi_extra=openapi_body(BatchRequest),
+)
+async def create_batch(request: Request) -> Response:
+    store = store_of(state_of(request))
+    wanted = parse(BatchRequest, await read_body(request))
+    if wanted.endpoint not in ENDPOINTS:
+        raise RequestError(
+            f"`endpoint` is {wanted.endpoint!r}: it must be one of {', '.join(ENDPOINTS)}",
+            param="endpoint",
+        )
+    return _shown(await asyncio.to_thread(store.create, owner_of(request), wanted))
+
+
+@router.get("/v1/batches", summary="List batches", response_model=None)
+async def list_batches(request: Request) -> Response:
+    store = store_of(state_of(request))
+    query = parse(BatchQuery, query_of(request))
+    page, more = await asyncio.to_thread(
+        store.page, owner_of(request), after=query.after, limit=query.limit
+    )
+    return listed([msgspec.to_builtins(batch) for batch in page], more)
+
+
+@router.get("/v1/batches/{batch_id}", summary="Describe a batch", response_model=None)
+async def get_batch(request: Request, batch_id: str) -> Response:
+    store = store_of(state_of(request))
+    return _shown(await asyncio.to_thread(store.find, owner_of(request), batch_id))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", summary="Cancel a batch", response_model=None)
+async def cancel_batch(request: Request, batch_id: str) -> Response:
+    store = store_of(state_of(request))
+    return _shown(await asyncio.to_thread(store.cancel, owner_of(request), batch_id))
