@@ -246,7 +246,7 @@ class Matchers:
 
 def short(error: str) -> str:
     """The first lines of the library's message, which may quote the whole grammar."""
-    return error.strip()[:MOST_ERROR]
+    return error.replace("<non-verbose/>", "").strip()[:MOST_ERROR]
 
 
 def compile_in_turn(
