@@ -369,6 +369,13 @@ VARIANTS = [
         HARMONY_CALL,
         Split('{"city": "Oslo"}'),
     ),
+    Case(
+        "harmony whose reasoning is not told apart",
+        "harmony",
+        None,
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+        Split("a\nb"),
+    ),
     Case("harmony without heads", "harmony", "harmony", "Hello <b>", Split("Hello <b>")),
     Case(
         "harmony, within the analysis",

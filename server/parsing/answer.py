@@ -58,7 +58,11 @@ class AnswerParser:
         )
         if harmony:
             self._reader = HarmonyReader(
-                self._source, self._output, self._calls, within=starts_in_reasoning
+                self._source,
+                self._output,
+                self._calls,
+                reasoning=reasoning_format is not None,
+                within=starts_in_reasoning,
             ).answer()
         else:
             self._reader = self._answer()

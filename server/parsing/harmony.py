@@ -30,12 +30,22 @@ class HarmonyReader:
     """Reads the messages of an answer; without a CallReader calls are content."""
 
     def __init__(
-        self, source: Source, output: Output, calls: CallReader | None, *, within: bool
+        self,
+        source: Source,
+        output: Output,
+        calls: CallReader | None,
+        *,
+        reasoning: bool,
+        within: bool,
     ) -> None:
-        """`within`: the prompt ends with the head of an analysis message."""
+        """
+        reasoning whether analysis is told apart from content
+        within    the prompt ends with the head of an analysis message
+        """
         self._source = source
         self._output = output
         self._calls = calls
+        self._thoughts = output.reasoning if reasoning else output.content
         self._within = within
 
     def answer(self) -> Reader[None]:
@@ -88,7 +98,7 @@ class HarmonyReader:
         return "".join(pieces)
 
     def _text(self, *, reasoning: bool) -> Reader[str]:
-        sink = self._output.reasoning if reasoning else self._output.content
+        sink = self._thoughts if reasoning else self._output.content
         word = yield from self._source.copy_until(marks(*HARMONY_ENDS, *BEGINNINGS), sink)
         return (yield from self._after(word))
 

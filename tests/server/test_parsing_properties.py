@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed import joined, parser, split_pieces
-from parsing_cases import CASES
+from parsing_cases import CALLS, CASES, Case
 
 from server.parsing.answer import AnswerParser
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
@@ -77,6 +77,18 @@ def test_text_with_half_a_mark_comes_out_as_it_is(text: str, half: str):
     if not any(mark in whole for mark in ("<tool_call>", "[TOOL_CALLS]")):
         assert split_pieces(whole, "hermes", "think") == (whole, "", ())
         assert split_pieces(whole, "mistral", "mistral") == (whole, "", ())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(CALLS),
+    st.lists(st.text("abc .é\n", min_size=1), min_size=2, max_size=4),
+)
+def test_words_between_calls_are_kept_and_so_are_the_calls(case: Case, between: list[str]):
+    section = case.text.removeprefix("Let me see.")
+    found = split_pieces([section.join(f"x{words}x" for words in between)], case.tools)
+    assert found.content == "\n".join(f"x{words}x" for words in between)
+    assert found.calls == case.split.calls * (len(between) - 1)
 
 
 # Arguments are what the model meant, and JSON.
