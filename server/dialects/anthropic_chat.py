@@ -12,6 +12,7 @@ from server.schema.anthropic import (
     CountRequest,
     MessageParam,
     MessagesRequest,
+    OutputConfig,
     TextBlock,
     Thinking,
     ThinkingBlock,
@@ -24,8 +25,14 @@ from server.schema.base import parse
 from server.schema.chat import ChatRequest
 from server.tokenizer import ChatTokenizer
 
-# ChatRequest's name of a field -> Anthropic's
-FIELDS = {"stop": "stop_sequences"}
+# For callers_names: ChatRequest's name of a field -> Anthropic's
+FIELDS = {
+    "stop": "stop_sequences",
+    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    r"response_format\.json_schema\.schema": "output_config.format.schema",
+    "response_format": "output_config.format",
+}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -52,8 +59,8 @@ def asked(body: CountRequest, tokenizer: ChatTokenizer) -> Asked:
         chat |= _choice(body.tool_choice)
     if body.thinking is not None:
         chat |= _thinking(body.thinking, tokenizer)
-    if body.output_config is not None and body.output_config.effort is not None:
-        chat |= _effort(body.output_config.effort, tokenizer)
+    if body.output_config is not None:
+        chat |= _output(body.output_config, tokenizer)
     if isinstance(body, MessagesRequest):
         chat |= {
             "max_tokens": body.max_tokens,
@@ -167,12 +174,19 @@ def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
     return thinking_fields(tokenizer, thinking.type != "disabled", "thinking")
 
 
-def _effort(effort: str, tokenizer: ChatTokenizer) -> dict[str, Any]:
+def _output(config: OutputConfig, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if config.format is not None:
+        schema = {"name": "answer", "schema": config.format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    effort = config.effort
+    if effort is None:
+        return fields
     template = tokenizer.template
     if template is not None and template.mentions(LEVEL):
-        return {LEVEL: effort}
+        return fields | {LEVEL: effort}
     if effort == "high":  # Anthropic's default
-        return {}
+        return fields
     raise UnsupportedParameter(
         f"`output_config.effort` is {effort}: this model's chat template has no place for it; use "
         "high, or leave it out",

@@ -65,12 +65,6 @@ def refuse_known(fields: dict[str, Any]) -> None:
                 "leave it out",
                 param=f"{path}.type",
             )
-    if fields_of(fields.get("output_config")).get("format") is not None:
-        raise UnsupportedParameter(
-            "`output_config.format` is not supported by this server: ask for the format in a "
-            "message",
-            param="output_config.format",
-        )
     for index, tool in enumerate(items_of(fields.get("tools"))):
         kind = fields_of(tool).get("type")
         if isinstance(kind, str) and kind != "custom":

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from server.errors import RequestError
 
-MESSAGE = re.compile(r"messages\[(\d+)\]")
+MESSAGE = re.compile(r"^messages\[(\d+)\]")
+QUOTED = re.compile(r"`([^`\s]+)`")  # messages have every field's path in such marks
 
 
 @contextmanager
@@ -16,24 +17,26 @@ def callers_names(paths: Sequence[str], fields: Mapping[str, str]) -> Generator[
     """Rewrite the RequestErrors of the block.
 
     paths   where message i of the ChatRequest came from: paths[i]
-    fields  ChatRequest's name of a field -> the caller's, where they differ
+    fields  ChatRequest's name of a field or the beginning of its path, as a regular expression ->
+            the caller's, as re.sub writes it, where they differ
     """
+    renamed = [(re.compile(rf"^{name}(?=[.\[]|$)"), theirs) for name, theirs in fields.items()]
 
     def place(match: re.Match[str]) -> str:
         index = int(match[1])
         return paths[index] if index < len(paths) else match[0]
 
-    def field(match: re.Match[str]) -> str:
-        return f"`{fields[match[1]]}`"
+    def rename(path: str) -> str:
+        path = MESSAGE.sub(place, path)
+        for name, theirs in renamed:
+            path, found = name.subn(theirs, path)
+            if found:
+                break
+        return path
 
     try:
         yield
     except RequestError as error:
-        message = MESSAGE.sub(place, error.message)
-        if fields:
-            named = "|".join(map(re.escape, fields))
-            message = re.sub(f"`({named})`", field, message)
-        error.message = message
-        if error.param is not None:
-            error.param = fields.get(error.param, MESSAGE.sub(place, error.param))
+        error.message = QUOTED.sub(lambda match: f"`{rename(match[1])}`", error.message)
+        error.param = error.param and rename(error.param)
         raise

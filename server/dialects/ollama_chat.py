@@ -8,14 +8,16 @@ import orjson
 
 from runtime.messages import Ready
 from server.dialects.thinking import thinking_fields
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import RequestError
 from server.schema.base import parse
 from server.schema.chat import ChatRequest
 from server.schema.ollama import Call, OllamaBody, OllamaChatBody, OllamaGenerateBody, OllamaMessage
 from server.tokenizer import ChatTokenizer
 
-# ChatRequest's and CompletionRequest's name of a field -> Ollama's
+# For callers_names: ChatRequest's and CompletionRequest's name of a field -> Ollama's
 FIELDS = {
+    r"response_format\.json_schema\.schema": "format",
+    "response_format": "format",
     "max_tokens": "options.num_predict",
     "temperature": "options.temperature",
     "top_k": "options.top_k",
@@ -72,11 +74,6 @@ def check_context(body: OllamaBody, ready: Ready) -> None:
 
 
 def _shared(body: OllamaBody, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    if body.format:
-        raise UnsupportedParameter(
-            "`format` is not supported by this server: ask for the format in a message",
-            param="format",
-        )
     chat = body.sampling() | {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
     if body.think is not None:
         chat |= thinking_fields(tokenizer, body.think, "think")

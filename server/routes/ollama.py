@@ -71,7 +71,7 @@ async def generate(request: Request) -> Response:
             generation, _ = await submit(state, text, prefix_salt(request, None), ROUTE)
         return await _continued(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
-    with callers_names(paths, FIELDS | {"messages": "prompt"}):
+    with callers_names(paths, FIELDS | {"messages$": "prompt"}):
         wanted = chat_of_prompt(body, state.tokenizer)
         return await _answered(request, state, body, wanted, answer)
 

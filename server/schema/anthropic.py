@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import RequestError
 from server.schema.base import WRONG_KIND, Body, few_entries, fields_of
@@ -140,7 +140,15 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputFormat(Body):
+    model_config = ConfigDict(protected_namespaces=())
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], BeforeValidator(few_entries(1024))] = Field(alias="schema")
+
+
 class OutputConfig(Body):
+    format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 

@@ -161,8 +161,15 @@ class OllamaBody(Body):
             )
 
     def sampling(self) -> dict[str, Any]:
+        """What both a ChatRequest and a CompletionRequest have fields for."""
         options = {} if self.options is None else self.options.sampling()
-        return {"model": self.model, "stream": self.streams, **options}
+        fields = {"model": self.model, "stream": self.streams, **options}
+        if isinstance(self.format, dict):
+            schema = {"name": "answer", "schema": self.format}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif self.format:
+            fields["response_format"] = {"type": "json_object"}
+        return fields
 
 
 class OllamaChatBody(OllamaBody):
@@ -196,7 +203,7 @@ class OllamaGenerateBody(OllamaBody):
     def check(self) -> None:
         super().check()
         for name in ("suffix", "raw"):
-            for other in ("system", "think", "format"):
+            for other in ("system", "think"):
                 if getattr(self, name) and getattr(self, other):
                     raise RequestError(
                         f"`{name}` and `{other}` exclude each other, because the text goes to the "

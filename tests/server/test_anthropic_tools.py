@@ -1,0 +1,245 @@
+"""Tools, thinking and forms of answers in /v1/messages, with a model that writes as Qwen's do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx2 as httpx
+import msgspec
+import pytest
+from fake_engine import FakeServer, fake_server, ready
+
+from server.dialects.anthropic_chat import FIELDS
+from server.dialects.names import callers_names
+from server.errors import RequestError
+
+TEMPLATE = (
+    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
+    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}{# </think> #}"
+)
+WEATHER = {
+    "name": "weather",
+    "description": "Weather of a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+TIME = {"name": "time", "input_schema": {"type": "object"}}
+ASK: dict[str, Any] = {
+    "model": "fake",
+    "max_tokens": 2000,
+    "messages": [{"role": "user", "content": "Weather in Rome?"}],
+    "tools": [WEATHER, TIME],
+}
+PLAIN = {name: value for name, value in ASK.items() if name != "tools"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture
+def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
+    shared.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
+    yield shared
+    shared.reset()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.fixture
+def client(fake: FakeServer) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0)
+
+
+def prompt_of(fake: FakeServer) -> str:
+    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
+
+
+def without_ids(content: list[Any]) -> list[dict[str, Any]]:
+    return [block.model_dump(exclude={"id"}, exclude_none=True) for block in content]
+
+
+def test_calls_are_blocks_after_the_text(fake: FakeServer, client: anthropic.Anthropic):
+    fake.say("Let me look." + CALL + OTHER)
+    message = client.messages.create(**ASK)
+    assert message.stop_reason == "tool_use"
+    assert without_ids(message.content) == [
+        {"type": "text", "text": "Let me look."},
+        {"type": "tool_use", "name": "weather", "input": {"city": "Rome"}},
+        {"type": "tool_use", "name": "time", "input": {}},
+    ]
+    assert '"name": "weather"' in prompt_of(fake) and '"required": ["city"]' in prompt_of(fake)
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_a_stream_of_calls_is_the_same_message(
+    fake: FakeServer, client: anthropic.Anthropic, step: int
+):
+    fake.engine.step = step
+    fake.say("Let me look." + CALL + OTHER)
+    plain = client.messages.create(**ASK)
+    with client.messages.stream(**ASK) as stream:
+        kinds = [event.type for event in stream if event.type.startswith("content_block_st")]
+        streamed = stream.get_final_message()
+    assert kinds == ["content_block_start", "content_block_stop"] * 3
+    assert without_ids(streamed.content) == without_ids(plain.content)
+    assert (streamed.stop_reason, streamed.usage) == (plain.stop_reason, plain.usage)
+
+
+def test_each_block_ends_before_the_next_begins(fake: FakeServer):
+    fake.say(THOUGHT + CALL + OTHER)
+    answer = httpx.post(f"{fake.url}/v1/messages", json=ASK | {"stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+    inside: int | None = None
+    seen = 0
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert inside is None and event["index"] == seen
+            inside, seen = seen, seen + 1
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == inside
+        elif event["type"] == "content_block_stop":
+            assert event["index"] == inside
+            inside = None
+        else:
+            assert event["type"] == "ping" or inside is None
+    assert seen == 4 and inside is None
+
+
+def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: anthropic.Anthropic):
+    fake.say(CALL)
+    called = client.messages.create(**ASK)
+    [block] = called.content
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "22 degrees"}
+    fake.say("It is 22 degrees.")
+    turns = [
+        *ASK["messages"],
+        {"role": "assistant", "content": called.content},
+        {"role": "user", "content": [result, {"type": "text", "text": "Short!"}]},
+    ]
+    answer = client.messages.create(**ASK | {"messages": turns})
+    assert answer.content[0].text == "It is 22 degrees." and answer.stop_reason == "end_turn"
+    assert '"arguments": {"city": "Rome"}' in prompt_of(fake)
+    assert "<|tool|>22 degrees<|end|><|user|>Short!<|end|>" in prompt_of(fake)
+    failed = result | {"is_error": True, "content": [{"type": "text", "text": "no network"}]}
+    turns[-1] = {"role": "user", "content": [failed]}
+    client.messages.create(**ASK | {"messages": turns})
+    assert prompt_of(fake).endswith("<|tool|>Error: no network<|end|><|assistant|>")
+
+
+def test_one_call_at_a_time_if_the_caller_wants(fake: FakeServer, client: anthropic.Anthropic):
+    fake.say(CALL + OTHER)
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    message = client.messages.create(**ASK, tool_choice=choice)
+    assert [block.name for block in message.content] == ["weather"]
+
+
+def test_tool_choice_none_hides_the_tools(fake: FakeServer, client: anthropic.Anthropic):
+    message = client.messages.create(**ASK, tool_choice={"type": "none"})
+    assert message.stop_reason == "end_turn" and "<tools>" not in prompt_of(fake)
+
+
+def test_a_call_that_max_tokens_cuts_off_keeps_what_there_is_of_it(
+    fake: FakeServer, client: anthropic.Anthropic
+):
+    cut = CALL[: CALL.index('me"}')]
+    fake.say(cut, end=False)
+    message = client.messages.create(**ASK | {"max_tokens": len(fake.tokenizer.encode(cut))})
+    assert message.stop_reason == "max_tokens"
+    assert without_ids(message.content) == [
+        {"type": "tool_use", "name": "weather", "input": {"city": "Ro"}}
+    ]
+
+
+def test_thinking_is_a_signed_block_of_its_own(fake: FakeServer, client: anthropic.Anthropic):
+    fake.say(THOUGHT)
+    whole = client.messages.create(**PLAIN)
+    with client.messages.stream(**PLAIN) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        thought, text = message.content
+        assert (thought.type, thought.thinking) == ("thinking", "Rome is in Italy.")
+        assert (text.type, text.text) == ("text", "Sunny.")
+        assert thought.signature == whole.content[0].signature
+    turns = [*PLAIN["messages"], {"role": "assistant", "content": whole.content}]
+    turns.append({"role": "user", "content": "Sure?"})
+    client.messages.create(**PLAIN | {"messages": turns})
+    assert "<|assistant|>Sunny.<|end|>" in prompt_of(fake)
+
+
+def test_thinking_can_be_left_out_of_the_answer(fake: FakeServer, client: anthropic.Anthropic):
+    fake.say(THOUGHT)
+    hidden = PLAIN | {"thinking": {"type": "adaptive", "display": "omitted"}}
+    with client.messages.stream(**hidden) as stream:
+        streamed = stream.get_final_message()
+    for message in (client.messages.create(**hidden), streamed):
+        thought, text = message.content
+        assert (thought.thinking, text.text) == ("", "Sunny.") and thought.signature
+
+
+@pytest.mark.parametrize(
+    ("thinking", "shut"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, False),
+        ({"type": "adaptive"}, False),
+        ({"type": "disabled"}, True),
+    ],
+)
+def test_thinking_is_switched_in_the_template(
+    fake: FakeServer, client: anthropic.Anthropic, thinking: dict[str, Any], shut: bool
+):
+    client.messages.create(**PLAIN, thinking=thinking)
+    assert prompt_of(fake).endswith("</think>\n\n") == shut
+
+
+def test_the_tools_count_as_part_of_the_prompt(fake: FakeServer, client: anthropic.Anthropic):
+    body = {name: value for name, value in ASK.items() if name != "max_tokens"}
+    counted = client.messages.count_tokens(**body).input_tokens
+    client.messages.create(**ASK)
+    assert counted == len(fake.engine.requests[-1].tokens)
+
+
+def test_a_schema_for_the_answer_becomes_a_grammar(fake: FakeServer, client: anthropic.Anthropic):
+    fake.say('{"city": "Rome"}')
+    form = {"format": {"type": "json_schema", "schema": WEATHER["input_schema"]}}
+    message = client.messages.create(**PLAIN, output_config=form)
+    assert message.content[0].text == '{"city": "Rome"}'
+    assert "city" in fake.engine.requests[-1].params.grammar
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("tools[0].function.parameters.properties.a", "tools[0].input_schema.properties.a"),
+        ("tools[12].function.name", "tools[12].name"),
+        ("response_format.json_schema.schema.items", "output_config.format.schema.items"),
+        ("messages[1].content", "messages[0].content"),
+        ("messages[0]", "system"),
+        ("stop[1]", "stop_sequences[1]"),
+        ("stopped", "stopped"),
+    ],
+)
+def test_an_error_names_fields_as_the_caller_wrote_them(told: str, expected: str):
+    with (
+        pytest.raises(RequestError) as refused,
+        callers_names(["system", "messages[0]"], FIELDS),
+    ):
+        raise RequestError(f"look at `{told}`, stop", param=told)
+    assert refused.value.param == expected
+    assert refused.value.message == f"look at `{expected}`, stop"
