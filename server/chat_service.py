@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from runtime.messages import FinishReason, Ready, SamplingParams
-from server.answer_form import answer_grammar
+from server.answer_form import check_grammar, requested_grammar
 from server.choice import Choice, Piece, ScoredToken
 from server.conversation import check_messages, template_messages, template_tools
 from server.generation import Generation, require_ready
@@ -32,6 +32,7 @@ from server.schema.chat import ChatRequest
 from server.splitting import Splitting, plain
 from server.state import ServerState
 from server.template_options import template_options
+from server.tool_grammar import GrammarMarks, after_thought, tool_grammar
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 
@@ -149,16 +150,37 @@ async def prepare_chat(
     """
     ready, prompt = await chat_prompt(state, body)
     params = _params(state, ready, body, prompt)
-    params = msgspec.structs.replace(params, grammar=await answer_grammar(state, body, ready))
     splitting = state.formats.splitting(
         body.offered_tools(),
         prompt,
         state.tokenizer,
         parallel=body.parallel_tool_calls is not False,
     )
+    grammar = await _grammar(state, ready, body, splitting)
+    params = msgspec.structs.replace(params, grammar=grammar)
     marks = None if splitting is None else state.formats.marks
     generation = Generation(state, route, body, [prompt], [params], salt, marks=marks)
     return ChatTurn(body, generation, splitting)
+
+
+async def _grammar(
+    state: ServerState, ready: Ready, body: ChatRequest, splitting: Splitting | None
+) -> str:
+    """For SamplingParams.grammar: of the answer's format and its tool calls, after reasoning."""
+    wanted = await requested_grammar(body)
+    if wanted is None and not body.offered_tools():
+        return ""
+    template = state.tokenizer.template
+    marks = GrammarMarks(state.tokenizer.special_words())
+    formats = state.formats.formats
+    source = "" if template is None else template.source
+    grammar = tool_grammar(body, wanted, formats.tools, source, marks)
+    if grammar is None:
+        return ""
+    if formats.reasoning is not None:
+        begun = splitting is not None and splitting.starts_in_reasoning
+        grammar = after_thought(grammar, formats.reasoning, marks, begun=begun)
+    return await check_grammar(state, grammar, ready)
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:

@@ -184,3 +184,14 @@ def test_log_probabilities_cover_every_token_of_a_call(fake: FakeServer):
         for entry in chunk.choices[0].logprobs.content or ()
     ]
     assert "".join(pieces) == CALL
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_call_that_must_be_made_reaches_the_engine_as_a_grammar(fake: FakeServer, choice: Any):
+    fake.say(CALL)
+    fake.client().chat.completions.create(**ASK, tool_choice=choice)
+    assert "arguments0" in fake.engine.requests[-1].params.grammar
+    fake.client().chat.completions.create(**ASK, tool_choice="auto")
+    assert fake.engine.requests[-1].params.grammar == ""
