@@ -11,7 +11,7 @@ from tiny_checkpoints import SHAPE
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.loading import load
-from runtime.messages import Request, SamplingParams
+from runtime.messages import Pooling, Request, SamplingParams
 
 FEATURES = (
     SamplingParams(max_tokens=40, temperature=0),
@@ -19,6 +19,8 @@ FEATURES = (
     SamplingParams(max_tokens=40, repetition_penalty=1.2, frequency_penalty=0.5),
     SamplingParams(max_tokens=40, logit_bias={5: 2.0}, stop_ids=(1, 7), min_tokens=30),
     SamplingParams(max_tokens=40, prompt_logprobs=2),
+    SamplingParams(max_tokens=0, pooling=Pooling("last")),
+    SamplingParams(max_tokens=0, pooling=Pooling("mean", dimensions=20)),
 )
 
 
