@@ -1,6 +1,8 @@
 # ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
 """Formats are chosen by the chat template's text, and by name."""
 
+from pathlib import Path
+
 import pytest
 from parsing_cases import CASES
 
@@ -168,3 +170,11 @@ def test_special_tokens_of_an_answer_are_those_its_formats_need(case):
             if word in case.text and word not in outside:
                 assert formats.needs_token(word), word
     assert not formats.needs_token("<|endoftext|>")
+
+
+def test_the_documentation_has_every_format_and_no_other():
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    _, calls, reasoning, *_ = text.split("\n## ")
+    for section, table in ((calls, TOOL_FORMATS), (reasoning, REASONING_FORMATS)):
+        rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+        assert {name for row in rows for name in row.strip("| `").split("`, `")} == set(table)
