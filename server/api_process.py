@@ -24,6 +24,7 @@ import uvicorn
 
 from runtime.client import EngineClient
 from server.app import create_app, line_app
+from server.batches.database import DataError
 from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
@@ -191,7 +192,7 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
             runner.run(serve(start))
-    except (TokenizerError, StoreUnusable) as error:
+    except (TokenizerError, StoreUnusable, DataError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
 

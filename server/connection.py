@@ -16,11 +16,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from server.errors import INVALID_REQUEST, error_body
 
 
+BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
+MAX_BODY_SECONDS = 3000.0
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection of a caller whose headers are too large, or who does not go on."""
 
     header_seconds = 10.0  # from the first byte (or the connection) to the end of the headers
-    body_seconds = 60.0  # from there to the end of the body
+    body_seconds = 60.0  # from there to the end of the body, and more for a long one
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes: int | None = 0  # None while no header is being read
 
@@ -78,7 +82,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # they come again
         self._header_bytes = None
-        self._expect(self.body_seconds)
+        length = dict(self.headers).get(b"content-length", b"")
+        patience = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
+        self._expect(min(self.body_seconds + patience, MAX_BODY_SECONDS))
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -7,6 +7,7 @@ others, are not counted against --max-queue, and leave the latencies in /metrics
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ from runtime.messages import SamplingParams
 from server.explain import RequestLog
 from server.metrics import Metrics
 from server.state import ServerState
+
+log = logging.getLogger("wavefill.batches")
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
@@ -112,6 +115,7 @@ async def ask(
     try:
         await app(scope, answer.receive, answer.send)
     except Exception:
-        if not answer.status:  # else the application has answered with 500, and told the log
-            raise
+        log.exception("a line of a batch failed")
+        if not answer.status:
+            raise  # else the application has answered with 500
     return answer.status, answer.body

@@ -29,6 +29,7 @@ CREATE TABLE batches (
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
     status TEXT NOT NULL,
+    input_id TEXT NOT NULL,
     output_id TEXT NOT NULL,
     error_id TEXT NOT NULL,
     keep_seconds INTEGER NOT NULL,
@@ -43,6 +44,10 @@ CREATE TABLE failures (
     PRIMARY KEY (batch, line)
 ) WITHOUT ROWID;
 """
+
+
+# Of batches: they have not ended.
+IS_OPEN = "status IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
 
 class DataError(Exception):

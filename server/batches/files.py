@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.batches.database import Database
+from server.batches.database import IS_OPEN, Database
 from server.errors import NotFound, RateLimited, RequestError
 
 MAX_FILES = 10_000  # in the directory, reserved ones too
@@ -99,7 +99,9 @@ class FileStore:
     def is_full(self) -> bool:
         """No batch should write on: what is stored has reached the limit."""
         with self.database.reading() as connection:
-            used = connection.execute("SELECT COALESCE(SUM(bytes), 0) FROM files").fetchone()[0]
+            used = connection.execute(
+                "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE state != 'uploading'"
+            ).fetchone()[0]
         return used >= self.max_bytes
 
     def insert(
@@ -190,9 +192,7 @@ class FileStore:
         self.find(owner, id)
         with self.database.transaction() as connection:
             reader = connection.execute(
-                "SELECT batches.id FROM batches WHERE status IN"
-                " ('validating', 'in_progress', 'cancelling', 'finalizing')"
-                " AND json_extract(CAST(body AS TEXT), '$.input_file_id') = ?",
+                f"SELECT id FROM batches WHERE {IS_OPEN} AND input_id = ?",
                 (id,),
             ).fetchone()
             if reader is not None:
@@ -220,8 +220,7 @@ class FileStore:
                 "SELECT id FROM files WHERE state = 'deleting'"
                 " OR (state = 'uploading' AND created_at < ?)"
                 " OR (state = 'processed' AND expires_at <= ? AND id NOT IN"
-                " (SELECT json_extract(CAST(body AS TEXT), '$.input_file_id') FROM batches"
-                " WHERE status IN ('validating', 'in_progress', 'cancelling', 'finalizing')))",
+                f" (SELECT input_id FROM batches WHERE {IS_OPEN}))",
                 (now - UPLOAD_SECONDS, now),
             ).fetchall()
         for (id,) in rows:

@@ -175,18 +175,19 @@ class Writer:
     async def add(self, result: Result) -> None:
         """Returns when it is written.  Raises OSError."""
         self._waiting.append(result)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
         while result.line not in self._results.tally.done:
-            if self._writing is None or self._writing.done():
-                self._writing = asyncio.create_task(self._write())
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
-        batch, self._waiting = self._waiting, []
-        await asyncio.to_thread(self._results.write, batch)
+        # Not started again after a failure: behind a torn record nothing could be read.
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            await asyncio.to_thread(self._results.write, batch)
+        self._writing = None
 
     async def close(self) -> None:
         """Returns when all that was handed over is written.  Raises OSError."""
-        while self._writing is not None and (not self._writing.done() or self._waiting):
-            if self._writing.done():
-                self._writing = asyncio.create_task(self._write())
+        while self._writing is not None:
             await asyncio.shield(self._writing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import orjson
@@ -23,6 +23,11 @@ log = logging.getLogger("wavefill.batches")
 MAX_FAILURES = 3  # of the engine on one line
 RETRY_SECONDS = 1.0
 CHUNK = 500  # lines written at once that were not run
+REFUSED = {
+    "stream": "a line gets its answer in one piece, leave it out",
+    "background": "a line gets its answer when there is one, leave it out",
+    "priority": "lines come after all other requests, leave it out",
+}
 NOT_RUN = {
     CANCELLED: "the batch was cancelled before this request was executed",
     EXPIRED: "this request could not be executed before the completion window expired",
@@ -67,11 +72,12 @@ class BatchRun:
         if batch.status == "validating":
             batch = await asyncio.to_thread(self._validate)
         await asyncio.to_thread(self._results.recover)
-        self._failures = await asyncio.to_thread(self._store.failures, self._id)
+        failures = await asyncio.to_thread(self._store.failures, self._id)
+        self._failures = {n: failures[n] for n in failures.keys() - self._results.tally.done}
         try:
             if batch.status == "in_progress":
                 await self._work()
-            elif batch.status == "cancelling":
+            elif batch.status == "cancelling" and self._total:  # else nobody has checked the file
                 await self._leave_out(CANCELLED)
         finally:
             await self._writer.close()
@@ -162,17 +168,22 @@ class BatchRun:
             while (line := await asyncio.to_thread(next, left, None)) is not None:
                 if line.number not in self._failures:
                     weight = await self._slots.take(line.num_sequences())
-                    group.create_task(self._one(line, weight))
+                    # Not in the task: one that is cancelled before it begins does nothing at all.
+                    group.create_task(self._one(line)).add_done_callback(self._giver(weight))
         while self._failures:
             left = self._left()
             while (line := await asyncio.to_thread(next, left, None)) is not None:
-                await self._one(line, await self._slots.take(None))
+                weight = await self._slots.take(None)
+                try:
+                    await self._one(line)
+                finally:
+                    self._slots.give(weight)
 
-    async def _one(self, line: Line, weight: int) -> None:
-        try:
-            result = await self._answer(line)
-        finally:
-            self._slots.give(weight)
+    def _giver(self, weight: int) -> Callable[[object], None]:
+        return lambda task: self._slots.give(weight)
+
+    async def _one(self, line: Line) -> None:
+        result = await self._answer(line)
         if result is not None:
             self._failures.pop(line.number, None)
             await self._writer.add(result)
@@ -180,7 +191,7 @@ class BatchRun:
     async def _answer(self, line: Line) -> Result | None:
         """None if the engine failed on it, and it shall be tried again alone."""
         try:
-            refuse_unfinished(line)
+            check_body(line)
         except RequestError as error:
             return Result(line.number, line.custom_id, error.status, error.body())
         while True:
@@ -196,7 +207,8 @@ class BatchRun:
         return Result(line.number, line.custom_id, status, body)
 
     async def _ask(self, line: Line) -> tuple[int, bytes]:
-        endpoint, body = self._stored.batch.endpoint, orjson.dumps(line.body)
+        endpoint = self._stored.batch.endpoint
+        body = await asyncio.to_thread(orjson.dumps, line.body)
         asking = asyncio.create_task(ask(self._app, endpoint, self._scope, body))
         losing = asyncio.create_task(self._slots.lost())
         try:
@@ -241,10 +253,8 @@ class BatchRun:
         self._store.end(self._stored, self._sizes(), ended)
 
 
-def refuse_unfinished(line: Line) -> None:
-    """Raises UnsupportedParameter for what a line cannot be answered with: it gets one answer."""
-    for name in ("stream", "background"):
+def check_body(line: Line) -> None:
+    """Raises UnsupportedParameter for what routes take and batches do not."""
+    for name, why in REFUSED.items():
         if line.body.get(name):
-            raise UnsupportedParameter(
-                f"`{name}` is not supported in a batch: leave it out", param=name
-            )
+            raise UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)

@@ -82,7 +82,10 @@ class BatchRunner:
                 if loop.time() - swept >= SWEEP_SECONDS:
                     swept = loop.time()
                     await asyncio.to_thread(self._store.files.sweep)
-                self._start(await asyncio.to_thread(self._store.open_batches))
+                # Those that end while the list is read stay here: it may tell of them as open.
+                self._running = {id: run for id, run in self._running.items() if not run[1].done()}
+                if len(self._running) < MAX_RUNNING:
+                    self._start(await asyncio.to_thread(self._store.open_batches))
                 await asyncio.sleep(self._poll_seconds)
         finally:
             tasks = [task for _, task in self._running.values()]
@@ -93,7 +96,6 @@ class BatchRunner:
 
     def _start(self, waiting: list[StoredBatch]) -> None:
         """Fill what is free, those first whose owner has the least running, then the oldest."""
-        self._running = {id: run for id, run in self._running.items() if not run[1].done()}
         waiting = [stored for stored in waiting if stored.batch.id not in self._running]
         while waiting and len(self._running) < MAX_RUNNING:
             shares = Counter(owner for owner, _ in self._running.values())

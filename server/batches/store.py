@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from server.batches.database import Database
+from server.batches.database import IS_OPEN, Database
 from server.batches.files import KEEP_SECONDS, FileStore, number_of
 from server.errors import NotFound, RateLimited, RequestError
 from server.schema.batches import BatchRequest
@@ -38,8 +38,6 @@ Status = Literal[
     "expired",
     "cancelled",
 ]
-OPEN: tuple[Status, ...] = ("validating", "in_progress", "cancelling", "finalizing")
-IS_OPEN = f"status IN {OPEN}"
 
 
 class BatchError(Struct, frozen=True, kw_only=True):
@@ -151,12 +149,14 @@ class BatchStore:
         with self.database.transaction() as connection:
             self._make_room(connection)
             connection.execute(
-                "INSERT INTO batches (id, owner, status, output_id, error_id, keep_seconds, body)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO batches"
+                " (id, owner, status, input_id, output_id, error_id, keep_seconds, body)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     batch.id,
                     owner,
                     batch.status,
+                    file.id,
                     self.files.insert(connection, owner, "reserved"),
                     self.files.insert(connection, owner, "reserved"),
                     KEEP_SECONDS if keep is None else keep.seconds,
