@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -96,6 +97,7 @@ class Vectors:
         self,
         state: ServerState,
         route: str,
+        model: str,
         prompts: list[list[int]],
         pooling: Pooling,
         *,
@@ -103,6 +105,7 @@ class Vectors:
         priority: int = 0,
     ) -> None:
         """Nothing is submitted yet.  Raises RateLimited if the server does not take so many."""
+        self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
         self._route = route
         self._prompts = prompts
@@ -113,7 +116,11 @@ class Vectors:
         self._open: set[Mailbox] = set()
         self._found: list[bytes] = [b""] * len(prompts)
         self._cached = 0
+        self._num_done = 0
+        self._failed = False
         admit(state, self._lanes)
+        facts: dict[str, object] = {"route": route, "model": model, "stream": False}
+        self._record = state.requests.begin(self.name, facts, self._explain)
 
     async def collect(self) -> list[bytes]:
         """Little-endian float32, one entry a prompt.  The caller calls `close` afterwards.
@@ -126,7 +133,12 @@ class Vectors:
             for place in places:  # shared: each lane takes the next that nobody has
                 self._found[place] = await self._one(self._prompts[place])
 
-        await together([lane() for _ in range(self._lanes)])
+        try:
+            await together([lane() for _ in range(self._lanes)])
+        except Exception:
+            self._failed = True
+            self._abort("error")
+            raise
         return self._found
 
     async def _one(self, prompt: list[int]) -> bytes:
@@ -150,14 +162,34 @@ class Vectors:
         )
         if output.finish != "stop":
             raise EngineFailed(f"no vector was made: {output.error or 'it was aborted'}")
+        self._num_done += 1
         return output.vector
 
     def close(self) -> None:
         """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        self._abort("disconnect")
+        self._record.end()
+
+    def _abort(self, by: str) -> None:
         for mailbox in self._open:
             self._state.client.abort(mailbox.id)
-            self._state.metrics.aborted("disconnect")
+            self._state.metrics.aborted(by)
         self._open.clear()
+
+    def _explain(self) -> dict[str, object]:
+        """What of the request's record changes, until it is closed."""
+        if self._failed:
+            state = "failed"
+        elif self._num_done == len(self._prompts):
+            state = "finished"
+        else:
+            state = "running" if self._open else "aborted"
+        return {
+            "state": state,
+            "num_prompts": len(self._prompts),
+            "num_done": self._num_done,
+            "usage": self.usage(),
+        }
 
     def usage(self) -> dict[str, object]:
         prompt = sum(map(len, self._prompts))

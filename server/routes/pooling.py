@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import struct
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
@@ -62,13 +61,14 @@ class Call(Generic[P]):
 
     async def vectors(
         self, route: str, given: list[Given], *, size: int = 0, normalize: bool = True
-    ) -> tuple[list[bytes], dict[str, object]]:
-        """Little-endian float32, one entry a text, and the usage.  Raises RequestError."""
+    ) -> tuple[list[bytes], Vectors]:
+        """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
         config = self.state.config
         kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
         vectors = Vectors(
             self.state,
             route,
+            self.body.model,
             await prompts_of(self.state, self.ready, given),
             Pooling(kind, size, normalize),
             salt=prefix_salt(self.request, self.body.cache_salt),
@@ -78,7 +78,7 @@ class Call(Generic[P]):
             found = await while_connected(self.request.receive, vectors.collect())
         finally:
             vectors.close()
-        return found, vectors.usage()
+        return found, vectors
 
 
 async def read_call(
@@ -116,7 +116,7 @@ async def embeddings(request: Request) -> Response:
         )
     inputs = body.inputs()
     given = [call.given(text, body.path(place)) for place, text in enumerate(inputs)]
-    found, usage = await call.vectors(
+    found, vectors = await call.vectors(
         "embeddings", given, size=size, normalize=body.normalize is not False
     )
     in_base64 = body.encoding_format == "base64"
@@ -126,7 +126,7 @@ async def embeddings(request: Request) -> Response:
             b'{"object":"embedding","index":%d,"embedding":%b}' % (place, _shown(vector, in_base64))
             for place, vector in enumerate(found)
         ]
-        tail = orjson.dumps({"model": body.model, "usage": usage})
+        tail = orjson.dumps({"model": body.model, "usage": vectors.usage()})
         return b'{"object":"list","data":[%b],%b' % (b",".join(entries), tail[1:])
 
     whole = await off_loop(sum(map(len, found)) // 4, work)
@@ -160,13 +160,13 @@ async def score(request: Request) -> Response:
         for name, side in zip(names, sides, strict=True)
         for place, text in enumerate(side)
     ]
-    found, usage = await call.vectors("score", given)
+    found, vectors = await call.vectors("score", given)
     ones, others = found[: len(sides[0])], found[len(sides[0]) :]
     if len(ones) == 1:
         ones = ones * len(others)
     scores = await _likeness(ones, others)
     answer: dict[str, Any] = {
-        "id": f"score-{uuid.uuid4().hex}",
+        "id": f"score-{vectors.name}",
         "object": "list",
         "created": int(time.time()),
         "model": body.model,
@@ -174,7 +174,7 @@ async def score(request: Request) -> Response:
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
         ],
-        "usage": usage,
+        "usage": vectors.usage(),
     }
     return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -196,7 +196,7 @@ async def rerank(request: Request) -> Response:
         call.given(text, body.path(place), most=body.max_tokens_per_doc)
         for place, text in enumerate(texts)
     ]
-    found, usage = await call.vectors("rerank", given)
+    found, vectors = await call.vectors("rerank", given)
     scores = await _likeness(found[:1] * len(texts), found[1:])
     best = sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n or None]
     results: list[dict[str, Any]] = [
@@ -206,10 +206,10 @@ async def rerank(request: Request) -> Response:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
     answer: dict[str, Any] = {
-        "id": f"rerank-{uuid.uuid4().hex}",
+        "id": f"rerank-{vectors.name}",
         "model": body.model,
         "results": results,
-        "usage": usage,
+        "usage": vectors.usage(),
     }
     return Response(orjson.dumps(answer), media_type="application/json")
 

@@ -193,6 +193,37 @@ def test_vectors_wait_for_the_engine(fake: FakeServer):
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
 
 
+def test_what_became_of_a_request_can_be_asked(fake: FakeServer):
+    answer = httpx.post(f"{fake.url}/v1/embeddings", json={"model": "fake", "input": ["a", "b"]})
+    told = httpx.get(f"{fake.url}/v1/requests/{answer.headers['x-request-id']}").json()
+    assert (told["route"], told["state"], told["num_done"]) == ("embeddings", "finished", 2)
+    assert told["usage"] == answer.json()["usage"]
+    name = ask(fake, "/v1/rerank", query="fox", documents=["fox"])["id"]
+    assert httpx.get(f"{fake.url}/v1/requests/{name}").json()["route"] == "rerank"
+
+
+def test_a_request_that_failed_or_was_left_is_told_as_such(fake: FakeServer):
+    def state(name: str) -> str:
+        return httpx.get(f"{fake.url}/v1/requests/{name}").json()["state"]
+
+    body = {"model": "fake", "input": ["a", "b"]}
+    fake.engine.fail_after = 0
+    httpx.post(f"{fake.url}/v1/embeddings", json=body, headers={"x-request-id": "one-that-fails"})
+    assert state("one-that-fails") == "failed"
+    fake.engine.held = True
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{fake.url}/v1/embeddings",
+            json=body,
+            headers={"x-request-id": "one-that-is-left"},
+            timeout=0.3,
+        )
+    deadline = time.monotonic() + 5
+    while state("one-that-is-left") == "running" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert state("one-that-is-left") == "aborted"
+
+
 # Truncation.
 
 
