@@ -31,12 +31,13 @@ from runtime.messages import MAX_LEXER_STATES
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from tokenizers import Tokenizer
 
 ORPHANED = 3  # exit code
 END = "<|wavefill-end-of-grammar|>"  # our own end token: the model's are set by stop_ids
 MOST_CACHED = 64  # compiled grammars kept for the next request, and
 MOST_CACHED_BYTES = 4 << 20  # the text they came from
-MOST_ERROR = 500  # characters of an error
+MOST_ERROR = 300  # characters of an error
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -96,11 +97,36 @@ class Row:
     count: int = 0  # tokens of the answer so far
 
 
+class Words:
+    """A tokenizer as the library takes one that is not its own: the bytes of every token.
+
+    Reading a tokenizer.json itself, it would hold added words such as <tool_call> to be special,
+    which only their ids can name: no text, not even any text, would allow them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end: int) -> None:
+        from llguidance import LLTokenizer
+
+        plain = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=end)
+        self.tokens = [plain.decode_bytes([id]) for id in range(plain.vocab_size)]
+        added = tokenizer.get_added_tokens_decoder()
+        for id, token in added.items():
+            self.tokens[id] = token.content.encode()
+        self.special_token_ids = [id for id, token in added.items() if token.special]
+        self.eos_token_id = end
+        self.bos_token_id = None
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
 class Vocabulary:
     """The library's view of a tokenizer.json, with an end token of our own behind the others."""
 
     def __init__(self, tokenizer_file: str, vocab_size: int) -> None:
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
         from tokenizers import AddedToken, Tokenizer
 
         tokenizer = Tokenizer.from_file(tokenizer_file)
@@ -111,9 +137,8 @@ class Vocabulary:
         assert end is not None
         self.end = end
         self.num_bytes = (vocab_size + 7) // 8  # of a mask for the engine
-        self.tokenizer: LLTokenizer = LLTokenizer(
-            tokenizer.to_str(), n_vocab=max(vocab_size, end + 1), eos_token=end
-        )
+        words = Words(tokenizer, max(vocab_size, end + 1), end)
+        self.tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(words))
         self.row_bytes = (self.tokenizer.vocab_size + 31) // 32 * 4  # of a mask by the library
         self._padding = (1 << (vocab_size % 8)) - 1 if vocab_size % 8 else 0xFF
 

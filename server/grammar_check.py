@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MAX_MEMORY = 2 << 30  # bytes of address space
-MOST_ERROR = 500  # characters
+MOST_ERROR = 300  # characters
 STEPS = 12  # bytes of an answer that a grammar is tried with
 IN_VAIN = "Unsatisfiable"  # how the library says that nothing fulfils a schema
 WORDS = {  # how its messages begin -> what they mean to a caller
@@ -154,7 +154,12 @@ def plain(error: str) -> str:
     for beginning, words in WORDS.items():
         if error.startswith(beginning):
             return words
-    return error.replace("<non-verbose/>", "").strip()[:MOST_ERROR]
+    error = error.replace("<non-verbose/>", "").strip()
+    if len(error) <= MOST_ERROR:
+        return error
+    if "error:" in error:  # of a regular expression, behind a copy of it
+        error = error[error.rindex("error:") :]
+    return error[:MOST_ERROR]
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[list[str | int], dict[str, Any]]]:

@@ -18,6 +18,7 @@ import msgspec
 
 from server.errors import RateLimited, RequestError
 from server.grammar_check import Check, Start, Verdict
+from server.json_schema import shown
 from server.schema.base import path_of
 from server.structured import Grammar
 from server.tokenizer import ChatTokenizer
@@ -150,7 +151,7 @@ def _refusal(grammar: Grammar, blame: list[str], verdict: Verdict) -> RequestErr
     if inner:
         path += inner if inner.startswith("[") else f".{inner}"
     return RequestError(
-        f"the schema at `{path}` cannot be enforced: {verdict.error}",
+        f"the schema at `{shown(path)}` cannot be enforced: {verdict.error}",
         param=path,
         code="unsupported_schema",
     )

@@ -62,6 +62,11 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
 KNOWN = sorted(NESTED | LISTS | MAPS | SIMPLE | ANNOTATIONS | REFUSED.keys())
 
 
+def shown(path: str) -> str:
+    """A path short enough for a message: its ends."""
+    return path if len(path) <= 160 else f"{path[:60]}...{path[-100:]}"
+
+
 class Node(NamedTuple):
     schema: dict[str, Any]
     path: str
@@ -85,8 +90,8 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
         values += len(items_of(node.schema.get("enum")))
         if properties > MAX_PROPERTIES or values > MAX_VALUES:
             raise RequestError(
-                f"the schema in `{param}` is too large at `{node.path}`: at most {MAX_PROPERTIES} "
-                f"properties and {MAX_VALUES} enum values are taken",
+                f"the schema in `{param}` is too large at `{shown(node.path)}`: at most "
+                f"{MAX_PROPERTIES} properties and {MAX_VALUES} enum values are taken",
                 param=node.path,
             )
     return _rebuilt(schema, _without_refused)
@@ -100,7 +105,8 @@ def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
         yield node
         if node.depth == MAX_DEPTH:
             raise RequestError(
-                f"the schema is nested deeper than {MAX_DEPTH} levels at `{node.path}`: use $ref",
+                f"the schema is nested deeper than {MAX_DEPTH} levels at `{shown(node.path)}`: "
+                "use $ref",
                 param=node.path,
             )
         waiting.extend(reversed(list(_children(node))))
@@ -128,19 +134,19 @@ def _check_keywords(node: Node) -> None:
             remedy, idle = REFUSED[key]
             if not any(value == each and type(value) is type(each) for each in idle):
                 raise RequestError(
-                    f"the keyword `{key}` at `{path}` cannot be enforced: {remedy}",
+                    f"the keyword `{key}` at `{shown(path)}` cannot be enforced: {remedy}",
                     param=path,
                     code="unsupported_schema",
                 )
         elif close := _misspelt(key):
             raise RequestError(
-                f"`{path}` is not a keyword of JSON Schema: did you mean `{close}`?",
+                f"`{shown(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
                 param=path,
                 code="unsupported_schema",
             )
         elif key == "pattern" and len(str(value)) > MAX_REGEX:
             raise RequestError(
-                f"`{path}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
+                f"`{shown(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
                 param=path,
             )
 
@@ -151,7 +157,7 @@ def _misspelt(key: str) -> str | None:
         return None
     plain = key.replace("_", "").replace("-", "").lower()
     same = next((known for known in KNOWN if known.lower() == plain), None)
-    close = difflib.get_close_matches(key[:64], KNOWN, n=1, cutoff=0.9)
+    close = difflib.get_close_matches(key[:64], KNOWN, n=1, cutoff=0.88)
     return same or (close[0] if close else None)
 
 
