@@ -25,12 +25,12 @@ class ResponseAnswer:
     """Follows a chat turn; `response` is the response object as it stands."""
 
     def __init__(
-        self, id: str, state: ServerState, body: ResponsesRequest, turn: ChatTurn, keep: Keep
+        self, state: ServerState, body: ResponsesRequest, turn: ChatTurn, keep: Keep
     ) -> None:
         """`keep(response)` is awaited before anyone is told that the response has ended."""
         self.events = Events()
         self.turn = turn
-        self.response = new_response(id, state, body)
+        self.response = new_response(f"resp_{turn.generation.name}", state, body)
         self._tokenizer = state.tokenizer
         self._body = body
         self._keep = keep
@@ -150,7 +150,7 @@ def new_response(id: str, state: ServerState, body: ResponsesRequest) -> JsonIte
         "tools": [_tool(tool.model_dump()) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if top_p is None else top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }
@@ -164,7 +164,8 @@ def _reasoning(body: ResponsesRequest) -> JsonItem:
 def _text(body: ResponsesRequest) -> JsonItem:
     wanted = None if body.text is None else body.text.format
     form = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)
-    return {"format": form, "verbosity": "medium"}
+    verbosity = None if body.text is None else body.text.verbosity
+    return {"format": form, "verbosity": verbosity or "medium"}
 
 
 def _tool_choice(body: ResponsesRequest) -> object:

@@ -9,7 +9,7 @@ import orjson
 
 from server.chat_service import Part
 from server.choice import ScoredToken
-from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from server.parsing.deltas import Delta, ReasoningDelta, ToolCallDelta
 from server.responses.events import Events
 from server.responses.items import JsonItem, new_id
 
@@ -118,6 +118,7 @@ class OutputItems:
         self._score = score
         self._closed: list[JsonItem] = []
         self._open: _TextItem | _CallItem | None = None
+        self._waiting: list[dict[str, Any]] = []  # scores of tokens whose text has not come yet
 
     def items(self) -> list[JsonItem]:
         """All items; the open one has the status in_progress."""
@@ -125,16 +126,16 @@ class OutputItems:
 
     def feed(self, part: Part) -> bytes:
         """The frames that tell of a part."""
-        scores = self._score(part.scored) if part.scored else []
+        if part.scored:
+            self._waiting += self._score(part.scored)
         data = b""
         for delta in part.deltas:
+            # Those of content travel with it; reasoning and calls have none.
+            scores, self._waiting = self._waiting, []
             if isinstance(delta, ToolCallDelta):
                 data += self._call(delta)
-                continue
-            logprobs, scores = (scores, []) if isinstance(delta, ContentDelta) else ([], scores)
-            data += self._text(delta, logprobs)
-        if scores and isinstance(self._open, _TextItem):
-            self._open.logprobs += scores  # of tokens without a text of their own
+            else:
+                data += self._text(delta, scores)
         return data
 
     def _text(self, delta: Delta, logprobs: list[dict[str, Any]]) -> bytes:
@@ -170,5 +171,8 @@ class OutputItems:
         item, self._open = self._open, None
         if item is None:
             return b""
+        if isinstance(item, _TextItem) and self._waiting:
+            item.logprobs += self._waiting
+            self._waiting = []
         self._closed.append(item.item(status))
         return item.closed(status)

@@ -17,16 +17,18 @@ SAME_NAME = (
     "frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos", "priority",
     "cache_salt", "chat_template_kwargs", "user",
 )  # fmt: skip
+SYSTEM = ("system", "developer")
 START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
 # Fields of the chat request, and what they are called here.
 RENAMED = [
     (re.compile(START + r"response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(START + r"reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(START + r"verbosity\b"), "text.verbosity"),
     (re.compile(START + r"max_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(START + r"(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
 ]
 MESSAGE = re.compile(
-    START + r"messages(\[(\d+)\](\.tool_calls\[(\d+)\](\.function)?)?)?(\.content\b)?"
+    START + r"messages(\[(\d+)\](\.tool_calls(\[(\d+)\](\.function)?)?)?)?(\.content\b)?"
 )
 
 
@@ -64,11 +66,31 @@ class Conversation:
         self.messages[-1].setdefault("tool_calls", []).append(call)
         self.call_sources[-1].append(source)
 
+    def _first(self) -> int:
+        """How many messages of system and developer stand in front of the others."""
+        roles = [message["role"] for message in self.messages]
+        return next((i for i, role in enumerate(roles) if role not in SYSTEM), len(roles))
+
+    def cuts(self) -> list[int]:
+        """Messages before which the conversation may be cut: calls stay with their outputs."""
+        first = self._first()
+        roles = [message["role"] for message in self.messages]
+        return [index for index in range(first + 1, len(roles)) if roles[index] == "user"]
+
+    def without(self, cut: int) -> Conversation:
+        """Without the messages before `cut`, those of the system in front excepted."""
+        first = self._first()
+        return Conversation(
+            self.messages[:first] + self.messages[cut:],
+            self.sources[:first] + self.sources[cut:],
+            self.call_sources[:first] + self.call_sources[cut:],
+        )
+
     def renamed(self, text: str) -> str:
         """Names of chat fields in a message or a path, as the caller of this route wrote them."""
 
         def source(found: re.Match[str]) -> str:
-            index, call = found[2], found[4]
+            index, call = found[2], found[5]
             if index is None or int(index) >= len(self.sources):
                 return "input"
             if call is not None:
@@ -133,8 +155,10 @@ def chat_request(body: ResponsesRequest, conversation: Conversation) -> ChatRequ
     }
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if body.reasoning is not None and body.reasoning.effort is not None:
+    if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None:
+        fields["verbosity"] = body.text.verbosity
     fields = {name: value for name, value in fields.items() if value is not None}
     try:
         return parse(ChatRequest, fields, CHAT_UNSUPPORTED)

@@ -9,16 +9,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat_service import ChatTurn, prepare_chat
 from server.errors import RequestError
-from server.explain import KEY_DIGEST
+from server.explain import OWNER
 from server.responses import kept
 from server.responses.answer import ResponseAnswer
 from server.responses.background import BackgroundResponses
 from server.responses.database import RUNNING, Stored
 from server.responses.events import Events
-from server.responses.items import JsonItem, input_items, new_id
-from server.responses.translate import Conversation, chat_request, conversation_of
+from server.responses.items import JsonItem, input_items
+from server.responses.prepare import count_tokens, prepare
+from server.responses.translate import conversation_of
 from server.routes.body import read_body
 from server.schema.base import parse
 from server.schema.response_items import refuse_foreign_items
@@ -27,13 +27,13 @@ from server.schema.responses import (
     RESPONSES_UNSUPPORTED,
     ResponsesRequest,
     refuse_foreign_tools,
+    refuse_uncounted,
 )
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
 from server.state import prefix_salt, state_of
 
 router = APIRouter()
-ROUTE = "responses"  # the metrics' name
 
 
 @router.post(
@@ -49,13 +49,14 @@ async def create_response(request: Request) -> Response:
     state.check_model(body.model)
     items = await kept.resolved(state.responses, owner, input_items(body))
     earlier = await kept.earlier_items(state.responses, owner, body.previous_response_id)
-    turn = await _prepare(request, body, conversation_of(body, earlier, items))
+    conversation = conversation_of(body, earlier, items)
+    turn = await prepare(state, body, conversation, prefix_salt(request, body.cache_salt))
 
     async def keep(response: JsonItem) -> None:
         if body.stored and not body.background:
             await kept.keep(state.responses, owner, response, items)
 
-    answer = ResponseAnswer(new_id("resp"), state, body, turn, keep)
+    answer = ResponseAnswer(state, body, turn, keep)
     if body.background:
         return await _in_background(request, answer, body, items)
     if body.stream:
@@ -80,15 +81,20 @@ def read_request(fields: dict[str, Any]) -> ResponsesRequest:
     return body
 
 
-async def _prepare(
-    request: Request, body: ResponsesRequest, conversation: Conversation
-) -> ChatTurn:
-    chat = chat_request(body, conversation)
-    salt = prefix_salt(request, body.cache_salt)
-    try:
-        return await prepare_chat(state_of(request), chat, salt, ROUTE)
-    except RequestError as error:
-        raise conversation.own_words(error) from None
+@router.post(
+    "/v1/responses/input_tokens", summary="Count the tokens of an input", response_model=None
+)
+async def count_input_tokens(request: Request) -> Response:
+    state = state_of(request)
+    owner = owner_of(request)
+    fields = await read_body(request)
+    refuse_uncounted(fields)
+    body = read_request(fields)
+    state.check_model(body.model)
+    items = await kept.resolved(state.responses, owner, input_items(body))
+    earlier = await kept.earlier_items(state.responses, owner, body.previous_response_id)
+    tokens = await count_tokens(state, body, conversation_of(body, earlier, items))
+    return _json({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 async def _in_background(
@@ -177,8 +183,8 @@ async def list_input_items(request: Request, id: str) -> Response:
 
 
 def owner_of(request: Request) -> bytes:
-    """Whose a response is: a key's, where there are several."""
-    return request.scope.get("state", {}).get(KEY_DIGEST, b"")
+    """Whose a response is: a key's, where one is needed."""
+    return request.scope.get("state", {}).get(OWNER, b"")
 
 
 def background_of(request: Request) -> BackgroundResponses:

@@ -99,6 +99,7 @@ class FunctionCallItem(Body):
     status: Status | None = None
     namespace: None = None
     caller: None = None
+    async_: None = Field(None, alias="async")
 
 
 class FunctionOutputItem(Body):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 from server.schema.base import (
     WRONG_KIND,
     Body,
@@ -154,6 +154,7 @@ class ResponsesRequest(Body):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = None
     background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     # It bounds calls of OpenAI's own tools, of which there are none here.
@@ -212,7 +213,7 @@ class ResponsesRequest(Body):
                 param="top_logprobs",
             )
         self._check_tools()
-        self._check_manner()
+        self._check_summary()
 
     def _check_tools(self) -> None:
         names = [tool.name for tool in self.tools or ()]
@@ -227,15 +228,9 @@ class ResponsesRequest(Body):
                     param=path,
                 )
 
-    def _check_manner(self) -> None:
-        """What asks for a manner of speaking that no sampling parameter gives."""
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            _refuse("text.verbosity", "ask for it in `instructions`, or use medium")
-        reasoning = self.reasoning
-        if reasoning is None:
-            return
+    def _check_summary(self) -> None:
         for name in ("summary", "generate_summary"):
-            if getattr(reasoning, name) not in (None, "auto"):
+            if getattr(self.reasoning, name, None) not in (None, "auto"):
                 _refuse(
                     f"reasoning.{name}",
                     "reasoning is returned whole, without a summary; use auto",
@@ -269,7 +264,6 @@ def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
 RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
     "conversation": Unsupported("use `previous_response_id`"),
     "prompt": Unsupported("put the text into `instructions` or `input`"),
-    "truncation": Unsupported("shorten the input, or use disabled", "disabled"),
     "context_management": Unsupported("shorten the input before sending it"),
     "service_tier": Unsupported("use auto or default", "auto", "default"),
     "prompt_cache_retention": Unsupported(
@@ -286,3 +280,21 @@ RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
     "response_format": Unsupported("use `text.format`"),
     "reasoning_effort": Unsupported("use `reasoning.effort`"),
 }
+
+# Parameters of the route that counts the tokens of an input.
+COUNTED = frozenset(
+    {
+        "model", "input", "instructions", "previous_response_id", "conversation", "tools",
+        "tool_choice", "parallel_tool_calls", "text", "reasoning", "truncation",
+        "chat_template_kwargs",
+    }
+)  # fmt: skip
+
+
+def refuse_uncounted(fields: dict[str, Any]) -> None:
+    """Raises UnknownParameter for what does not belong into a request to count tokens."""
+    for name in fields:
+        if name not in COUNTED:
+            raise UnknownParameter(
+                f"`{name[:64]}` is not a parameter of this route: remove it", param=name[:64]
+            )

@@ -267,3 +267,35 @@ def test_a_reader_who_leaves_ends_the_request(fake: FakeServer):
     while not fake.engine.aborted and time.monotonic() < deadline:
         time.sleep(0.01)
     assert fake.engine.aborted
+
+
+def test_truncation_drops_the_oldest_messages_until_the_rest_fits(fake: FakeServer):
+    turns: list[Any] = [{"role": "developer", "content": "Be brief."}]
+    for number in range(20):
+        turns.append({"role": "user", "content": f"number {number} of the quick brown fox"})
+        turns.append({"role": "assistant", "content": "The lazy dog"})
+    turns.append({"role": "user", "content": "Last"})
+    asked: dict[str, Any] = {"model": "fake", "input": turns, "max_output_tokens": 40}
+    with pytest.raises(openai.BadRequestError) as caught:
+        fake.client().responses.create(**asked)
+    assert caught.value.code == "context_length_exceeded"
+    answer = fake.client().responses.create(**asked, truncation="auto")
+    assert answer.truncation == "auto" and answer.status == "completed"
+    prompt = prompt_of(fake)
+    assert prompt.startswith("<|system|>Be brief.<|end|><|user|>number ")
+    assert prompt.endswith("<|user|>Last<|end|><|assistant|>")
+    room = 256 - 40 - len(fake.engine.requests[-1].tokens)
+    assert 0 <= room < len(fake.tokenizer.encode("number 19 of the quick brown fox")) + 20
+
+
+def test_the_tokens_of_an_input_can_be_counted_without_an_answer(fake: FakeServer):
+    before = len(fake.engine.requests)
+    counted = fake.client().responses.input_tokens.count(
+        model="fake", input="Hello", instructions="Be brief."
+    )
+    assert counted.object == "response.input_tokens"
+    assert len(fake.engine.requests) == before
+    answer = fake.client().responses.create(**HELLO, instructions="Be brief.")
+    assert answer.usage and answer.usage.input_tokens == counted.input_tokens
+    refused = httpx.post(f"{fake.url}/v1/responses/input_tokens", json=HELLO | {"stream": True})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"

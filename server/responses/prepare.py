@@ -1,0 +1,79 @@
+"""A conversation as a submitted chat turn, cut to the context if the caller wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from server.chat_service import ChatTurn, chat_prompt, prepare_chat
+from server.errors import ContextTooLong, RequestError
+from server.responses.translate import Conversation, chat_request
+from server.schema.chat import ChatRequest
+from server.schema.responses import ResponsesRequest
+from server.state import ServerState
+
+T = TypeVar("T")
+
+ROUTE = "responses"  # the metrics' name
+
+
+async def prepare(
+    state: ServerState, body: ResponsesRequest, conversation: Conversation, salt: bytes
+) -> ChatTurn:
+    """Submit it.  Raises as prepare_chat does, in this route's words."""
+
+    async def submit(chat: ChatRequest) -> ChatTurn:
+        return await prepare_chat(state, chat, salt, ROUTE)
+
+    return await _fitting(state, body, conversation, submit)
+
+
+async def count_tokens(
+    state: ServerState, body: ResponsesRequest, conversation: Conversation
+) -> int:
+    """The tokens of its prompt.  Raises as prepare_chat does."""
+
+    async def count(chat: ChatRequest) -> int:
+        return len((await chat_prompt(state, chat))[1])
+
+    return await _fitting(state, body, conversation, count)
+
+
+async def _fitting(
+    state: ServerState,
+    body: ResponsesRequest,
+    conversation: Conversation,
+    work: Callable[[ChatRequest], Awaitable[T]],
+) -> T:
+    """work(chat), with `truncation` auto on as many of the last messages as fit."""
+    chat = chat_request(body, conversation)
+    try:
+        if body.truncation == "auto" and not await _fits(state, body, chat):
+            conversation = await _cut(state, body, conversation)
+            chat = chat_request(body, conversation)
+        return await work(chat)
+    except RequestError as error:
+        raise conversation.own_words(error) from None
+
+
+async def _cut(
+    state: ServerState, body: ResponsesRequest, conversation: Conversation
+) -> Conversation:
+    """Without the fewest of the first messages; each cut is before a message of the user's."""
+    cuts = conversation.cuts()
+    low, high = 0, len(cuts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if await _fits(state, body, chat_request(body, conversation.without(cuts[middle]))):
+            high = middle
+        else:
+            low = middle + 1
+    return conversation.without(cuts[low]) if cuts else conversation
+
+
+async def _fits(state: ServerState, body: ResponsesRequest, chat: ChatRequest) -> bool:
+    try:
+        ready, tokens = await chat_prompt(state, chat)
+    except ContextTooLong:
+        return False
+    return len(tokens) + (body.max_output_tokens or 1) <= ready.max_model_len
