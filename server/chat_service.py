@@ -140,16 +140,23 @@ class ChatTurn:
 
 
 async def prepare_chat(
-    state: ServerState, body: ChatRequest, salt: bytes, route: str = "chat"
+    state: ServerState,
+    body: ChatRequest,
+    salt: bytes,
+    route: str = "chat",
+    *,
+    may_end_early: bool = False,
 ) -> ChatTurn:
     """Check a parsed body, render its prompt and submit it.
 
-    salt   of state.prefix_salt
-    route  the metrics' name for where it came from
+    salt           of state.prefix_salt
+    route          the metrics' name for where it came from
+    may_end_early  the answer ends where the context does, if that comes before its max_tokens;
+                   else such a request is refused
     Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
     """
     ready, prompt = await chat_prompt(state, body)
-    params = _params(state, ready, body, prompt)
+    params = _params(state, ready, body, prompt, may_end_early)
     splitting = state.formats.splitting(
         body.offered_tools(),
         prompt,
@@ -223,11 +230,12 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
 
 
 def _params(
-    state: ServerState, ready: Ready, body: ChatRequest, prompt: list[int]
+    state: ServerState, ready: Ready, body: ChatRequest, prompt: list[int], may_end_early: bool
 ) -> SamplingParams:
-    max_tokens = fit_to_context(
-        len(prompt), body.limit(), ready.max_model_len, body.model, "messages"
-    )
+    wanted = body.limit()
+    if may_end_early and len(prompt) + (wanted or 0) > ready.max_model_len:
+        wanted = None
+    max_tokens = fit_to_context(len(prompt), wanted, ready.max_model_len, body.model, "messages")
     return sampling_params(
         body,
         state.tokenizer,
