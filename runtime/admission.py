@@ -59,6 +59,7 @@ def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None
         ("stop_ids", params.stop_ids),
         ("logit_bias", params.logit_bias),
         ("allowed_ids", params.allowed_ids),
+        ("logprob_ids", params.logprob_ids),
         ("banned", list(chain.from_iterable(params.banned))),
     ):
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):

@@ -52,6 +52,8 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     allowed_ids: tuple[int, ...] = ()  # () allows all
     # No token may complete one of these sequences of 1 .. MAX_BANNED_TOKENS ids.
     banned: tuple[tuple[int, ...], ...] = ()
+    # The alternatives to report instead of the likeliest; then logprobs is their number.
+    logprob_ids: tuple[int, ...] = ()
     grammar: str = ""  # the answer must follow it: JSON as llguidance reads it; "" allows all
     pooling: Pooling | None = None  # with max_tokens=0: nothing is sampled
 

@@ -80,6 +80,7 @@ def draw(
     widths = params["logprobs"][scored].tolist()
     if raw is not None:
         scores = score(raw, _take(tokens, scored), max(widths))
+        slots.sets.report(scores, raw, slot_ids[scored].tolist())
     return Drawn(tokens, usable, scored.tolist(), widths, scores)
 
 

@@ -1,4 +1,4 @@
-"""Tokens that a row must or must not take: allowed ids, and sequences that it must not complete.
+"""Tokens that a row must or must not take, or whose log-probabilities it reports.
 
 Whether a row is about to complete a banned sequence depends on its last tokens, which the host
 does not know yet when it queues a step: they are kept on the device.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.device import upload
 from runtime.messages import MAX_BANNED_TOKENS, SamplingParams
+from runtime.scores import Scores
 
 # A banned token keeps a finite logit: where nothing else is allowed, the ban yields.
 BANNED = -1e30
@@ -31,12 +32,13 @@ class Banned(NamedTuple):
 
 
 class TokenSets:
-    """What the rows of the slots allow and ban."""
+    """What the rows of the slots allow, ban and report."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._device = device
         self._allowed: list[Tensor | None] = [None] * num_slots
         self._banned: list[Banned | None] = [None] * num_slots
+        self._reported: list[Tensor | None] = [None] * num_slots
         self._recent: Tensor | None = None  # [slots, WINDOW]: the last tokens of each answer
 
     @property
@@ -50,6 +52,7 @@ class TokenSets:
     def start_over(self, slot: int, params: SamplingParams, answer: Sequence[int]) -> None:
         """A sequence moves in that has said `answer` so far (only used if it bans something)."""
         self._allowed[slot] = self._upload(params.allowed_ids) if params.allowed_ids else None
+        self._reported[slot] = self._upload(params.logprob_ids) if params.logprob_ids else None
         self._banned[slot] = self._table(params.banned) if params.banned else None
         if params.banned:
             last = list(answer[-WINDOW:])
@@ -81,6 +84,14 @@ class TokenSets:
         recent = self.recent[slot, WINDOW - width :]
         meets = ((banned.before == recent) | (banned.before == ANY)).all(dim=1)
         row.index_add_(0, banned.last, meets * row.new_full((), BANNED))
+
+    def report(self, scores: Scores, logits: Tensor, slots: Sequence[int]) -> None:
+        """Put the ids that were asked for in the place of the likeliest; row i is slots[i]'s."""
+        for row, slot in enumerate(slots):
+            ids = self._reported[slot]
+            if ids is not None:
+                scores.top_ids[row, : len(ids)] = ids
+                scores.top_logprobs[row, : len(ids)] = logits[row].log_softmax(-1)[ids]
 
     def remember(self, slots: Tensor, tokens: Tensor) -> None:
         """The slots [N] of rows that ban something have been given tokens [N]."""

@@ -7,7 +7,7 @@ is here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -43,6 +43,7 @@ class Part(NamedTuple):
     deltas: list[Delta]
     scored: list[ScoredToken]
     finish: ChatFinish | None
+    tokens: Sequence[int] = ()
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Answer:
     tool_calls: list[ToolCallMade] = field(default_factory=list["ToolCallMade"])
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish: ChatFinish = "stop"
+    tokens: list[int] = field(default_factory=list[int])
 
     def add(self, part: Part) -> None:
         for delta in part.deltas:
@@ -74,6 +76,7 @@ class Answer:
             else:
                 self.tool_calls[delta.index].arguments += delta.arguments
         self.scored += part.scored
+        self.tokens += part.tokens
         self.finish = part.finish or self.finish
 
 
@@ -118,7 +121,7 @@ class ChatTurn:
         """
 
         def whole(choice: Choice, piece: Piece) -> bytes:
-            return render(choice, Part(plain(piece), piece.scored, piece.finish))
+            return render(choice, Part(plain(piece), piece.scored, piece.finish, piece.tokens))
 
         def split(choice: Choice, piece: Piece) -> bytes:
             splitter = self._splitters[choice.index]
@@ -126,7 +129,7 @@ class ChatTurn:
             finish: ChatFinish | None = piece.finish
             if finish == "stop" and splitter.calls_tools:
                 finish = "tool_calls"
-            return render(choice, Part(deltas, piece.scored, finish))
+            return render(choice, Part(deltas, piece.scored, finish, piece.tokens))
 
         await self.generation.stream(split if self._splitters else whole, write)
 

@@ -33,6 +33,8 @@ def sampling_params(
     banned = banned_sequences(body.bad_words, tokenizer)
     check_token_ids(body.allowed_token_ids or [], ready.vocab_size, "allowed_token_ids")
     check_sets(body, banned, stop_ids)
+    reported = body.reported_ids()
+    check_token_ids(reported, ready.vocab_size, "logprob_token_ids")
     if min_tokens > max_tokens:
         raise RequestError(
             f"`min_tokens` is {min_tokens}: it must be at most `max_tokens`, here {max_tokens}",
@@ -51,10 +53,11 @@ def sampling_params(
         min_tokens=min_tokens,
         stop_ids=stop_ids,
         logit_bias=token_biases(body.logit_bias, ready.vocab_size),
-        logprobs=logprobs,
+        logprobs=len(reported) or logprobs,
         prompt_logprobs=prompt_logprobs,
         allowed_ids=tuple(body.allowed_token_ids or ()),
         banned=banned,
+        logprob_ids=tuple(reported),
     )
 
 

@@ -153,7 +153,8 @@ class TextAnswer:
             return None
         scored = [] if self._echo_only else [entry for piece in pieces for entry in piece.scored]
         start = len(self._echoed(choice))
-        answer: dict[str, Any] = text_logprobs(self._tokenizer, scored, top, start)
+        shown = len(self._body.reported_ids()) or top
+        answer: dict[str, Any] = text_logprobs(self._tokenizer, scored, shown, start)
         if self._body.echo and first and choice.prompt_scores is not None:
             before = prompt_scored(self._tokenizer, choice.prompt, choice.prompt_scores)
             echoed: dict[str, Any] = text_logprobs(self._tokenizer, before, top, 0)

@@ -95,9 +95,13 @@ def vector(request: Request) -> list[float]:
     return [number / length for number in counts] if pooling.normalize else counts
 
 
-def score(token: int, num_top: int) -> TokenLogprob:
-    """The made-up log-probability of a token: it is the most likely, its neighbours follow."""
-    top = [((token + step) % VOCAB, -0.25 - step) for step in range(num_top)]
+def score(token: int, num_top: int, ids: tuple[int, ...] = ()) -> TokenLogprob:
+    """The made-up log-probability of a token: it is the most likely, its neighbours follow.
+
+    ids   instead of them
+    """
+    shown = ids or [(token + step) % VOCAB for step in range(num_top)]
+    top = [(id, -0.25 - place) for place, id in enumerate(shown)]
     return TokenLogprob(-0.25, 1, top)
 
 
@@ -186,7 +190,7 @@ class FakeEngine:
                 stop_id=new[-1] if last and finish == "stop" else None,
                 logprobs=None
                 if params.logprobs is None
-                else [score(token, params.logprobs) for token in new],
+                else [score(token, params.logprobs, params.logprob_ids) for token in new],
                 prompt_logprobs=None
                 if params.prompt_logprobs is None or start
                 else [None, *[score(t, params.prompt_logprobs) for t in request.tokens[1:]]],

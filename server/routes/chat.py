@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -14,6 +13,7 @@ from starlette.responses import Response
 
 from server.chat_service import Answer, ChatTurn, Part, prepare_chat
 from server.choice import Choice, ScoredToken
+from server.explain import timings
 from server.logprobs import chat_logprobs, prompt_logprobs
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.routes.body import read_body
@@ -56,7 +56,7 @@ class ChatAnswer:
         self._body = turn.body
         self._turn = turn
         self._head: dict[str, object] = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"chatcmpl-{turn.generation.name}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": turn.body.model,
@@ -75,6 +75,8 @@ class ChatAnswer:
             whole["prompt_logprobs"] = prompt_logprobs(
                 self._tokenizer, first.prompt, first.prompt_scores, self._body.prompt_logprobs
             )
+        if self._body.return_token_ids:
+            whole["prompt_token_ids"] = answers[0].choice.prompt
         return orjson.dumps(whole)
 
     def _choice(self, answer: Answer) -> dict[str, object]:
@@ -95,17 +97,23 @@ class ChatAnswer:
                 }
                 for call in answer.tool_calls
             ]
-        return {
+        entry: dict[str, object] = {
             "index": answer.choice.index,
             "message": message,
             "logprobs": self._logprobs(answer.scored),
             "finish_reason": answer.finish,
         }
+        if self._body.return_token_ids:
+            entry["token_ids"] = answer.tokens
+        if self._body.timings:
+            entry["timings"] = timings(answer.choice)
+        return entry
 
     def _logprobs(self, scored: list[ScoredToken]) -> dict[str, object] | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(self._tokenizer, scored, self._body.top_logprobs or 0)
+        top = len(self._body.reported_ids()) or self._body.top_logprobs or 0
+        return chat_logprobs(self._tokenizer, scored, top)
 
     async def stream(self, writer: EventWriter) -> None:
         """Write role, content, finish and usage chunks."""
@@ -118,7 +126,10 @@ class ChatAnswer:
             if content is None:
                 content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
                 contents[choice.index] = content
-                data = frame(self._chunk(choice, {"role": "assistant", "content": ""}))
+                first = self._chunk(choice, {"role": "assistant", "content": ""})
+                if self._body.return_token_ids:
+                    first["prompt_token_ids"] = choice.prompt
+                data = frame(first)
             data += self._deltas(choice, part, content)
             if part.finish is not None:
                 data += frame(self._chunk(choice, {}, finish=part.finish))
@@ -130,8 +141,9 @@ class ChatAnswer:
             await writer.write(frame(self._head | tail))
 
     def _deltas(self, choice: Choice, part: Part, content: DeltaFrame) -> bytes:
-        if self._body.logprobs:
-            return self._scored_deltas(choice, part.deltas, part.scored)
+        body = self._body
+        if body.logprobs or body.return_token_ids or body.continuous_usage:
+            return self._detailed_deltas(choice, part)
         return b"".join(
             [
                 content.of(delta.text)
@@ -141,16 +153,19 @@ class ChatAnswer:
             ]
         )
 
-    def _scored_deltas(
-        self, choice: Choice, deltas: Sequence[Delta], scored: list[ScoredToken]
-    ) -> bytes:
-        """Log-probabilities travel with the first delta of their Output."""
-        if not deltas and scored:
+    def _detailed_deltas(self, choice: Choice, part: Part) -> bytes:
+        """Log-probabilities and token ids travel with the first delta of their Output."""
+        deltas, scored = part.deltas, part.scored
+        tokens = list(part.tokens) if self._body.return_token_ids else []
+        if not deltas and (scored or tokens):
             deltas = [ContentDelta("")]
         data = b""
         for delta in deltas:
-            logprobs, scored = self._logprobs(scored), []
-            data += frame(self._chunk(choice, delta_of(delta), logprobs=logprobs))
+            chunk = self._chunk(choice, delta_of(delta), logprobs=self._logprobs(scored))
+            if self._body.return_token_ids:
+                chunk["choices"][0]["token_ids"] = tokens
+            data += frame(chunk)
+            scored, tokens = [], []
         return data
 
     def _chunk(
@@ -161,15 +176,17 @@ class ChatAnswer:
         logprobs: dict[str, object] | None = None,
         finish: str | None = None,
     ) -> dict[str, Any]:
-        part = {
+        part: dict[str, object] = {
             "index": choice.index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish,
         }
+        if finish is not None and self._body.timings:
+            part["timings"] = timings(choice)
         chunk: dict[str, Any] = self._head | {"choices": [part]}
         if self._body.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._turn.usage() if self._body.continuous_usage else None
         return chunk
 
 

@@ -138,6 +138,7 @@ class ChatRequest(SamplingBody):
                 f"{self.max_completion_tokens}: send one of the two",
                 param="max_completion_tokens",
             )
+        self.check_reported("top_logprobs", self.num_logprobs())
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(
                 "`top_logprobs` needs `logprobs` to be true: set it or leave `top_logprobs` out",

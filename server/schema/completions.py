@@ -50,8 +50,6 @@ class CompletionRequest(SamplingBody):
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=20)
     suffix: str | None = None
-    return_token_ids: bool | None = None
-    timings: bool | None = None
     add_special_tokens: bool | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
@@ -73,6 +71,7 @@ class CompletionRequest(SamplingBody):
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
         self.check_sampling()
+        self.check_reported("logprobs", self.logprobs)
         self._check_best_of()
         self._check_suffix()
         if self.max_tokens == 0 and not self.echo:

@@ -68,12 +68,15 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, max_length=1024)] | None = None
+    logprob_token_ids: Annotated[list[int], Field(min_length=1, max_length=128)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    return_token_ids: bool | None = None
+    timings: bool | None = None  # of each choice, see server/explain.py
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -92,6 +95,26 @@ class SamplingBody(Body):
     def continuous_usage(self) -> bool:
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats)
+
+    def reported_ids(self) -> list[int]:
+        """`logprob_token_ids`, each once."""
+        return list(dict.fromkeys(self.logprob_token_ids or ()))
+
+    def check_reported(self, name: str, logprobs: int | None) -> None:
+        """Raises RequestError if `logprob_token_ids` do not go with what `name` asks for."""
+        if self.logprob_token_ids is None:
+            return
+        if logprobs is None:
+            raise RequestError(
+                "`logprob_token_ids` needs `logprobs`: set it or leave `logprob_token_ids` out",
+                param="logprob_token_ids",
+            )
+        if logprobs:
+            raise RequestError(
+                f"`logprob_token_ids` takes the place of the likeliest tokens, of which `{name}` "
+                f"asks for {logprobs}: set it to 0",
+                param="logprob_token_ids",
+            )
 
     def check_sampling(self) -> None:
         """The rules between fields of every route.  Raises RequestError."""
@@ -132,10 +155,8 @@ UNSUPPORTED: dict[str, Unsupported] = GUIDED | {
     "best_of": Unsupported("ask for `n` completions and choose yourself", 1),
     "use_beam_search": Unsupported("use sampling", False),
     "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
-    "logprob_token_ids": Unsupported("use `top_logprobs`"),
     "spaces_between_special_tokens": Unsupported(LATER, True),
-    "return_token_ids": Unsupported("use /tokenize", False),
-    "return_tokens_as_token_ids": Unsupported("use /tokenize", False),
+    "return_tokens_as_token_ids": Unsupported("use `return_token_ids`", False),
     "kv_transfer_params": Unsupported(LATER),
     "request_id": Unsupported("send the header `X-Request-Id`"),
 }

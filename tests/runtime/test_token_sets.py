@@ -16,6 +16,7 @@ from runtime.batch import Batch, NewRow
 from runtime.config import Resolved
 from runtime.messages import MAX_BANNED_TOKENS, Request, SamplingParams
 from runtime.sampler import draw
+from runtime.scores import token_logprobs
 from runtime.slots import Slots
 
 VOCAB = 7
@@ -129,7 +130,24 @@ def test_an_answer_is_the_likeliest_that_the_definition_permits(
     assert all(token in (allowed or range(VOCAB)) for token in itertools.chain(said))
 
 
-@pytest.mark.parametrize("fields", [{"allowed_ids": (VOCAB,)}, {"banned": ((1, -1),)}])
+def test_the_tokens_asked_for_are_reported_instead_of_the_likeliest() -> None:
+    rows = (greedy(logprobs=3, logprob_ids=(1, 6, 0)), greedy(logprobs=2), greedy(logprobs=0))
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
+    drawn = draw(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
+    assert drawn.scores is not None
+    asked, likeliest, alone = token_logprobs(drawn.scores.tensors(), drawn.widths)
+    exact = logits.double().log_softmax(-1)
+    assert [token for token, _ in asked.top] == [1, 6, 0]
+    for token, logprob in asked.top:
+        assert logprob == pytest.approx(exact[0, token].item(), abs=1e-5)
+    assert asked.logprob == pytest.approx(exact[0].max().item(), abs=1e-5)
+    assert [token for token, _ in likeliest.top] == exact[1].argsort(descending=True)[:2].tolist()
+    assert alone.top == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"allowed_ids": (VOCAB,)}, {"banned": ((1, -1),)}, {"logprob_ids": (VOCAB + 5,)}]
+)
 def test_ids_that_the_model_does_not_have_are_refused(fields: dict[str, Any]) -> None:
     resolved = Resolved(
         model="none",

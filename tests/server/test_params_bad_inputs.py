@@ -27,6 +27,7 @@ UNSUPPORTED = "unsupported_parameter"
 TOO_LONG = "context_length_exceeded"
 IDS = "allowed_token_ids"
 BAD = "bad_words"
+REPORTED = "logprob_token_ids"
 CUT = "truncate_prompt_tokens"
 OPTIONS = "stream_options"
 KWARGS = "chat_template_kwargs"
@@ -103,9 +104,23 @@ ROWS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (TEXT, {"return_token_ids": "yes"}, TYPE, "return_token_ids", TRUTH),
     (TEXT, {"return_tokens_as_token_ids": True}, UNSUPPORTED, "return_tokens_as_token_ids",
      "not supported"),
+    (CHAT, {"return_token_ids": []}, TYPE, "return_token_ids", TRUTH),
+    (CHAT, {"timings": 1}, TYPE, "timings", TRUTH),
     (TEXT, {"timings": "all"}, TYPE, "timings", TRUTH),
     (TEXT, {"timings": {}}, TYPE, "timings", TRUTH),
     (TEXT, {"timing": True}, UNKNOWN, "timing", "did you mean `timings`"),
+    # logprob_token_ids
+    (TEXT, {REPORTED: [5]}, VALUE, REPORTED, "needs `logprobs`"),
+    (CHAT, {REPORTED: [5]}, VALUE, REPORTED, "needs `logprobs`"),
+    (CHAT, {REPORTED: [5], "logprobs": False}, VALUE, REPORTED, "needs `logprobs`"),
+    (TEXT, {REPORTED: [5], "logprobs": 2}, VALUE, REPORTED, "asks for 2"),
+    (CHAT, {REPORTED: [5], "logprobs": True, "top_logprobs": 1}, VALUE, REPORTED, "asks for 1"),
+    (TEXT, {REPORTED: [], "logprobs": 0}, VALUE, REPORTED, "at least 1"),
+    (TEXT, {REPORTED: list(range(129)), "logprobs": 0}, VALUE, REPORTED, "at most 128"),
+    (CHAT, {REPORTED: [VOCAB], "logprobs": True}, VALUE, REPORTED, f"0 to {VOCAB - 1}"),
+    (CHAT, {REPORTED: [-1], "logprobs": True}, VALUE, REPORTED, "holds -1"),
+    (CHAT, {REPORTED: ["5"], "logprobs": True}, TYPE, f"{REPORTED}[0]", "an integer"),
+    (CHAT, {REPORTED: {}, "logprobs": True}, TYPE, REPORTED, "an array"),
     # best_of
     (TEXT, {"best_of": 0}, VALUE, "best_of", "at least 1"),
     (TEXT, {"best_of": 21}, VALUE, "best_of", "at most 20"),

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
+import orjson
 import pytest
-from fake_engine import CONTEXT, TEMPLATE, FakeServer, fake_server
+from fake_engine import CONTEXT, GREETING, TEMPLATE, FakeServer, fake_server
 
 EFFORT = "{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}" + TEMPLATE
 SWITCH = "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}" + TEMPLATE
@@ -44,6 +45,12 @@ def post(fake: FakeServer, **fields: Any) -> httpx.Response:
     messages = [{"role": "user", "content": fields.pop("content", "Hi")}]
     body = {"model": "fake", "messages": messages, "max_tokens": 2, **fields}
     return httpx.post(f"{fake.url}/v1/chat/completions", json=body)
+
+
+def stream(fake: FakeServer, **fields: Any) -> list[dict[str, Any]]:
+    lines = post(fake, stream=True, **fields).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [orjson.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 def begins(fake: FakeServer) -> str:
@@ -122,6 +129,70 @@ def test_a_conversation_that_is_too_long_is_cut_to_what_fits(
 def test_a_cut_that_leaves_too_much_is_still_too_long(fake: FakeServer):
     answer = post(fake, content="fox " * 5000, truncate_prompt_tokens=10_000)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_token_ids_are_returned_of_prompt_and_answers(fake: FakeServer):
+    fake.engine.reply = lambda request: [20 + request.id, 21, 0]
+    answer = post(fake, n=2, max_tokens=9, return_token_ids=True).json()
+    assert answer["prompt_token_ids"] == fake.engine.requests[0].tokens
+    assert [choice["token_ids"] for choice in answer["choices"]] == [[21, 21, 0], [22, 21, 0]]
+    assert not {"prompt_token_ids", "token_ids"} & {*(plain := post(fake).json())}
+    assert "token_ids" not in plain["choices"][0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": "wor"}, {"logprobs": True, "top_logprobs": 1}])
+def test_a_stream_returns_the_token_ids_as_they_come(fake: FakeServer, fields: dict[str, Any]):
+    asked = {"max_tokens": 50, "return_token_ids": True, **fields}
+    plain = post(fake, **asked).json()
+    chunks = stream(fake, **asked)
+    assert chunks[0]["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+    choices = [chunk["choices"][0] for chunk in chunks]
+    said = [token for choice in choices for token in choice.get("token_ids", [])]
+    assert said == plain["choices"][0]["token_ids"]
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    assert text == plain["choices"][0]["message"]["content"]
+
+
+def test_a_long_answer_with_wide_characters_loses_no_token_id(fake: FakeServer):
+    fake.say(GREETING)
+    tokens = [*fake.tokenizer.encode(GREETING), 0]
+    chunks = stream(fake, max_tokens=50, return_token_ids=True)
+    assert tokens == [t for c in chunks for t in c["choices"][0].get("token_ids", [])]
+
+
+def test_timings_stand_beside_each_choice_and_in_its_last_chunk(fake: FakeServer):
+    [first, second] = post(fake, timings=True, n=2).json()["choices"]
+    assert first["timings"]["completion_tokens"] == second["timings"]["completion_tokens"] == 2
+    *chunks, last = stream(fake, timings=True, max_tokens=3)
+    assert not any("timings" in chunk["choices"][0] for chunk in chunks)
+    assert last["choices"][0]["timings"]["completion_tokens"] == 3
+    assert "timings" not in post(fake).json()["choices"][0]
+
+
+def test_the_answers_id_finds_its_record(fake: FakeServer):
+    id = post(fake).json()["id"]
+    record = httpx.get(f"{fake.url}/v1/requests/{id}").json()
+    assert (f"chatcmpl-{record['id']}", record["route"]) == (id, "chat")
+
+
+def test_continuous_usage_counts_up(fake: FakeServer):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(fake, max_tokens=5, stream_options=options)
+    counted = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counted == sorted(counted) and counted[-1] == 5
+    assert chunks[-1]["choices"] == []
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {
+        len(fake.engine.requests[0].tokens)
+    }
+
+
+def test_the_logprobs_of_chosen_tokens_are_shown(fake: FakeServer):
+    answer = post(fake, logprobs=True, logprob_token_ids=[65, 66, 67], max_tokens=1).json()
+    [entry] = answer["choices"][0]["logprobs"]["content"]
+    wanted = [list(fake.tokenizer.token_bytes(token)) for token in (65, 66, 67)]
+    assert [top["bytes"] for top in entry["top_logprobs"]] == wanted
+    assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.25, -1.25, -2.25]
 
 
 def test_copies_of_a_greedy_answer_are_equal(fake: FakeServer):

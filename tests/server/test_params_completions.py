@@ -166,6 +166,18 @@ def test_best_of_n_itself_changes_nothing(fake: FakeServer):
     assert stream(fake, best_of=1)[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_the_logprobs_of_chosen_tokens_are_shown(fake: FakeServer):
+    ids = [*fake.tokenizer.encode("fox"), 65, 66, 65]
+    [choice] = ask(fake, logprob_token_ids=ids, logprobs=0, max_tokens=1)["choices"]
+    [request] = fake.engine.requests
+    unique = list(dict.fromkeys(ids))
+    assert (request.params.logprob_ids, request.params.logprobs) == (tuple(unique), len(unique))
+    [tops] = choice["logprobs"]["top_logprobs"]
+    for place, token in enumerate(unique):
+        assert tops[fake.tokenizer.decode([token])] == -0.25 - place
+    assert set(tops) == {*(fake.tokenizer.decode([token]) for token in unique), "Hello"}
+
+
 def filling(folder: Path, *words: str) -> ChatTokenizer:
     path = write_tokenizer(folder) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
