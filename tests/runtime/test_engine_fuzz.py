@@ -400,6 +400,10 @@ def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
     return push
 
 
+def means_without_their_prefix(true: Callable[..., bool]) -> property:
+    return property(lambda self: self.request.params.prompt_logprobs is None)
+
+
 POOLS: list[PagePool] = []
 
 MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
@@ -410,6 +414,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (PagePool, "take", remembered_after_it_was_taken),
     (runtime.sequence, "extend_chain", chain_without_parent),
     (runtime.sequence, "chain_root", salt_ignored),
+    (Sequence, "may_skip", means_without_their_prefix),
     (Columns, "feed", hit_of_a_page_not_yet_written),
     (Columns, "feed", last_fed_stale_after_preemption),
     (Columns, "launch", forgotten_new_page),
