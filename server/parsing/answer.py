@@ -10,6 +10,7 @@ from server.parsing.formats import ReasoningFormat, ToolFormat
 from server.parsing.harmony import HarmonyReader
 from server.parsing.output import Output
 from server.parsing.source import Broken, Reader, Source, marks
+from server.parsing.styles import read_section
 from server.parsing.values import Schema
 
 
@@ -123,7 +124,7 @@ class AnswerParser:
         """Read calls; what is no call is content."""
         assert self._calls is not None
         try:
-            yield from self._calls.section(mark)
+            yield from read_section(self._calls, mark)
         except Broken:
             text = "".join(self._source.taken)
             if not (self._calls.inside and self._source.exhausted()):

@@ -1,7 +1,7 @@
 """How models write calls and thoughts: one row of a table for each format.
 
 A section of calls begins with a mark and may end with one.  What stands between is written in one
-of four styles, which server/parsing/calls.py reads:
+of four styles, which server/parsing/styles.py reads:
 
     object      {"name": "f", "arguments": {"a": 1}}         alone or in a list
     header      name, then the arguments as JSON             the head is a regular expression
