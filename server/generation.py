@@ -47,8 +47,8 @@ def admit(state: ServerState, wanted: int) -> None:
     limit = state.config.max_queue
     if wanted > limit:
         raise RequestError(
-            f"prompts times `n` is {wanted} sequences, this server takes {limit} at a time: "
-            "send fewer prompts or lower `n`",
+            f"prompts times `n` (or `best_of`) is {wanted} sequences, this server takes {limit} at "
+            "a time: send fewer prompts or lower `n`",
             param="n",
         )
     if state.client.pending + wanted > limit:

@@ -19,6 +19,8 @@ FEATURES = (
     SamplingParams(max_tokens=40, repetition_penalty=1.2, frequency_penalty=0.5),
     SamplingParams(max_tokens=40, logit_bias={5: 2.0}, stop_ids=(1, 7), min_tokens=30),
     SamplingParams(max_tokens=40, prompt_logprobs=2),
+    SamplingParams(max_tokens=40, allowed_ids=(5, 6, 7), banned=((5, 6), (7,))),
+    SamplingParams(max_tokens=40, logprobs=2, logprob_ids=(5, 9)),
     SamplingParams(max_tokens=0, pooling=Pooling("last")),
     SamplingParams(max_tokens=0, pooling=Pooling("mean", dimensions=20)),
 )

@@ -303,6 +303,7 @@ def test_a_gpu_chooses_the_tokens_that_a_cpu_chooses() -> None:
             1,
         ),
         (params(temperature=1.5), 5, [1], 1),
+        (params(banned=((8, 9), (3,)), allowed_ids=(3, 8, 9)), 6, [1, 8], 1),
     ] * 8
     logits = torch.randn(len(rows), 5003, generator=torch.Generator().manual_seed(8)) * 3
     positions = [len(history) for _, _, history, _ in rows]

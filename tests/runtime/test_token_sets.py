@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_model import Bench, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +144,19 @@ def test_the_tokens_asked_for_are_reported_instead_of_the_likeliest() -> None:
     assert asked.logprob == pytest.approx(exact[0].max().item(), abs=1e-5)
     assert [token for token, _ in likeliest.top] == exact[1].argsort(descending=True)[:2].tolist()
     assert alone.top == []
+
+
+def test_a_preempted_sequence_brings_its_answer_for_what_it_bans() -> None:
+    bench = Bench(page_size=4, num_pages=6, max_model_len=20)
+    prompts = {1: [1, 2, 3, 4, 5], 2: [11, 12, 13, 14, 15]}
+    bench.run(
+        *(request(id, prompt, max_tokens=12, banned=((1, 2),)) for id, prompt in prompts.items())
+    )
+    rows = [row for batch in bench.batches for row in batch.new_rows]
+    assert bench.engine.scheduler.num_preemptions == len(rows) - 2 > 0
+    for row in rows:
+        assert row.history[:5] in prompts.values()
+    assert any(len(row.history) > 5 for row in rows)
 
 
 @pytest.mark.parametrize(
