@@ -90,16 +90,21 @@ def _check_prefill(last: dict[str, Any], path: str) -> None:
 def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
     messages: list[dict[str, Any]] = []
     paths: list[str] = []
+    contents: list[list[str]] = []  # what each message says, turn by turn
     if body.system is not None:
-        messages.append({"role": "system", "content": _text(body.system)})
+        messages.append({"role": "system"})
         paths.append("system")
+        contents.append([_text(body.system)])
     for index, message in enumerate(body.messages):
         for entry in _turn(message):
             if messages and _joins(messages[-1], entry):
-                messages[-1]["content"] += f"\n\n{entry['content']}"
+                contents[-1].append(entry["content"])
             else:
                 messages.append(entry)
                 paths.append(f"messages[{index}]")
+                contents.append([entry["content"]])
+    for message, parts in zip(messages, contents, strict=True):
+        message["content"] = "\n\n".join(parts)
     return messages, paths
 
 

@@ -11,6 +11,7 @@ from server.schema.base import Unsupported, fields_of, items_of
 from server.schema.sampling import LATER
 
 OWNERS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+MOST_BLOCKS = 16384  # each costs time to check, whatever it holds
 MEDIA = ("image", "document", "search_result", "container_upload")
 
 
@@ -52,7 +53,12 @@ def _check_result(block: ToolResultBlock, path: str, texts: int, called: set[str
 def refuse_known(fields: dict[str, Any]) -> None:
     """Raises UnsupportedParameter for blocks and tools that Anthropic's API has and this has not,
     naming them."""
-    for path, block in _blocks(fields):
+    for count, (path, block) in enumerate(_blocks(fields)):
+        if count == MOST_BLOCKS:
+            raise RequestError(
+                f"`messages` has more than {MOST_BLOCKS} content blocks: put texts together",
+                param="messages",
+            )
         kind = fields_of(block).get("type")
         if kind in MEDIA:
             raise UnsupportedParameter(

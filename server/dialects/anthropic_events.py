@@ -39,10 +39,17 @@ def usage_of(turn: ChatTurn) -> dict[str, object]:
     }
 
 
-def stop_of(choice: Choice, finish: ChatFinish, called: bool) -> dict[str, object]:
-    """`stop_reason` and `stop_sequence` of an answer that has ended."""
+def stop_of(
+    choice: Choice, finish: ChatFinish, called: bool, asked: int | None
+) -> dict[str, object]:
+    """`stop_reason` and `stop_sequence` of an answer that has ended.
+
+    called: whether it calls tools; asked: max_tokens
+    """
     if finish == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        cut = choice.generated < (asked or 0)
+        reason = "model_context_window_exceeded" if cut else "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
     if called:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(choice.stop_hit, str):
@@ -50,9 +57,20 @@ def stop_of(choice: Choice, finish: ChatFinish, called: bool) -> dict[str, objec
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def signature_of(thinking: str) -> str:
-    """Clients send it back with the text; it is a digest, and nothing here depends on it."""
-    return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
+class Signature:
+    """Of a thinking block.
+
+    Clients send it back with the text; it is a digest, and nothing here depends on it.
+    """
+
+    def __init__(self, thinking: str = "") -> None:
+        self._digest = hashlib.sha256(thinking.encode())
+
+    def add(self, thinking: str) -> None:
+        self._digest.update(thinking.encode())
+
+    def text(self) -> str:
+        return base64.b64encode(self._digest.digest()).decode()
 
 
 def message_of(
@@ -74,7 +92,7 @@ def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> byt
     content: list[dict[str, Any]] = []
     if answer.reasoning:
         shown = answer.reasoning if show_thinking else ""
-        signature = signature_of(answer.reasoning)
+        signature = Signature(answer.reasoning).text()
         content.append({"type": "thinking", "thinking": shown, "signature": signature})
     if answer.content:
         content.append({"type": "text", "text": answer.content})
@@ -82,7 +100,8 @@ def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> byt
         {"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input(call.arguments)}
         for call in answer.tool_calls
     ]
-    stop = stop_of(answer.choice, answer.finish, bool(answer.tool_calls))
+    called = bool(answer.tool_calls)
+    stop = stop_of(answer.choice, answer.finish, called, turn.body.max_tokens)
     return orjson.dumps(message_of(turn, content, stop))
 
 
@@ -100,7 +119,7 @@ class MessageEvents:
         self._index = -1  # of the open block, or of the last one
         self._open: str | None = None  # its type
         self._text: DeltaFrame | None = None  # writes the deltas of the open text block
-        self._thought = ""
+        self._signature = Signature()
         self._called = False
 
     def render(self, choice: Choice, part: Part) -> bytes:
@@ -110,7 +129,7 @@ class MessageEvents:
             data += self._delta(delta)
         if part.finish is not None:
             data += self._close_block()
-            stop = stop_of(choice, part.finish, self._called)
+            stop = stop_of(choice, part.finish, self._called, self._turn.body.max_tokens)
             usage = usage_of(self._turn)
             del usage["service_tier"]  # message_start has told it
             data += event({"type": "message_delta", "delta": stop, "usage": usage})
@@ -129,7 +148,7 @@ class MessageEvents:
             return data + b"event: content_block_delta\n" + self._text.of(delta.text)
         if isinstance(delta, ReasoningDelta):
             data = b"" if self._open == "thinking" else self._open_thinking()
-            self._thought += delta.text
+            self._signature.add(delta.text)
             if not self._show_thinking:
                 return data
             return data + self._block_delta(type="thinking_delta", thinking=delta.text)
@@ -152,7 +171,7 @@ class MessageEvents:
         return data
 
     def _open_thinking(self) -> bytes:
-        self._thought = ""
+        self._signature = Signature()
         return self._open_block({"type": "thinking", "thinking": "", "signature": ""})
 
     def _open_block(self, block: dict[str, Any]) -> bytes:
@@ -168,8 +187,7 @@ class MessageEvents:
             return b""
         data = b""
         if self._open == "thinking":
-            signature = signature_of(self._thought)
-            data = self._block_delta(type="signature_delta", signature=signature)
+            data = self._block_delta(type="signature_delta", signature=self._signature.text())
         self._open = None
         return data + event({"type": "content_block_stop", "index": self._index})
 

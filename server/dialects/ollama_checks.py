@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import UnsupportedParameter
+from server.errors import RequestError, UnsupportedParameter
 from server.schema.base import Unsupported, fields_of, items_of
 from server.schema.sampling import LATER
 
+MOST_CALLS = 16384  # each costs time to check, whatever it holds
 FIELDS: Mapping[str, Unsupported] = {
     "template": Unsupported("the model's own chat template is used; or send `raw`", ""),
     "context": Unsupported("send the conversation to /api/chat", []),
@@ -38,7 +39,13 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
     Raises UnsupportedParameter for an option or an image that cannot be honoured.
     """
+    calls = 0
     for index, message in enumerate(items_of(fields.get("messages"))):
+        calls += len(items_of(fields_of(message).get("tool_calls")))
+        if calls > MOST_CALLS:
+            raise RequestError(
+                f"`messages` has more than {MOST_CALLS} tool calls: send fewer", param="messages"
+            )
         if fields_of(message).get("images"):
             _refuse_images(f"messages[{index}].images")
     if fields.get("images"):

@@ -24,9 +24,8 @@ async def text_of(state: ServerState, body: OllamaGenerateBody) -> CompletionReq
     check_chars(len(text), tokenizer, ready, "prompt")
     tokens = await off_loop(len(text), lambda: tokenizer.encode(text))
     fields: dict[str, Any] = body.sampling()
-    # Unlike OpenAI's completions, an answer may fill the context unless the caller says otherwise.
-    fields["max_tokens"] = fit_to_context(
-        len(tokens), fields.get("max_tokens"), ready.max_model_len, body.model, "prompt"
-    )
+    # Unlike OpenAI's completions, an answer may fill the context, and ends where that does.
+    room = fit_to_context(len(tokens), None, ready.max_model_len, body.model, "prompt")
+    fields["max_tokens"] = min(fields.get("max_tokens") or room, room)
     fields["logprobs"] = body.top_logprobs or 0 if body.logprobs else None
     return parse(CompletionRequest, fields | {"prompt": tokens})

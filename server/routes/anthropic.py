@@ -22,6 +22,7 @@ from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
 
 router = APIRouter()
+ROUTE = "messages"  # the metrics' name
 B = TypeVar("B", bound=CountRequest)
 
 
@@ -76,7 +77,7 @@ async def _read(request: Request, model: type[B]) -> B:
 async def _prepare(state: ServerState, body: MessagesRequest, salt: bytes) -> ChatTurn:
     wanted = asked(body, state.tokenizer)
     with callers_names(wanted.paths, FIELDS):
-        return await prepare_chat(state, wanted.request(), salt, "messages")
+        return await prepare_chat(state, wanted.request(), salt, ROUTE, may_end_early=True)
 
 
 def _json(body: bytes) -> Response:

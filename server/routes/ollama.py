@@ -157,7 +157,8 @@ async def _answered(
     wanted: ChatRequest,
     answer: OllamaAnswer,
 ) -> Response:
-    turn = await prepare_chat(state, wanted, prefix_salt(request, None), ROUTE)
+    salt = prefix_salt(request, None)
+    turn = await prepare_chat(state, wanted, salt, ROUTE, may_end_early=True)
     if body.streams:
 
         async def produce(writer: EventWriter) -> None:

@@ -11,7 +11,7 @@ import anthropic
 import fake_engine
 import httpx2 as httpx
 import pytest
-from fake_engine import GREETING, FakeServer, fake_server
+from fake_engine import CONTEXT, GREETING, FakeServer, fake_server
 from msgspec.structs import replace
 
 HELLO: dict[str, Any] = {
@@ -119,6 +119,15 @@ def test_why_an_answer_ended(
     assert "Bye" not in message.content[0].text or sequence is None
 
 
+def test_an_answer_that_fills_the_context_says_so(fake: FakeServer):
+    fake.say("x" * 300, end=False)
+    message = client_of(fake).messages.create(**HELLO | {"max_tokens": 10000})
+    assert message.stop_reason == "model_context_window_exceeded"
+    assert message.usage.input_tokens + message.usage.output_tokens == CONTEXT
+    delta = events_of(fake, max_tokens=10000)[-2]["delta"]
+    assert delta["stop_reason"] == "model_context_window_exceeded"
+
+
 def test_the_turns_go_through_the_template(fake: FakeServer):
     client_of(fake).messages.create(
         **HELLO
@@ -202,7 +211,7 @@ def test_a_closed_stream_ends_the_request(fake: FakeServer):
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(fake: FakeServer):
     with pytest.raises(anthropic.BadRequestError, match="maximum context length 256") as refused:
-        client_of(fake).messages.create(**HELLO | {"max_tokens": 255})
+        client_of(fake).messages.create(**HELLO, system="x" * 400)
     assert refused.value.type == "invalid_request_error"
     assert refused.value.request_id
 

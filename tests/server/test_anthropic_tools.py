@@ -223,6 +223,25 @@ def test_a_schema_for_the_answer_becomes_a_grammar(fake: FakeServer, client: ant
     assert "city" in fake.engine.requests[-1].params.grammar
 
 
+def test_a_strict_schema_that_cannot_be_enforced_is_named(client: anthropic.Anthropic):
+    schema = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
+    strict = TIME | {"input_schema": schema, "strict": True}
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(**ASK | {"tools": [WEATHER, strict]})
+    assert "`tools[1].input_schema.properties.a.uniqueItems`" in refused.value.message
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "time"}])
+def test_a_call_that_must_be_made_is_enforced(
+    fake: FakeServer, client: anthropic.Anthropic, choice: dict[str, Any]
+):
+    fake.say(OTHER)
+    message = client.messages.create(**ASK, tool_choice=choice)
+    assert [block.name for block in message.content] == ["time"]
+    grammar = fake.engine.requests[-1].params.grammar
+    assert "time" in grammar and ("weather" in grammar) == (choice["type"] == "any")
+
+
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

@@ -143,6 +143,14 @@ def test_why_an_answer_ended(
     assert last.done_reason == reason
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_an_answer_ends_where_the_context_does(fake: FakeServer, client: ollama.Client, raw: bool):
+    fake.say("x" * 300, end=False)
+    answer = client.generate("fake", "Hello", raw=raw, options={"num_predict": 10**6})
+    assert answer.done_reason == "length"
+    assert (answer.prompt_eval_count or 0) + (answer.eval_count or 0) == CONTEXT
+
+
 def test_log_probabilities_are_those_of_the_tokens(fake: FakeServer, client: ollama.Client):
     tokens = len(fake.tokenizer.encode(GREETING))
     whole = client.chat(**HELLO, logprobs=True, top_logprobs=2).logprobs

@@ -84,9 +84,6 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (TEXT, options(seed="x"), ("`options.seed`", "an integer")),
     (TEXT, options(num_predict=0), ("`options.num_predict` is 0", "-1")),
     (TEXT, options(num_predict=-3), ("`options.num_predict`", "at least -2")),
-    (TEXT, options(num_predict=1000), ("`options.num_predict` is 1000", "maximum context length")),
-    (CHAT, options(num_predict=1000), ("lower `options.num_predict`",)),
-    (TEXT, {"raw": True, "options": {"num_predict": 1000}}, ("`options.num_predict` is 1000",)),
     (TEXT, options(stop=5), ("`options.stop`", "a string or an array")),
     (TEXT, options(stop=["a"] * 5), ("`options.stop` has 5", "at most 4")),
     (TEXT, options(stop=[""]), ("`options.stop[0]`", "at least 1")),
@@ -132,6 +129,9 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (TEXT, {"tools": [TOOL]}, ("`tools`", "not a parameter")),
     # length
     (TEXT, {"prompt": "word " * 400}, ("maximum context length",)),
+    (TEXT, {"prompt": "word " * 400, "raw": True}, (f"maximum context length {CONTEXT}",)),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
+        {"function": {"name": "f", "arguments": {}}}] * 128}] * 129}, ("more than 16384",)),
     (TEXT, {"prompt": "w" * 100_000, "raw": True}, ("100000 characters",)),
     # what nobody has
     (CHAT, {"prompt": "x"}, ("`prompt`", "not a parameter")),
