@@ -19,8 +19,9 @@ from server.json_schema import check_schema, forbid_additional
 from server.schema.base import fields_of, items_of, kind_of
 from server.schema.structured import MAX_CHOICES, ResponseFormat, StructuredOutputs
 
-# A model that is not sure how to go on likes to go on with spaces: 64 are enough for indentation.
-WHITESPACE = r"[ \n\r\t]{1,64}"
+# At each place one space, or a new line and its indentation: a model that is not sure how to go on
+# goes on with white space for as long as it may.
+WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
 TEXT = r"/(?s:.*)/"
 SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 MOST_CHOICE_BYTES = 262_144

@@ -136,11 +136,15 @@ def test_any_text_needs_no_grammar(fake: FakeServer, http: httpx.Client, wanted:
     assert grammar_of(fake, http, CHAT, response_format=wanted) == ""
 
 
-def test_a_run_of_spaces_has_an_end(judge: Judge) -> None:
+def test_white_space_is_a_space_or_an_indentation(judge: Judge) -> None:
     (grammar,) = json_grammar({"type": "object"}, "x").grammars
     text = json.dumps({"grammars": [grammar]})
-    assert judge.takes(text, '{"a":' + " " * 64 + "1}")
-    assert not judge.takes(text, '{"a":' + " " * 65 + "1}")
+    value = {"a": [1, {"b": []}], "c": "  \t "}
+    good = [json.dumps(value, indent=indent) for indent in (None, 0, 2, 4, "\t")]
+    good += [json.dumps(value, separators=(",", ":")), '{ "a" : 1 }', '{"a":\r\n1}']
+    bad = ['{"a":  1}', '{"a":\n\n1}', '{"a":\t1}', '{"a":\n' + " " * 33 + "1}", " {}", "{} "]
+    assert [each for each in good if not judge.takes(text, each)] == []
+    assert [each for each in bad if judge.takes(text, each)] == []
 
 
 SCHEMA = "unsupported_schema"
