@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.errors import INVALID_REQUEST, error_body
 
-
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
 

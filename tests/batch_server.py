@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +110,18 @@ def line(custom_id: str, url: str = CHAT, **fields: Any) -> str:
     return json.dumps(whole) + "\n"
 
 
+@cache
+def fake_tokenizer() -> ChatTokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        return ChatTokenizer.load(write_tokenizer(Path(folder)))
+
+
 @contextlib.asynccontextmanager
 async def batch_server(
     folder: Path, *, key: str = "", clock: Clock | None = None, **config: Any
 ) -> AsyncIterator[BatchServer]:
     """A server that keeps its files in `folder`; batches wait for run_batches()."""
-    if not (folder / "tokenizer.json").exists():
-        write_tokenizer(folder)
-    tokenizer = ChatTokenizer.load(folder)
+    tokenizer = fake_tokenizer()
     tokens = [*tokenizer.encode(GREETING), 0]
     engine = FakeEngine(reply=lambda request: tokens)
     settings = replace(fake_config(folder), data_dir=str(folder / "data"), **config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Generator
@@ -62,7 +63,10 @@ class Database:
         self.directory = directory
         self._lock = threading.Lock()
         try:
-            (directory / "files").mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (directory / "files").mkdir(mode=0o700, exist_ok=True)
+            # SQLite gives its other files the mode of this one.
+            os.close(os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(
                 directory / NAME,
                 timeout=BUSY_SECONDS,

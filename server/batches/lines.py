@@ -49,6 +49,9 @@ def raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         number = 0
         while raw := file.readline(max_bytes + 2):
             number += 1
+            rest = raw
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(max_bytes + 2)
             if number == 1:
                 raw = raw.removeprefix(BOM)
             if raw.strip():

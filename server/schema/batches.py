@@ -13,6 +13,9 @@ from server.schema.base import Body
 from server.schema.chat import Metadata
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+AnyPurpose = Literal[
+    "assistants", "batch", "batch_output", "fine-tune", "vision", "user_data", "evals"
+]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 HOUR, MONTH = 3600, 30 * 86400  # seconds
 
@@ -33,7 +36,7 @@ class FileQuery(Body):
     after: Id | None = None
     limit: int = Field(10_000, ge=1, le=10_000)
     order: Literal["asc", "desc"] = "desc"
-    purpose: Purpose | Literal["batch_output"] | None = None
+    purpose: AnyPurpose | None = None
 
 
 class BatchRequest(Body):
