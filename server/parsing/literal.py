@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 
+import orjson
+
 from server.parsing.source import NO_SPACE, Broken, Reader, Sink, Source
 
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -42,6 +44,11 @@ def escaped(text: str) -> str:
 
 def as_json(text: str) -> str | None:
     """A whole literal as JSON; None if it is none."""
+    try:
+        orjson.loads(text)  # a hundred times as fast, and what is JSON stays as it is
+        return text.strip()
+    except orjson.JSONDecodeError:
+        pass
     source = Source()
     source.feed(text)
     source.ended = True
