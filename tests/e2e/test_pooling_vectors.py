@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import httpx2 as httpx
 import pytest
@@ -75,3 +76,15 @@ def test_a_caller_that_leaves_frees_the_engine(server: Server):
         )
     server.wait_until(lambda: server.metric("wavefill_requests_running") == 0)
     assert server.metric("wavefill_kv_cache_usage_ratio") == 0
+
+
+def test_the_operator_chooses_what_a_vector_is_made_of(own_server: Callable[..., Server]):
+    client = own_server("--pooling", "mean", "--dtype", "float32").client()
+
+    def vector(**options: object) -> list[float]:
+        answer = client.embeddings.create(model="tiny-chat", input=TEXTS[0], extra_body=options)
+        return answer.data[0].embedding
+
+    default, mean, last = vector(), vector(pooling="mean"), vector(pooling="last")
+    assert likeness(default, mean) > 0.99999
+    assert likeness(default, last) < 0.999
