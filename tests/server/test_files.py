@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from itertools import pairwise
 from pathlib import Path
 
 import httpx2 as httpx
@@ -266,7 +267,7 @@ def read_in_pieces(body: bytes, cuts: list[int]) -> list[list[object]]:
     parts = Parts()
     reader = MultipartReader(b"bound", parts)
     places = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         reader.feed(body[start:end])
     reader.close()
     return parts.parts
