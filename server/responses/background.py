@@ -108,7 +108,7 @@ class BackgroundResponses:
         gate.open_requests += 1
         run.task = asyncio.create_task(run.make())
         self._runs[answer.response["id"]] = run
-        if self._ticker is None:
+        if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(gate))
 
     async def _tick(self, gate: Gate) -> None:
@@ -130,7 +130,6 @@ class BackgroundResponses:
                     gate.open_requests -= 1
                 elif not wanted:
                     run.task.cancel()
-        self._ticker = None
 
     async def _tell(self, run: _Run) -> bool:
         """Tell the store the news of a run; False if nobody wants it any more."""

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from server.chat_service import ChatTurn, chat_prompt, prepare_chat
 from server.errors import ContextTooLong, RequestError
-from server.responses.translate import Conversation, chat_request
+from server.responses.items import JsonItem
+from server.responses.translate import Conversation, chat_request, conversation_of
+from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.schema.responses import ResponsesRequest
 from server.state import ServerState
@@ -15,6 +17,15 @@ from server.state import ServerState
 T = TypeVar("T")
 
 ROUTE = "responses"  # the metrics' name
+WORK_OF_ITEM = 256  # characters that take as long to look through as an item
+
+
+async def joined(
+    body: ResponsesRequest, earlier: list[JsonItem], items: list[JsonItem]
+) -> Conversation:
+    """conversation_of, off the event loop if there is much of it."""
+    size = WORK_OF_ITEM * (len(earlier) + len(items))
+    return await off_loop(size, lambda: conversation_of(body, earlier, items))
 
 
 async def prepare(
@@ -46,11 +57,11 @@ async def _fitting(
     work: Callable[[ChatRequest], Awaitable[T]],
 ) -> T:
     """work(chat), with `truncation` auto on as many of the last messages as fit."""
-    chat = chat_request(body, conversation)
+    chat = await _chat(body, conversation)
     try:
         if body.truncation == "auto" and not await _fits(state, body, chat):
             conversation = await _cut(state, body, conversation)
-            chat = chat_request(body, conversation)
+            chat = await _chat(body, conversation)
         return await work(chat)
     except RequestError as error:
         raise conversation.own_words(error) from None
@@ -64,11 +75,17 @@ async def _cut(
     low, high = 0, len(cuts) - 1
     while low < high:
         middle = (low + high) // 2
-        if await _fits(state, body, chat_request(body, conversation.without(cuts[middle]))):
+        shorter = conversation.without(cuts[middle])
+        if await _fits(state, body, await _chat(body, shorter)):
             high = middle
         else:
             low = middle + 1
     return conversation.without(cuts[low]) if cuts else conversation
+
+
+async def _chat(body: ResponsesRequest, conversation: Conversation) -> ChatRequest:
+    size = WORK_OF_ITEM * len(conversation.messages)
+    return await off_loop(size, lambda: chat_request(body, conversation))
 
 
 async def _fits(state: ServerState, body: ResponsesRequest, chat: ChatRequest) -> bool:

@@ -14,15 +14,21 @@ from server.explain import OWNER
 from server.responses import kept
 from server.responses.answer import ResponseAnswer
 from server.responses.background import BackgroundResponses
-from server.responses.database import RUNNING, Stored
+from server.responses.database import RUNNING, Database, Stored
 from server.responses.events import Events
 from server.responses.items import JsonItem, input_items
-from server.responses.prepare import count_tokens, prepare
-from server.responses.translate import conversation_of
-from server.routes.body import read_body
+from server.responses.prepare import count_tokens, joined, prepare
+from server.responses.translate import Conversation
+from server.routes.body import off_loop, read_body
 from server.schema.base import parse
 from server.schema.response_items import refuse_foreign_items
-from server.schema.response_queries import ItemsQuery, NoQuery, RetrieveQuery, parse_query
+from server.schema.response_queries import (
+    ItemsQuery,
+    NoQuery,
+    RetrieveQuery,
+    openapi_query,
+    parse_query,
+)
 from server.schema.responses import (
     RESPONSES_UNSUPPORTED,
     ResponsesRequest,
@@ -44,17 +50,13 @@ router = APIRouter()
 )
 async def create_response(request: Request) -> Response:
     state = state_of(request)
-    owner = owner_of(request)
-    body = read_request(await read_body(request))
-    state.check_model(body.model)
-    items = await kept.resolved(state.responses, owner, input_items(body))
-    earlier = await kept.earlier_items(state.responses, owner, body.previous_response_id)
-    conversation = conversation_of(body, earlier, items)
+    body, items = await _parsed(request, await read_body(request))
+    conversation = await _conversation(request, body, items)
     turn = await prepare(state, body, conversation, prefix_salt(request, body.cache_salt))
 
     async def keep(response: JsonItem) -> None:
         if body.stored and not body.background:
-            await kept.keep(state.responses, owner, response, items)
+            await kept.keep(state.responses, owner_of(request), response, items)
 
     answer = ResponseAnswer(state, body, turn, keep)
     if body.background:
@@ -81,19 +83,41 @@ def read_request(fields: dict[str, Any]) -> ResponsesRequest:
     return body
 
 
+async def _parsed(
+    request: Request, fields: dict[str, Any]
+) -> tuple[ResponsesRequest, list[JsonItem]]:
+    """The request, and the items of its input as they are kept."""
+
+    def work() -> tuple[ResponsesRequest, list[JsonItem]]:
+        body = read_request(fields)
+        return body, input_items(body)
+
+    body, items = await off_loop(len(await request.body()), work)
+    state = state_of(request)
+    state.check_model(body.model)
+    return body, await kept.resolved(state.responses, owner_of(request), items)
+
+
+async def _conversation(
+    request: Request, body: ResponsesRequest, items: list[JsonItem]
+) -> Conversation:
+    store = state_of(request).responses
+    earlier = await kept.earlier_items(store, owner_of(request), body.previous_response_id)
+    return await joined(body, earlier, items)
+
+
 @router.post(
-    "/v1/responses/input_tokens", summary="Count the tokens of an input", response_model=None
+    "/v1/responses/input_tokens",
+    summary="Count the tokens of an input",
+    response_model=None,
+    openapi_extra=openapi_body(ResponsesRequest),
 )
 async def count_input_tokens(request: Request) -> Response:
-    state = state_of(request)
-    owner = owner_of(request)
     fields = await read_body(request)
     refuse_uncounted(fields)
-    body = read_request(fields)
-    state.check_model(body.model)
-    items = await kept.resolved(state.responses, owner, input_items(body))
-    earlier = await kept.earlier_items(state.responses, owner, body.previous_response_id)
-    tokens = await count_tokens(state, body, conversation_of(body, earlier, items))
+    body, items = await _parsed(request, fields)
+    conversation = await _conversation(request, body, items)
+    tokens = await count_tokens(state_of(request), body, conversation)
     return _json({"object": "response.input_tokens", "input_tokens": tokens})
 
 
@@ -112,7 +136,12 @@ async def _in_background(
     return _follow(request, queued["id"], -1) if streamed else _json(queued)
 
 
-@router.get("/v1/responses/{id}", summary="A stored response, or its events", response_model=None)
+@router.get(
+    "/v1/responses/{id}",
+    summary="A stored response, or its events",
+    response_model=None,
+    openapi_extra=openapi_query(RetrieveQuery),
+)
 async def retrieve_response(request: Request, id: str) -> Response:
     query = parse_query(RetrieveQuery, request.query_params)
     query.check()
@@ -154,32 +183,19 @@ async def cancel_response(request: Request, id: str) -> Response:
 
 
 @router.get(
-    "/v1/responses/{id}/input_items", summary="What a response answers", response_model=None
+    "/v1/responses/{id}/input_items",
+    summary="What a response answers",
+    response_model=None,
+    openapi_extra=openapi_query(ItemsQuery),
 )
 async def list_input_items(request: Request, id: str) -> Response:
     query = parse_query(ItemsQuery, request.query_params)
-    items: list[JsonItem] = orjson.loads((await _find(request, id)).input)
-    if query.order == "desc":
-        items.reverse()
-    start = 0
-    if query.after is not None:
-        start = 1 + next((i for i, item in enumerate(items) if item["id"] == query.after), -1)
-        if start == 0:
-            raise RequestError(
-                f"`after` is {query.after}, which is no input item of '{id}': use the `last_id` of "
-                "an earlier page",
-                param="after",
-            )
-    page = items[start : start + query.limit]
-    return _json(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": start + len(page) < len(items),
-        }
-    )
+    owner = owner_of(request)
+
+    def work(database: Database) -> JsonItem:
+        return kept.page_of(database.get(owner, id), id, query)
+
+    return _json(await state_of(request).responses.call(work))
 
 
 def owner_of(request: Request) -> bytes:

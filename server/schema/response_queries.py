@@ -66,6 +66,17 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
     return parse(model, fields)
 
 
+def openapi_query(model: type[Body]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its own query."""
+    properties: dict[str, Any] = model.model_json_schema()["properties"]
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in properties.items()
+        ]
+    }
+
+
 def _value(text: str) -> object:
     """Numbers and booleans as JSON has them; what is neither stays a string."""
     if text.lower() in WORDS:

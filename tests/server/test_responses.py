@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -261,8 +262,6 @@ def test_a_reader_who_leaves_ends_the_request(fake: FakeServer):
     stream = fake.client().responses.create(**HELLO, stream=True)
     next(iter(stream))
     stream.close()
-    import time
-
     deadline = time.monotonic() + 5
     while not fake.engine.aborted and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -299,3 +298,16 @@ def test_the_tokens_of_an_input_can_be_counted_without_an_answer(fake: FakeServe
     assert answer.usage and answer.usage.input_tokens == counted.input_tokens
     refused = httpx.post(f"{fake.url}/v1/responses/input_tokens", json=HELLO | {"stream": True})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"
+
+
+def test_a_fault_of_ours_ends_a_stream_with_an_error_event(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: object) -> bytes:
+        raise RuntimeError("a seeded fault")
+
+    monkeypatch.setattr("server.responses.output.OutputItems.feed", broken)
+    last = frames(fake, {})[-1]
+    assert last["type"] == "error" and last["sequence_number"] == 2
+    assert (last["code"], last["param"]) == ("internal_error", None)
+    assert "seeded" not in last["message"]

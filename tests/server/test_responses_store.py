@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_engine
 import httpx2 as httpx
 import openai
 import pytest
 from fake_engine import GREETING, FakeServer, fake_server
+from msgspec.structs import replace
 
 from server.errors import Unavailable
 from server.responses import kept
@@ -203,6 +205,54 @@ def test_events_that_were_not_kept_are_refused(fake: FakeServer):
     answer = fake.client().responses.create(**HELLO)
     told = httpx.get(f"{fake.url}/v1/responses/{answer.id}", params={"stream": "true"})
     assert told.status_code == 400 and told.json()["error"]["param"] == "stream"
+
+
+def test_a_cancelled_response_ends_its_stream_with_its_last_state(fake: FakeServer):
+    fake.engine.delay = 0.05
+    client = fake.client()
+    events = []
+    for event in client.responses.create(**HELLO, background=True, stream=True):
+        events.append(event)
+        if event.type == "response.output_text.delta" and not fake.engine.aborted:
+            client.responses.cancel(events[0].response.id)
+    last = events[-1]
+    assert last.type == "response.incomplete" and last.response.status == "cancelled"
+    assert GREETING.startswith(last.response.output_text) and fake.engine.aborted
+
+
+def test_a_follower_of_a_deleted_response_hears_the_end(fake: FakeServer):
+    fake.engine.held = True
+    client = fake.client()
+    stream = client.responses.create(**HELLO, background=True, stream=True)
+    created = next(iter(stream))
+    assert created.type == "response.created"
+    client.responses.delete(created.response.id)
+    assert [event.type for event in stream] in ([], ["response.queued"])
+
+
+def test_another_keys_responses_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = fake_engine.fake_config
+    keys = ("ann", "bob")
+    monkeypatch.setattr(fake_engine, "fake_config", lambda f: replace(plain(f), api_keys=keys))
+    with fake_server(tmp_path) as fake:
+        ann, bob = (fake.client().with_options(api_key=key) for key in keys)
+        made = ann.responses.create(**HELLO)
+        running = ann.responses.create(**HELLO, background=True, stream=True)
+        other = next(iter(running))
+        running.close()
+        assert other.type == "response.created"
+        for id in (made.id, other.response.id):
+            for call in (bob.responses.retrieve, bob.responses.delete, bob.responses.cancel):
+                with pytest.raises(openai.NotFoundError):
+                    call(id)
+            with pytest.raises(openai.NotFoundError):
+                bob.responses.input_items.list(id)
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            bob.responses.create(**HELLO, previous_response_id=made.id)
+        reference = {"type": "item_reference", "id": made.output[0].id}
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            bob.responses.create(model="fake", input=[reference])  # type: ignore[list-item]
+        assert ann.responses.retrieve(made.id) == made
 
 
 def response(id: str, text: str = "", previous: str | None = None) -> dict[str, Any]:
