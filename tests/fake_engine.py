@@ -16,7 +16,7 @@ import uvicorn
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.client import Mailbox
+from runtime.client import BACKGROUND, Mailbox
 from runtime.messages import (
     FinishReason,
     Output,
@@ -126,6 +126,10 @@ class FakeEngine:
 
     @property
     def pending(self) -> int:
+        return sum(self.requests[id - 1].priority != BACKGROUND for id in self._open)
+
+    @property
+    def num_open(self) -> int:
         return len(self._open)
 
     def unhealthy(self) -> str | None:

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from runtime.channel import Receiver, Sender
-from runtime.client import CLIENT_BITS, ClientNotifier, EngineClient, Mailbox, merged
+from runtime.client import BACKGROUND, CLIENT_BITS, ClientNotifier, EngineClient, Mailbox, merged
 from runtime.messages import (
     Abort,
+    EngineDown,
     FromEngine,
     Hello,
     Output,
@@ -301,3 +302,21 @@ async def test_closing_ends_open_requests_with_an_error(
     client.close()
     output = await get(mailbox)
     assert output.finish == "error" and output.error == "the server is shutting down"
+
+
+async def test_work_in_the_background_is_not_counted_as_pending(
+    engine: PlayedEngine, client: EngineClient
+):
+    client._handle(ready(epoch=1))
+    boxes = [client.submit([1], PARAMS, priority=BACKGROUND) for _ in range(3)]
+    plain = client.submit([1], PARAMS)
+    assert client.pending == 1
+    client._handle(StepOutput([Output(boxes[0].id, [5], finish="stop")], Stats()))
+    assert client.pending == 1
+    client._handle(EngineDown("it died", epoch=1))
+    assert client.pending == 1
+    client.abort(boxes[1].id)
+    client.abort(plain.id)
+    assert client.pending == 0
+    client.submit([1], PARAMS)
+    assert client.pending == 1

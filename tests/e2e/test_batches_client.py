@@ -1,0 +1,55 @@
+"""Batches through the whole server: OpenAI's client, the built-in model, a death in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+from server_process import Server
+
+
+def lines(count: int, **fields: Any) -> bytes:
+    content = ""
+    for index in range(count):
+        messages = [{"role": "user", "content": f"What is {index} plus 2?"}]
+        body = {"model": "tiny-chat", "messages": messages, "temperature": 0} | fields
+        whole = {"custom_id": f"q{index}", "method": "POST", "url": "/v1/chat/completions"}
+        content += json.dumps(whole | {"body": body}) + "\n"
+    return content.encode()
+
+
+def begin(client: OpenAI, content: bytes) -> str:
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    made = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    return made.id
+
+
+def test_a_batch_survives_the_death_of_its_server(
+    own_server: Callable[..., Server], tmp_path: Path
+):
+    # Two API processes: one runs batches, both answer about them.
+    options = ("--data-dir", str(tmp_path / "data"), "--api-workers", "2")
+    server = own_server(*options, "--batch-concurrency", "2")
+    client = server.client()
+    id = begin(client, lines(60, max_tokens=120, ignore_eos=True))
+    server.wait_until(lambda: client.batches.retrieve(id).request_counts.completed > 0)
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait(10)
+
+    server = own_server(*options)
+    client = server.client()
+    server.wait_until(lambda: client.batches.retrieve(id).status == "completed", 60)
+    batch = client.batches.retrieve(id)
+    assert batch.request_counts.model_dump() == {"total": 60, "completed": 60, "failed": 0}
+    records = [json.loads(line) for line in client.files.content(batch.output_file_id).iter_lines()]
+    assert sorted(record["custom_id"] for record in records) == sorted(f"q{n}" for n in range(60))
+    assert batch.usage.output_tokens == 60 * 120
+    for record in records:
+        assert record["response"]["body"]["choices"][0]["finish_reason"] == "length"
