@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import GREETING, FakeServer, fake_server
+from fake_engine import GREETING, FakeEngine, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
 LOGPROBS = "message.output_text.logprobs"
@@ -250,8 +250,8 @@ def test_an_engine_failure_of_a_whole_answer_is_an_error(fake: FakeServer):
     assert caught.value.code == "engine_error"
 
 
-def test_a_full_queue_is_429_streamed_or_not(fake: FakeServer):
-    fake.engine._open = dict.fromkeys(range(-200, 0))  # type: ignore[assignment]
+def test_a_full_queue_is_429_streamed_or_not(fake: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeEngine, "pending", property(lambda engine: 200))
     for stream in (False, True):
         with pytest.raises(openai.RateLimitError):
             fake.client().responses.create(**HELLO, stream=stream)
