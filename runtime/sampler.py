@@ -30,6 +30,12 @@ from runtime.slots import IN_PROMPT, Slots
 Ints = NDArray[np.int64]
 Columns = NDArray[Any]  # slots.PARAMS, one entry a row
 
+# [256, 8]: what each bit of a byte of a mask allows a logit to be at most.
+BOUNDS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(np.inf),
+    np.float32(-np.inf),
+)
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
 
 
@@ -87,16 +93,15 @@ def draw(
 def _mask(logits: Tensor, allowed: Allowed) -> None:
     """In place, before scores are taken: they are of the tokens that could be drawn."""
     vocab = logits.shape[-1]
-    rows = upload(allowed.rows, logits.device)
     if logits.device.type == "cpu":
-        # NumPy unpacks 16 rows of 128,000 bits in 0.5 ms, the shifts below in 20 ms.
-        unpacked = np.unpackbits(allowed.bits, axis=1, count=vocab, bitorder="little")
-        forbidden = torch.from_numpy(unpacked).logical_not_()
-    else:
-        bits = upload(np.array(allowed.bits), logits.device)
-        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        forbidden = ((bits[:, :, None] >> places) & 1).flatten(1)[:, :vocab] == 0
-    logits[rows] = logits[rows].masked_fill(forbidden.bool(), -torch.inf)
+        # 16 rows of 128,000 in 0.4 ms; masked_fill takes 6 where it cannot foresee the next bit.
+        for row, bits in zip(allowed.rows.tolist(), allowed.bits, strict=True):
+            values = logits[row].numpy()
+            np.minimum(values, BOUNDS.take(bits, axis=0).reshape(-1)[:vocab], out=values)
+        return
+    rows = upload(allowed.rows, logits.device)
+    bounds = upload(BOUNDS, logits.device)[upload(np.array(allowed.bits), logits.device).long()]
+    logits[rows] = torch.minimum(logits[rows], bounds.flatten(1)[:, :vocab])
 
 
 def _take(tensor: Tensor, rows: Ints) -> Tensor:
