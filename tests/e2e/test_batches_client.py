@@ -38,7 +38,7 @@ def test_a_batch_survives_the_death_of_its_server(
     options = ("--data-dir", str(tmp_path / "data"), "--api-workers", "2")
     server = own_server(*options, "--batch-concurrency", "2")
     client = server.client()
-    id = begin(client, lines(60, max_tokens=120, ignore_eos=True))
+    id = begin(client, lines(20, max_tokens=60, ignore_eos=True))
     server.wait_until(lambda: client.batches.retrieve(id).request_counts.completed > 0)
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait(10)
@@ -47,9 +47,9 @@ def test_a_batch_survives_the_death_of_its_server(
     client = server.client()
     server.wait_until(lambda: client.batches.retrieve(id).status == "completed", 60)
     batch = client.batches.retrieve(id)
-    assert batch.request_counts.model_dump() == {"total": 60, "completed": 60, "failed": 0}
+    assert batch.request_counts.model_dump() == {"total": 20, "completed": 20, "failed": 0}
     records = [json.loads(line) for line in client.files.content(batch.output_file_id).iter_lines()]
-    assert sorted(record["custom_id"] for record in records) == sorted(f"q{n}" for n in range(60))
-    assert batch.usage.output_tokens == 60 * 120
+    assert sorted(record["custom_id"] for record in records) == sorted(f"q{n}" for n in range(20))
+    assert batch.usage.output_tokens == 20 * 60
     for record in records:
         assert record["response"]["body"]["choices"][0]["finish_reason"] == "length"
