@@ -17,7 +17,12 @@ import orjson
 from runtime.messages import FinishReason, Ready, SamplingParams
 from server.answer_form import check_grammar, requested_grammar
 from server.choice import Choice, Piece, ScoredToken
-from server.conversation import check_messages, template_messages, template_tools
+from server.conversation import (
+    check_messages,
+    template_messages,
+    template_tools,
+    unseen_chars,
+)
 from server.generation import Generation, require_ready
 from server.parameters import (
     check_chars,
@@ -215,6 +220,7 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
     if kept is None:
         check_chars(num_chars, tokenizer, ready, "messages")
     options = template_options(body, tokenizer)
+    num_chars += unseen_chars(body.messages)
     going_on = bool(body.continue_final_message)
 
     def work() -> list[int]:

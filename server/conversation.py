@@ -10,6 +10,7 @@ import orjson
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.chat import Message, ToolCall
 from server.schema.tools import Tool
+from server.template import ChatTemplate
 from server.tokenizer import ChatTokenizer
 
 
@@ -20,6 +21,12 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_message(message: Message, path: str) -> None:
+    if message.role != "assistant" and message.thought():
+        name = "reasoning_content" if message.reasoning_content else "reasoning"
+        raise RequestError(
+            f"`{path}.{name}` belongs to role assistant, not {message.role}: remove it",
+            param=f"{path}.{name}",
+        )
     if message.role == "assistant":
         if message.content is None and message.tool_calls is None:
             raise RequestError(
@@ -79,6 +86,8 @@ def template_messages(
             entry["name"] = message.name
         if message.tool_call_id is not None:
             entry["tool_call_id"] = message.tool_call_id
+        if message.thought() and template is not None:
+            entry |= _thought(message, template)
         if message.tool_calls is not None:
             path = f"messages[{index}].tool_calls"
             if not knows("tool_calls"):
@@ -108,6 +117,28 @@ def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict
             param="tools",
         )
     return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _thought(message: Message, template: ChatTemplate) -> dict[str, str]:
+    """An earlier thought as the template names it.
+
+    The template knows which turns' thoughts the model was trained to read again; most leave out
+    those from before the last question, and many leave out all.
+    """
+    if template.mentions("reasoning_content"):
+        return {"reasoning_content": message.thought()}
+    # gpt-oss's template refuses a call with both.
+    if template.mentions(".thinking") and not (message.tool_calls and message.text()):
+        return {"thinking": message.thought()}
+    return {}
+
+
+def unseen_chars(messages: Sequence[Message]) -> int:
+    """Characters beside the contents, which the template may print or leave out."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    return sum(len(message.thought()) for message in messages) + sum(
+        len(call.function.arguments) for call in calls
+    )
 
 
 def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
     """Two turns of one speaker are one turn to Anthropic, and to most chat templates."""
-    plain = not {"tool_calls", "tool_call_id"} & (last.keys() | entry.keys())
+    plain = not {"tool_calls", "tool_call_id", "reasoning_content"} & (last.keys() | entry.keys())
     return plain and last["role"] == entry["role"]
 
 
@@ -118,6 +118,7 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
     """The results of tools first, each a message of its own, then what is said."""
     entries: list[dict[str, Any]] = []
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in message.blocks():
         match block:
@@ -128,8 +129,10 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
             case ToolResultBlock():
                 entries.append(_result(block))
             case ThinkingBlock():
-                pass  # as at Anthropic, what was thought in an earlier turn is not read again
+                thoughts.append(block.thinking)
     said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    if any(thoughts):
+        said["reasoning_content"] = "\n".join(thoughts)
     if calls:
         said["tool_calls"] = calls
     return [*entries, said] if texts or calls or not entries else entries

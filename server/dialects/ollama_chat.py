@@ -16,6 +16,7 @@ from server.tokenizer import ChatTokenizer
 
 # For callers_names: ChatRequest's and CompletionRequest's name of a field -> Ollama's
 FIELDS = {
+    r"(messages\[\d+\])\.reasoning_content": r"\1.thinking",
     r"response_format\.json_schema\.schema": "format",
     "response_format": "format",
     "max_tokens": "options.num_predict",
@@ -89,6 +90,8 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
             calls = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
             entry["tool_calls"] = calls
             waiting = [(call["id"], call["function"]["name"]) for call in calls]
+        if message.thinking:
+            entry["reasoning_content"] = message.thinking
         if message.role == "tool":
             entry["tool_call_id"] = message.tool_call_id or _answered(message, index, waiting)
             if message.tool_name:

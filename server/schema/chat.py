@@ -65,7 +65,14 @@ class Message(Body):
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=128)] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None  # sent back by clients that return our own answers as they are
+    # Sent back by clients that return our own answers as they are.
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    def thought(self) -> str:
+        """The reasoning, under either of its names."""
+        return self.reasoning_content or self.reasoning or ""
 
     def text(self) -> str | None:
         if self.content is None or isinstance(self.content, str):

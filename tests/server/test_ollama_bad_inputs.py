@@ -187,7 +187,7 @@ def test_routes_that_are_not_here_are_told_so_in_ollamas_form(fake: FakeServer):
         (TEXT, {"keep_alive": "1h30m", "truncate": False, "shift": False}),
         (CHAT, {"tools": [], "format": None, "keep_alive": 0}),
         (CHAT, options(mirostat=0, repeat_last_n=-1, penalize_newline=True, num_keep=4)),
-        (CHAT, message(images=[], tool_calls=[], thinking="hm")),
+        (CHAT, message(images=[], tool_calls=[], thinking="")),
         (SHOW, {"verbose": True, "model": None, "name": "fake"}),
     ],
 )
