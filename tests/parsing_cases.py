@@ -333,6 +333,13 @@ VARIANTS = [
         Split("", "", (("weather", '{"city": "\\n  if a < b:\\n\\t\\"ü\\"\\n"}'),)),
     ),
     Case(
+        "a mark that says what is a string",
+        "deepseek_v32",
+        None,
+        f"<｜DSML｜function_calls>{DSML_BONN.replace('false', 'true')}</｜DSML｜function_calls>",
+        Split("", "", (("weather", '{"city": "Bonn", "days": "3"}'),)),
+    ),
+    Case(
         "glm without arguments",
         "glm45",
         None,
@@ -463,6 +470,48 @@ BROKEN = [
         ("pythonic", "[weather(city", "[weather(city", ()),
         ("pythonic", "[weather(city=Oslo)]", "Oslo)]", (("weather", '{"city": '),)),
         ("harmony", "<|channel|>ana", "<|channel|>ana", ()),
+        (
+            "harmony",
+            f"{HARMONY_CALL}<|start|>assistant<|chan",
+            "<|start|>assistant<|chan",
+            (OSLO,),
+        ),
+        (
+            "harmony",
+            '<|channel|>commentary to=functions.now<|message|>{"a": ?}<|end|><|start|>assis',
+            "?}<|end|><|start|>assis",
+            (("now", '{"a": '),),
+        ),
+        (
+            "llama3_json",
+            '{"name": "weather", "parameters": 5}',
+            '{"name": "weather", "parameters": 5}',
+            (),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}, "x',
+            "",
+            (OSLO,),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"city": ?} <tool_call>{"na',
+            '?} <tool_call>{"na',
+            (("weather", '{"city": '),),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</func",
+            "",
+            (("weather", '{"city": "Oslo"'),),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=></function></tool_call>",
+            "<tool_call><function=></function></tool_call>",
+            (),
+        ),
     )
 ]
 

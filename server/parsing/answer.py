@@ -126,8 +126,4 @@ class AnswerParser:
         try:
             yield from read_section(self._calls, mark)
         except Broken:
-            text = "".join(self._source.taken)
-            if not (self._calls.inside and self._source.exhausted()):
-                self._output.content(text)
-            self._calls.inside = False
-            self._source.taken.clear()
+            self._calls.give_up()

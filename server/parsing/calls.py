@@ -63,6 +63,14 @@ class CallReader:
                 rest("".join(self.source.taken))
             raise
 
+    def give_up(self) -> None:
+        """After Broken: what is no call is content, but for half a mark that ends an answer."""
+        if self.inside and self.source.cut_off():
+            self.source.drop()
+        else:
+            self.output.content("".join(self.source.taken))
+        self.inside = False
+
     def check(self, mark: str, name: str) -> None:
         """Raises Broken if there is no name, or without a mark, if it was not offered."""
         if not name or (not mark and name not in self.tools):

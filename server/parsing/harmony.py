@@ -66,6 +66,7 @@ class HarmonyReader:
 
     def _message(self, word: str) -> Reader[str]:
         """Read a message whose head begins with `word`; the mark that begins another, or ""."""
+        self._source.taken[:] = [word]
         try:
             head = yield from self._head(word)
             self._output.mark()
@@ -77,12 +78,10 @@ class HarmonyReader:
             thought = channel is not None and channel[1] == "analysis"
             return (yield from self._text(reasoning=thought))
         except Broken:
-            unfinished = self._calls is not None and self._calls.inside
-            if not (unfinished and self._source.exhausted()):
-                self._output.content("".join(self._source.taken))
             if self._calls is not None:
-                self._calls.inside = False
-            self._source.taken.clear()
+                self._calls.give_up()
+            else:
+                self._output.content("".join(self._source.taken))
             return ""
 
     def _head(self, word: str) -> Reader[str]:

@@ -56,11 +56,12 @@ def marks(*words: str) -> Marks:
 class Source:
     """The text that has come and was not taken yet."""
 
-    __slots__ = ("_pos", "_text", "ended", "taken")
+    __slots__ = ("_half_word", "_pos", "_text", "ended", "taken")
 
     def __init__(self) -> None:
         self._text = ""
         self._pos = 0
+        self._half_word = False  # the text ends within a word that would have been right
         self.ended = False
         self.taken: list[str] = []  # what was taken and is not yet part of any delta
 
@@ -82,6 +83,15 @@ class Source:
     def exhausted(self) -> bool:
         """Nothing is left and nothing will come."""
         return self.ended and self._pos == len(self._text)
+
+    def cut_off(self) -> bool:
+        """Nothing will come, and nothing is left but half a word that was looked for."""
+        return self.exhausted() or (self.ended and self._half_word)
+
+    def drop(self) -> None:
+        """Give up what is left and what was taken."""
+        self._pos = len(self._text)
+        self.taken.clear()
 
     def peek(self) -> Reader[str]:
         """The next character, not taken; "" at the end of the text."""
@@ -131,6 +141,7 @@ class Source:
                     return self.take(self._pos + len(word))
                 waiting |= rest < len(word) and word.startswith(self._text[self._pos :])
             if self.ended or not waiting:
+                self._half_word |= waiting
                 return ""
             yield
 

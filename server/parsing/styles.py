@@ -78,7 +78,6 @@ def _object(calls: CallReader, mark: str) -> Reader[None]:
             if name:
                 begun = _begin_with(calls, name, [])
                 yield from calls.arguments(calls.output.arguments)
-                calls.inside = False
             else:
                 held = []
                 yield from calls.arguments(held.append)
