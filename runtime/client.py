@@ -14,6 +14,7 @@ import msgspec
 
 from runtime.channel import AsyncReceiver, Sender
 from runtime.messages import (
+    BACKGROUND,
     Abort,
     EngineDown,
     FromEngine,
@@ -29,7 +30,6 @@ from runtime.messages import (
 )
 
 CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
-BACKGROUND = 2**31  # the priority of work that waits for all others: callers' own end below it
 
 
 def merged(first: Output, then: Output) -> Output:

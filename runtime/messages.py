@@ -16,6 +16,8 @@ from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+BACKGROUND = 2**31  # the priority of work that makes way for all other: callers' own end below it
+
 MAX_BANNED_TOKENS = 32  # of one banned sequence
 MAX_LEXER_STATES = 50_000  # of one grammar: some 100 MB; whoever compiles it sets this limit
 

@@ -19,7 +19,7 @@ from runtime.admission import WaitingLine, refusal
 from runtime.batch import Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
-from runtime.messages import FinishReason, Output, Request, TokenLogprob
+from runtime.messages import BACKGROUND, FinishReason, Output, Request, TokenLogprob
 from runtime.outputs import ending, explained, next_output, pooled
 from runtime.pages import PagePool
 from runtime.running import Running
@@ -108,6 +108,29 @@ class Scheduler:
 
     def schedule(self) -> Launch | None:
         """The next step, or None if nothing can be done before commit() or add()."""
+        yielded = False
+        while True:
+            more = self._make_way()
+            yielded = yielded or more
+            columns = self._step(yielded)
+            if columns.sequences or not more:
+                return columns.launch() if columns.sequences else None
+
+    def _make_way(self) -> bool:
+        """Preempt work in the background if the head of the line found no room.  True if it did."""
+        head = self.waiting.head()
+        if head is None or head.request.priority >= BACKGROUND or not len(self.running):
+            return False
+        if not self.running.full and (self._blocked is None or self._blocked[0] is not head):
+            return False
+        last = self.running.last_in_rank()
+        if last.request.priority < BACKGROUND:
+            return False
+        self._preempt(last)
+        return True
+
+    def _step(self, yielded: bool) -> Columns:
+        """yielded: work in the background has just made way, and may not come back at once."""
         columns = Columns()
         preemptions = self.num_preemptions
         left = self.resolved.max_batched_tokens - self._decode(columns)
@@ -115,9 +138,9 @@ class Scheduler:
         # A sequence preempted in this step may have a row in the one that is under way: it comes
         # back after commit() has seen that row.
         if left and preemptions == self.num_preemptions:
-            self._admit(columns, left)
+            self._admit(columns, left, yielded)
         self.running.note_step(len(columns.sequences))
-        return columns.launch() if columns.sequences else None
+        return columns
 
     def _decode(self, columns: Columns) -> int:
         """A row for each sequence that has caught up.  Returns the tokens used."""
@@ -130,6 +153,7 @@ class Scheduler:
             crossing = [index for index, row in enumerate(rows) if row.launched == row.page_room]
             if len(crossing) <= pool.num_free:
                 break
+            assert len(self.running) > 1, "one sequence alone always has enough pages"
             self._preempt(self.running.last_in_rank())
         for index in crossing:
             rows[index].page_room += page_size
@@ -138,7 +162,6 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take its pages; it waits in its old place and will compute them again."""
-        assert len(self.running) > 1, "one sequence alone always has enough pages"
         self._leave(sequence)
         sequence.launched = 0
         sequence.preemptions += 1
@@ -160,9 +183,11 @@ class Scheduler:
             self.running.catch_up(sequence)
         return count
 
-    def _admit(self, columns: Columns, left: int) -> None:
+    def _admit(self, columns: Columns, left: int, yielded: bool) -> None:
         """Let the head of the line in, and the next, while there are tokens, slots and pages."""
         while left and not self.running.full and (sequence := self.waiting.head()) is not None:
+            if yielded and sequence.request.priority >= BACKGROUND:
+                break
             if self._blocked == (sequence, self.pool.num_releases):
                 break
             try:

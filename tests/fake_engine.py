@@ -16,8 +16,9 @@ import uvicorn
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.client import BACKGROUND, Mailbox
+from runtime.client import Mailbox
 from runtime.messages import (
+    BACKGROUND,
     FinishReason,
     Output,
     Progress,

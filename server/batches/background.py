@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message
 
-from runtime.client import BACKGROUND, EngineClient, Mailbox
-from runtime.messages import SamplingParams
+from runtime.client import EngineClient, Mailbox
+from runtime.messages import BACKGROUND, SamplingParams
 from server.explain import RequestLog
 from server.metrics import Metrics
 from server.state import ServerState

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from runtime.channel import Receiver, Sender
-from runtime.client import BACKGROUND, CLIENT_BITS, ClientNotifier, EngineClient, Mailbox, merged
+from runtime.client import CLIENT_BITS, ClientNotifier, EngineClient, Mailbox, merged
 from runtime.messages import (
+    BACKGROUND,
     Abort,
     EngineDown,
     FromEngine,

@@ -19,7 +19,7 @@ from runtime.batch import LAST, Sampled
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
 from runtime.engine import Engine
-from runtime.messages import Output, Pooling, Request, SamplingParams
+from runtime.messages import BACKGROUND, Output, Pooling, Request, SamplingParams
 from runtime.pages import PagePool
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
@@ -84,7 +84,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             client=number % 2,
             tokens=tokens or [1],
             params=draw(sampling_params()),
-            priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+            priority=draw(st.sampled_from([0, 0, 0, 1, -1, BACKGROUND])),
             salt=draw(st.sampled_from([b"", b"", b"other"])),
         )
         leaves = draw(st.none() | st.none() | st.integers(0, 25))
@@ -361,6 +361,10 @@ def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable
     return preempt
 
 
+def back_at_once_after_making_way(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, columns, left, yielded: true(self, columns, left, False)
+
+
 def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
     def release(self: PagePool, pages: list[int]) -> None:
         true(self, pages)
@@ -424,6 +428,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "_preempt", preempted_loses_a_token),
     (Scheduler, "_preempt", preempted_is_lost),
     (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
+    (Scheduler, "_admit", back_at_once_after_making_way),
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
     (Scheduler, "commit", ended_row_committed),
     (Scheduler, "abort", abort_without_an_end),

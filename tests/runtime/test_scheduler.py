@@ -6,6 +6,7 @@ import pytest
 from fake_model import Bench, request
 
 from runtime.batch import LAST
+from runtime.messages import BACKGROUND
 
 
 def order_of_ends(bench: Bench) -> list[int]:
@@ -223,3 +224,58 @@ def test_those_who_wait_are_counted_without_those_who_left() -> None:
     assert (stats.running, stats.waiting) == (1, 1)
     bench.run()
     assert bench.end(299).finish == "length"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_work_in_the_background_makes_way_for_a_request_without_a_slot(overlap: bool) -> None:
+    bench = Bench(max_num_seqs=2, overlap=overlap)
+    idle = [
+        request(id, prompt(6, first=id * 10), max_tokens=30, priority=BACKGROUND) for id in (1, 2)
+    ]
+    bench.add(*idle)
+    bench.step(4)
+    first = request(3, prompt(5, first=60), max_tokens=3)
+    bench.add(first)
+    bench.step(2)
+    assert bench.engine.stats().waiting == 1
+    bench.run()
+    assert order_of_ends(bench)[0] == 3
+    assert bench.engine.stats().preemptions == 1
+    assert all(bench.tokens(one.id) == bench.plain(one) for one in [*idle, first])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_work_in_the_background_makes_way_for_a_request_without_pages(overlap: bool) -> None:
+    bench = Bench(page_size=4, num_pages=9, max_model_len=36, max_num_seqs=4, overlap=overlap)
+    idle = [
+        request(id, prompt(8, first=id * 10), max_tokens=12, priority=BACKGROUND)
+        for id in (1, 2, 3)
+    ]
+    bench.add(*idle)
+    bench.step(3)
+    first = request(4, prompt(26, first=50), max_tokens=8)
+    bench.run(first)
+    assert order_of_ends(bench)[0] == 4
+    assert bench.engine.stats().preemptions >= 2
+    assert all(bench.tokens(one.id) == bench.plain(one) for one in [*idle, first])
+
+
+def test_the_only_sequence_makes_way_if_it_is_in_the_background() -> None:
+    bench = Bench(page_size=4, num_pages=4, max_model_len=16, max_num_seqs=1)
+    idle = request(1, prompt(8), max_tokens=8, priority=BACKGROUND)
+    bench.add(idle)
+    bench.step(2)
+    first = request(2, prompt(8, first=40), max_tokens=8)
+    bench.run(first)
+    assert order_of_ends(bench) == [2, 1]
+    assert bench.tokens(1) == bench.plain(idle)
+
+
+def test_nothing_makes_way_for_work_in_the_background_or_for_its_like() -> None:
+    bench = Bench(max_num_seqs=1)
+    for id, priority in ((1, BACKGROUND - 1), (2, -1), (3, BACKGROUND), (4, BACKGROUND)):
+        bench.add(request(id, prompt(4, first=id), max_tokens=6, priority=priority))
+        bench.step(2)
+    bench.run()
+    assert bench.engine.stats().preemptions == 0
+    assert order_of_ends(bench) == [1, 2, 3, 4]

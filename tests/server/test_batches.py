@@ -12,7 +12,7 @@ from batch_server import CHAT, BatchServer, Clock, batch_server, line
 from msgspec.structs import replace
 from openai import AsyncOpenAI
 
-from runtime.client import BACKGROUND
+from runtime.messages import BACKGROUND
 from server.batches.background import ENDPOINTS
 from server.batches.slots import Slots
 
