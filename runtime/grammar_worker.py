@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -316,9 +316,17 @@ def die_with_parent() -> None:
     threading.Thread(target=watch, name="death-pipe", daemon=True).start()
 
 
+def give_way() -> None:
+    """Waking up takes the core from nobody: with no core free, the engine would stop to send."""
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> None:
     # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    give_way()
     line = sys.stdin.buffer.readline()
     if not line:
         sys.exit(ORPHANED)
