@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from server.errors import Unavailable
+from server.errors import RequestError, Unavailable
 from server.middleware import Gate
 from server.responses.answer import ResponseAnswer
 from server.responses.database import RUNNING
@@ -90,7 +90,7 @@ class BackgroundResponses:
     ) -> None:
         """Go on with a response whoever listens.  A drain waits for it as for a connection.
 
-        Raises Unavailable if it cannot be stored; the caller closes the turn then.
+        Raises RequestError if it cannot be stored; the caller closes the turn then.
         """
         kept = await self._store.call(
             lambda database: database.add(
@@ -98,11 +98,10 @@ class BackgroundResponses:
             )
         )
         if not kept:
-            raise Unavailable(
-                "the input is too large for the store of responses: send less, or use "
-                "`background` false",
-                code="store_full",
-                retry_after_s=60,
+            raise RequestError(
+                "the input is larger than the store of responses keeps of one response: send less, "
+                "or use `background` false",
+                param="input",
             )
         run = _Run(answer, streamed)
         gate.open_requests += 1

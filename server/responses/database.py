@@ -257,18 +257,29 @@ class Database:
             items += [*orjson.loads(stored.input), *orjson.loads(stored.response)["output"]]
         return items
 
-    def item(self, owner: bytes, id: str) -> JsonItem | None:
-        """An item of any of the owner's responses."""
-        row = self.connection.execute(
-            "SELECT r.id FROM items i JOIN responses r ON r.id = i.response "
-            "WHERE i.id = ? AND r.owner = ? LIMIT 1",
-            (id, owner),
-        ).fetchone()
-        stored = None if row is None else self.get(owner, row[0])
-        if stored is None:
-            return None
-        items = [*orjson.loads(stored.input), *orjson.loads(stored.response)["output"]]
-        return next((item for item in items if item["id"] == id), None)
+    def items(self, owner: bytes, ids: set[str]) -> dict[str, JsonItem]:
+        """Those of the items that are in any of the owner's responses.
+
+        Raises ChainTooLong if they are in more than MAX_CHAIN_BYTES of them.
+        """
+        found: dict[str, JsonItem] = {}
+        size = 0
+        for id in ids:
+            if id in found:
+                continue
+            row = self.connection.execute(
+                "SELECT r.input, r.response FROM items i JOIN responses r ON r.id = i.response "
+                "WHERE i.id = ? AND r.owner = ? LIMIT 1",
+                (id, owner),
+            ).fetchone()
+            if row is None:
+                continue
+            size += len(row[0]) + len(row[1])
+            if size > MAX_CHAIN_BYTES:
+                raise ChainTooLong
+            items = [*orjson.loads(row[0]), *orjson.loads(row[1])["output"]]
+            found |= {item["id"]: item for item in items if item["id"] in ids}
+        return found
 
     def events(self, id: str, after: int, most: int) -> tuple[list[tuple[int, bytes]], str | None]:
         """Up to `most` frames with numbers above `after`, and the status: None if it is gone.

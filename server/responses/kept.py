@@ -10,7 +10,6 @@ from server.errors import NotFound, RequestError, Unavailable
 from server.responses.database import (
     ChainBroken,
     ChainTooLong,
-    Database,
     NotFinished,
     Stored,
 )
@@ -52,25 +51,25 @@ async def earlier_items(store: ResponseStore, owner: bytes, previous: str | None
 
 async def resolved(store: ResponseStore, owner: bytes, items: list[JsonItem]) -> list[JsonItem]:
     """The items with every item_reference replaced by what it names.  Raises RequestError."""
-    if all(item["type"] != "item_reference" for item in items):
+    wanted = {item["id"] for item in items if item["type"] == "item_reference"}
+    if not wanted:
         return items
-
-    def work(database: Database) -> list[JsonItem]:
-        found: list[JsonItem] = []
-        for place, item in enumerate(items):
-            if item["type"] == "item_reference":
-                named = database.item(owner, item["id"])
-                if named is None:
-                    raise RequestError(
-                        f"Item with id '{item['id']}' not found: only items of stored responses "
-                        "can be referred to; send the item itself",
-                        param=f"input[{place}].id",
-                    )
-                item = named
-            found.append(item)
-        return found
-
-    return await store.call(work)
+    try:
+        found = await store.call(lambda database: database.items(owner, wanted))
+    except ChainTooLong:
+        raise RequestError(
+            "the items that `input` refers to are in more responses than this server looks "
+            "through: send the items themselves",
+            param="input",
+        ) from None
+    for place, item in enumerate(items):
+        if item["type"] == "item_reference" and item["id"] not in found:
+            raise RequestError(
+                f"Item with id '{item['id']}' not found: only items of stored responses can be "
+                "referred to; send the item itself",
+                param=f"input[{place}].id",
+            )
+    return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
 
 
 async def keep(

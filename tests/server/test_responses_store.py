@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from server.errors import Unavailable
 from server.responses import kept
-from server.responses.database import Database, Limits
+from server.responses.database import ChainTooLong, Database, Limits
 from server.responses.store import ResponseStore, StoreUnusable
 
 HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
@@ -285,10 +285,10 @@ def total(database: Database) -> tuple[int, int]:
 def test_a_response_belongs_to_the_key_that_made_it(database: Database):
     database.add(ME, response("a"), [])
     assert database.get(OTHER, "a") is None and not database.delete(OTHER, "a")
-    assert database.item(OTHER, "msg_a") is None
-    assert database.item(ME, "msg_a") is not None
+    assert database.items(OTHER, {"msg_a"}) == {}
+    assert set(database.items(ME, {"msg_a", "msg_b"})) == {"msg_a"}
     assert database.get(ME, "a") is not None and database.delete(ME, "a")
-    assert total(database) == (0, 0) and database.item(ME, "msg_a") is None
+    assert total(database) == (0, 0) and database.items(ME, {"msg_a"}) == {}
 
 
 def test_the_least_used_responses_go_when_there_are_too_many(database: Database):
@@ -306,6 +306,32 @@ def test_the_least_used_responses_go_when_they_are_too_large(database: Database)
     assert size <= 4000 and count == len(ids(database)) == 4
     assert ids(database)[-1] == "6"
     assert not database.add(ME, response("large", "x" * 1001), [])
+
+
+def test_references_are_looked_up_in_so_many_bytes_and_no_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    for id in "ab":
+        database.add(ME, response(id, "x" * 500), [])
+    monkeypatch.setattr("server.responses.database.MAX_CHAIN_BYTES", 1000)
+    assert set(database.items(ME, {"msg_a"})) == {"msg_a"}
+    with pytest.raises(ChainTooLong):
+        database.items(ME, {"msg_a", "msg_b"})
+    database.add(ME, response("c", "x" * 500, "b"), [])
+    with pytest.raises(ChainTooLong):
+        database.history(ME, "c")
+
+
+def test_a_background_response_that_the_store_has_no_room_for_is_refused(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Database, "add", lambda *_, **__: False)
+    fake.engine.held = True
+    with pytest.raises(openai.BadRequestError, match="`background` false"):
+        fake.client().responses.create(**HELLO, background=True)
+    wait_until(lambda: bool(fake.engine.aborted))
+    fake.engine.held = False
+    assert not fake.client().responses.create(**HELLO).model_extra["store"]  # type: ignore[index]
 
 
 def test_responses_go_when_nobody_has_used_them_for_long(database: Database):
