@@ -98,7 +98,9 @@ class _Rewriter:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             message = self._named(message)
-            if message["status"] >= 400:
+            # A refused CORS preflight is plain text, for a browser.
+            kind = dict(message["headers"]).get(b"content-type")
+            if message["status"] >= 400 and kind == b"application/json":
                 self._start = message
                 return
         elif self._start is not None:

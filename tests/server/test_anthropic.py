@@ -229,6 +229,7 @@ def test_a_server_that_loads_is_overloaded(fake: FakeServer):
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     plain = fake_engine.fake_config
     limits = {"api_keys": ("right",), "max_body_bytes": 2000, "max_header_bytes": 4000}
+    limits["allowed_origins"] = ("http://own",)
     monkeypatch.setattr(fake_engine, "fake_config", lambda folder: replace(plain(folder), **limits))
     with fake_server(tmp_path) as server:
         yield server
@@ -242,6 +243,9 @@ def test_what_stands_before_the_route_answers_in_the_same_form(guarded: FakeServ
     with pytest.raises(anthropic.RequestTooLargeError) as refused:
         client_of(guarded, "right").messages.create(**long)
     assert refused.value.body["error"]["type"] == "request_too_large"  # type: ignore[index]
+    preflight = {"origin": "http://foreign", "access-control-request-method": "POST"}
+    answer = httpx.options(f"{guarded.url}/v1/messages", headers=preflight)
+    assert answer.status_code == 400 and answer.text == "Disallowed CORS origin"
     assert client_of(guarded, "right").messages.create(**HELLO).content
     bearer = anthropic.Anthropic(base_url=guarded.url, auth_token="right", max_retries=0)
     assert bearer.messages.create(**HELLO).content

@@ -31,6 +31,12 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def http(fake: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fake.url) as client:
+        yield client
+
+
 def turns(*messages: tuple[str, object]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in messages]}
 
@@ -178,37 +184,37 @@ def check(answer: httpx.Response, status: int, kind: str, words: tuple[str, ...]
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{repr(row[0])[:60]}")
 def test_a_wrong_field_is_refused_by_name(
-    fake: FakeServer, row: tuple[dict[str, Any], tuple[str, ...]]
+    fake: FakeServer, http: httpx.Client, row: tuple[dict[str, Any], tuple[str, ...]]
 ):
     change, words = row
     body = {name: value for name, value in (BASE | change).items() if value is not REMOVED}
     submitted = len(fake.engine.requests)
     headers = {"content-type": "application/json"}
-    answer = httpx.post(fake.url + ROUTE, content=json.dumps(body), headers=headers)
+    answer = http.post(ROUTE, content=json.dumps(body), headers=headers)
     check(answer, 400, "invalid_request_error", words)
     assert len(fake.engine.requests) == submitted, "a refused request reached the engine"
 
 
 @pytest.mark.parametrize("path", [ROUTE, COUNT])
-def test_bodies_that_are_not_json_objects_are_refused(fake: FakeServer, path: str):
+def test_bodies_that_are_not_json_objects_are_refused(http: httpx.Client, path: str):
     json_type = {"content-type": "application/json"}
     for content, words in ((b"", "empty"), (b"{", "line 1"), (b"[]", "array"), (b"\xff", "UTF-8")):
-        answer = httpx.post(fake.url + path, content=content, headers=json_type)
+        answer = http.post(path, content=content, headers=json_type)
         check(answer, 400, "invalid_request_error", (words,))
-    answer = httpx.post(fake.url + path, content=b"{}", headers={"content-type": "text/plain"})
+    answer = http.post(path, content=b"{}", headers={"content-type": "text/plain"})
     check(answer, 415, "invalid_request_error", ("application/json",))
 
 
-def test_an_unknown_model_and_route_are_not_found(fake: FakeServer):
-    answer = httpx.post(fake.url + ROUTE, json=BASE | {"model": "big"})
+def test_an_unknown_model_and_route_are_not_found(http: httpx.Client):
+    answer = http.post(ROUTE, json=BASE | {"model": "big"})
     check(answer, 404, "not_found_error", ("`big`", "`fake`"))
-    answer = httpx.get(f"{fake.url}{ROUTE}/batches")
+    answer = http.get(f"{ROUTE}/batches")
     check(answer, 404, "not_found_error", ("/v1/messages/batches",))
-    check(httpx.get(fake.url + ROUTE), 405, "invalid_request_error", ("GET",))
+    check(http.get(ROUTE), 405, "invalid_request_error", ("GET",))
 
 
-def test_the_counting_route_takes_no_sampling_parameters(fake: FakeServer):
-    answer = httpx.post(fake.url + COUNT, json=BASE)
+def test_the_counting_route_takes_no_sampling_parameters(http: httpx.Client):
+    answer = http.post(COUNT, json=BASE)
     check(answer, 400, "invalid_request_error", ("`max_tokens`", "not a parameter"))
 
 
@@ -224,6 +230,6 @@ def test_the_counting_route_takes_no_sampling_parameters(fake: FakeServer):
         user([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]),
     ],
 )
-def test_what_asks_for_nothing_unusual_is_taken(fake: FakeServer, change: dict[str, Any]):
-    answer = httpx.post(fake.url + ROUTE, json=BASE | change)
+def test_what_asks_for_nothing_unusual_is_taken(http: httpx.Client, change: dict[str, Any]):
+    answer = http.post(ROUTE, json=BASE | change)
     assert answer.status_code == 200, answer.text

@@ -106,7 +106,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 @given(
     route=st.sampled_from(list(BASE)),
     change=st.dictionaries(st.sampled_from(NAMES), values, max_size=3),

@@ -29,6 +29,12 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def http(fake: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fake.url) as client:
+        yield client
+
+
 def options(**given: object) -> dict[str, Any]:
     return {"options": given}
 
@@ -152,31 +158,31 @@ def check(answer: httpx.Response, status: int, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0][5:]}-{repr(row[1])[:60]}")
 def test_a_wrong_field_is_refused_by_name(
-    fake: FakeServer, row: tuple[str, dict[str, Any], tuple[str, ...]]
+    fake: FakeServer, http: httpx.Client, row: tuple[str, dict[str, Any], tuple[str, ...]]
 ):
     route, change, words = row
     body = {name: value for name, value in (BASE[route] | change).items() if value is not REMOVED}
     submitted = len(fake.engine.requests)
-    check(httpx.post(fake.url + route, content=json.dumps(body)), 400, words)
+    check(http.post(route, content=json.dumps(body)), 400, words)
     assert len(fake.engine.requests) == submitted, "a refused request reached the engine"
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT, SHOW])
-def test_bodies_that_are_not_json_objects_are_refused(fake: FakeServer, route: str):
+def test_bodies_that_are_not_json_objects_are_refused(http: httpx.Client, route: str):
     for content, words in ((b"", "empty"), (b"{", "line 1"), (b"[]", "array"), (b"\xff", "UTF-8")):
-        check(httpx.post(fake.url + route, content=content), 400, (words,))
+        check(http.post(route, content=content), 400, (words,))
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT, SHOW])
 @pytest.mark.parametrize("model", ["llama3", "fake:7b", ":latest", "x" * 10_000])
-def test_an_unknown_model_is_not_found(fake: FakeServer, route: str, model: str):
-    answer = httpx.post(fake.url + route, json=BASE[route] | {"model": model})
+def test_an_unknown_model_is_not_found(http: httpx.Client, route: str, model: str):
+    answer = http.post(route, json=BASE[route] | {"model": model})
     check(answer, 404, ("does not exist here", "`fake`"))
 
 
-def test_routes_that_are_not_here_are_told_so_in_ollamas_form(fake: FakeServer):
-    check(httpx.post(f"{fake.url}/api/pull", json={"model": "x"}), 404, ("/api/pull",))
-    check(httpx.get(fake.url + CHAT), 405, ("GET",))
+def test_routes_that_are_not_here_are_told_so_in_ollamas_form(http: httpx.Client):
+    check(http.post("/api/pull", json={"model": "x"}), 404, ("/api/pull",))
+    check(http.get(CHAT), 405, ("GET",))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +198,7 @@ def test_routes_that_are_not_here_are_told_so_in_ollamas_form(fake: FakeServer):
     ],
 )
 def test_what_asks_for_nothing_unusual_is_taken(
-    fake: FakeServer, route: str, change: dict[str, Any]
+    http: httpx.Client, route: str, change: dict[str, Any]
 ):
-    answer = httpx.post(fake.url + route, json=BASE[route] | change)
+    answer = http.post(route, json=BASE[route] | change)
     assert answer.status_code == 200, answer.text
