@@ -127,7 +127,8 @@ async def serve(start: Start) -> None:
     report = asyncio.create_task(Reporter(config, client).run()) if start.index == 0 else None
     runner = None
     if batches is not None:
-        runner = asyncio.create_task(BatchRunner(batches, line_app(state), client, config).run())
+        batch_runner = BatchRunner(batches, line_app(state), client, config, metrics)
+        runner = asyncio.create_task(batch_runner.run())
     try:
         await server.serve([socket.socket(fileno=start.listener)])
     finally:

@@ -72,6 +72,7 @@ class Metrics(Collector):
         self._finished = self._counter("requests", "Completions that ended.", "finished_reason")
         self._rejected = self._counter("admission_rejections", "Requests refused.", "reason")
         self._aborted = self._counter("aborted", "Completions that were given up.", "by")
+        self._lines = self._counter("batch_lines", "Lines of batches that ended.", "outcome")
         self._http = self._counter("http_requests", "HTTP answers.", "route", "code")
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN
@@ -147,6 +148,9 @@ class Metrics(Collector):
 
     def aborted(self, by: str) -> None:
         self._aborted.labels(**self._label, by=by).inc()
+
+    def batch_line(self, completed: bool) -> None:
+        self._lines.labels(**self._label, outcome="completed" if completed else "failed").inc()
 
     def http_request(self, route: str, code: int) -> None:
         """`route` is a route's pattern, never what a caller wrote."""

@@ -51,7 +51,7 @@ class BatchServer:
         """From now on batches run."""
         app, config = line_app(self.state), self.state.config
         client: Any = self.engine
-        runner = BatchRunner(self.store, app, client, config, poll_seconds=0.01)
+        runner = BatchRunner(self.store, app, client, config, self.state.metrics, poll_seconds=0.01)
         self.runners.append(asyncio.create_task(runner.run()))
         return runner
 

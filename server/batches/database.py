@@ -78,7 +78,10 @@ class Database:
             self._connection.execute("PRAGMA synchronous = FULL")
             self._prepare()
         except (OSError, sqlite3.Error) as error:
-            raise DataError(f"{directory}: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(
+                f"--data-dir {directory}: {reason}: choose a directory that the server may write to"
+            ) from None
 
     def _prepare(self) -> None:
         with self.transaction() as connection:
@@ -89,8 +92,8 @@ class Database:
                 connection.execute(f"PRAGMA user_version = {VERSION}")
             elif version != VERSION:
                 raise DataError(
-                    f"{self.directory}: written by another version of this server (form {version}, "
-                    f"this one reads {VERSION}): choose another directory"
+                    f"--data-dir {self.directory}: written by another version of this server "
+                    f"(form {version}, this one reads {VERSION}): choose another directory"
                 )
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Res
 from server.batches.slots import Slots
 from server.batches.store import Batch, BatchError, BatchErrors, BatchStore, Status, StoredBatch
 from server.errors import RequestError, UnsupportedParameter, internal_error
+from server.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
 
@@ -45,6 +46,7 @@ class BatchRun:
         stored: StoredBatch,
         app: ASGIApp,
         slots: Slots,
+        metrics: Metrics,
         *,
         max_line_bytes: int,
         poll_seconds: float,
@@ -56,6 +58,7 @@ class BatchRun:
         self._id = stored.batch.id
         self._app = app
         self._slots = slots
+        self._metrics = metrics
         self._max_line_bytes = max_line_bytes
         self._poll_seconds = poll_seconds
         self._scope = scope
@@ -187,6 +190,7 @@ class BatchRun:
         if result is not None:
             self._failures.pop(line.number, None)
             await self._writer.add(result)
+            self._metrics.batch_line(result.completed)
 
     async def _answer(self, line: Line) -> Result | None:
         """None if the engine failed on it, and it shall be tried again alone."""

@@ -17,6 +17,7 @@ from server.batches.slots import Slots
 from server.batches.store import BatchStore, StoredBatch
 from server.config import ServerConfig
 from server.explain import KEY_DIGEST
+from server.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
 
@@ -36,6 +37,7 @@ class BatchRunner:
         app: ASGIApp,
         client: EngineClient,
         config: ServerConfig,
+        metrics: Metrics,
         *,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
@@ -43,6 +45,7 @@ class BatchRunner:
         self._store = store
         self._app = app
         self._config = config
+        self._metrics = metrics
         self._slots = Slots(client, config.batch_concurrency)
         self._poll_seconds = poll_seconds
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # id -> owner, task
@@ -111,6 +114,7 @@ class BatchRunner:
             stored,
             self._app,
             self._slots,
+            self._metrics,
             max_line_bytes=self._config.max_body_bytes,
             poll_seconds=self._poll_seconds,
             scope={KEY_DIGEST: bytes.fromhex(stored.owner)} if several else {},

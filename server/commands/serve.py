@@ -95,6 +95,13 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
             f"--memory-fraction {config.engine.memory_fraction}: it must be above 0 and at most 1"
         )
     _check_formats(config)
+    if config.batch_concurrency < 1:
+        raise UsageError("--batch-concurrency 0: batches need at least 1")
+    if config.max_file_bytes < 1 or config.max_file_bytes > config.max_data_bytes:
+        raise UsageError(
+            f"--max-file-bytes {config.max_file_bytes}: choose from 1 to --max-data-bytes "
+            f"({config.max_data_bytes})"
+        )
     if config.chat_template and not Path(config.chat_template).is_file():
         raise UsageError(f"--chat-template {config.chat_template}: no such file")
     return config

@@ -379,9 +379,10 @@ async def test_an_input_that_somebody_took_from_the_disk_fails_the_batch(server:
 
 async def test_lines_leave_the_latencies_in_the_metrics_alone(server: BatchServer):
     server.run_batches()
-    await server.until((await server.create(line("a")))["id"])
+    await server.until((await server.create(line("a") + line("b", n=0)))["id"])
     text = server.state.metrics.render().decode()
-    assert "wavefill_time_to_first_token_seconds_count" in text
+    for outcome in ("completed", "failed"):
+        assert f'batch_lines_total{{model_name="model",outcome="{outcome}"}} 1.0' in text
     counts = [
         row for row in text.splitlines() if row.startswith("wavefill_e2e") and "_count" in row
     ]

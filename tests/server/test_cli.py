@@ -104,6 +104,8 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
         (["--api-workers", "0"], {}, "--api-workers 0: choose from 1 to 64"),
         (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
         (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
+        (["--batch-concurrency", "0"], {}, "--batch-concurrency 0: batches need"),
+        (["--max-file-bytes", "17g"], {}, "to --max-data-bytes (17179869184)"),
         (["--memory-fraction", "1.5"], {}, "--memory-fraction 1.5: it must be above 0"),
         (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
         (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
