@@ -7,6 +7,7 @@ stdout; the end of stdin ends the process.
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import sys
@@ -32,6 +33,9 @@ WORDS = {  # how its messages begin -> what they mean to a caller
 }
 
 
+GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
 class Start(Struct, frozen=True):
     vocab_size: int
     special: dict[int, str]  # special tokens by id
@@ -42,7 +46,7 @@ class Check(Struct, frozen=True):
 
     grammars: list[dict[str, Any]]  # as the library reads them
     schemas: list[dict[str, Any]] = []  # those that occur in it
-    ebnf: bool = False  # the first grammar's text may be GBNF
+    ebnf: bool = False  # one of the grammars is written as GBNF
 
 
 class Verdict(Struct, frozen=True):
@@ -88,13 +92,11 @@ class Checker:
     def check(self, request: Check) -> Verdict:
         grammars = request.grammars
         if request.ebnf:
-            from llguidance.gbnf_to_lark import any_to_lark
-
             try:
-                text = any_to_lark(grammars[0]["lark_grammar"])
+                grammars = [_translated(each) for each in grammars]
             except Exception as error:
-                return Verdict(error=f"it reads as GBNF and cannot be translated: {error}")
-            grammars = [{**grammars[0], "lark_grammar": text}, *grammars[1:]]
+                reason = f"it reads as GBNF and cannot be translated: {error}"
+                return Verdict(error=reason[:MOST_ERROR])
         grammar = msgspec.json.encode({"grammars": grammars}).decode()
         error = self._error(grammar)
         if error is None:
@@ -147,6 +149,14 @@ class Checker:
                     break
             else:
                 return path, error
+
+
+def _translated(grammar: dict[str, Any]) -> dict[str, Any]:
+    """A grammar in the library's own form, if it is written as GBNF."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    text = grammar.get("lark_grammar", "")
+    return {**grammar, "lark_grammar": any_to_lark(text)} if GBNF_RULE.search(text) else grammar
 
 
 def plain(error: str) -> str:

@@ -1,8 +1,7 @@
 """Grammars for answers: from what a request asks for to text that the engine's grammars take.
 
 A `Grammar` is put together here and tried by a `GrammarChecker`, in a process of its own, before
-the engine sees it.  Tools use the same parts: `tagged` makes one grammar of JSON schemas that stand
-between marks, in free text or alone.
+the engine sees it.  Tools are built from the same parts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Grammar:
     # The schemas in it, by the path of the request's field that each came from.
     schemas: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     param: str = "structured_outputs"  # what to blame if no schema is to blame
-    ebnf: bool = False  # the first grammar may be written as GBNF
+    ebnf: bool = False  # one of the grammars is written as GBNF
 
 
 @dataclass(frozen=True)
@@ -189,26 +188,12 @@ def _structural_tag(wanted: dict[str, Any], param: str) -> Grammar:
             )
         place = f"{path}.schema"
         tags.append(Tag(begin, check_schema(fields_of(schema), place), end, place))
-    return tagged(tags, [str(trigger) for trigger in triggers], param=param)
+    return _tagged(tags, [str(trigger) for trigger in triggers], param)
 
 
-def tagged(
-    tags: Sequence[Tag],
-    triggers: Sequence[str],
-    *,
-    text: bool = True,
-    most: int | None = None,
-    separator: str = "",
-    param: str = "tools",
-) -> Grammar:
-    """Schemas between marks.
-
-    text       True: anything may be said until one of `triggers` is, which begins a tag whose
-               `begin` starts with it, and after a tag again.
-               False: the answer is one tag or several, and nothing else.
-    most       tags, None for any number
-    separator  between two tags, where there is no other text
-    """
+def _tagged(tags: Sequence[Tag], triggers: Sequence[str], param: str) -> Grammar:
+    """Anything may be said until one of `triggers` is; then a tag follows whose `begin` starts with
+    it; then anything again."""
     rules: list[str] = []
     names: list[str] = []
     schemas: dict[str, dict[str, Any]] = {}
@@ -217,38 +202,15 @@ def tagged(
         whole = {**tag.schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
         grammars.append({"name": f"schema{index}", "json_schema": whole})
         schemas[tag.param] = whole
-        trigger = max((t for t in triggers if tag.begin.startswith(t)), key=len, default="")
-        begin = _word(tag.begin[len(trigger) :] if text else tag.begin)
-        if text:
-            lead = f"(?s:.*){escaped(literal(trigger)) if '/' not in trigger else literal(trigger)}"
-            rules.append(f"lead{index}[lazy]: /{lead}/")
-            begin = f"lead{index} {begin}"
-        rules.append(f"tag{index}: {begin} @schema{index} {_word(tag.end)}")
+        trigger = max((t for t in triggers if tag.begin.startswith(t)), key=len)
+        begin, end = _word(tag.begin[len(trigger) :]), _word(tag.end)
+        rules.append(f"lead{index}[lazy]: /(?s:.*){literal(trigger)}/")
+        rules.append(f"tag{index}: lead{index} {begin} @schema{index} {end}")
         names.append(f"tag{index}")
-    one = " | ".join(names)
-    if text:
-        start = f"start: tag{_times(most)} tail\ntag: {one}\ntail: {TEXT}"
-    else:
-        more = f"({_word(separator)} tag){_times(None if most is None else most - 1)}"
-        start = f"start: tag {more if most != 1 else ''}\ntag: {one}"
-    lark = "\n".join([start, *rules])
+    lark = "\n".join([f"start: tag* tail\ntag: {' | '.join(names)}\ntail: {TEXT}", *rules])
     return Grammar([{"lark_grammar": lark}, *grammars], schemas, param)
-
-
-def _times(most: int | None) -> str:
-    return "*" if most is None else f"{{0,{most}}}"
 
 
 def _word(text: str) -> str:
     """A text as it stands, or nothing."""
     return f"/{literal(text)}/" if text else ""
-
-
-def after_reasoning(grammar: Grammar, end: str) -> Grammar:
-    """The same after anything that ends with the mark `end` (</think>) and white space."""
-    first, *others = grammar.grammars
-    lark = f"start: reasoning /\\s{{0,4}}/ @answer\nreasoning[lazy]: /(?s:.*){literal(end)}/"
-    inner = {**first, "name": "answer"}
-    return Grammar(
-        [{"lark_grammar": lark}, inner, *others], grammar.schemas, grammar.param, grammar.ebnf
-    )

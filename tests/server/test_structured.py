@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import jsonschema
 import pytest
 from fake_engine import VOCAB, FakeServer, fake_server, write_tokenizer
 from tokenizers import Tokenizer
 
 from runtime.grammar_worker import Compile, Compiled, Matchers, Vocabulary
-from server.json_schema import check_schema
-from server.structured import Tag, after_reasoning, json_grammar, tagged
+from server.grammar_check import Check, Checker, Start
+from server.structured import json_grammar
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -117,6 +116,10 @@ ACCEPTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (structured(structural_tag={"triggers": ["<f"], "structures": [
         {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}]}),
      ["anything", "x <f=a>12</f> y", "<f=a>1</f><f=a>2</f>"], ["<f=b>1</f>", "<f=a>x</f>"]),
+    (structured(structural_tag=json.dumps({"triggers": ["[T]", "<"], "structures": [
+        {"begin": "[T]f", "schema": PERSON, "end": ""},
+        {"begin": "<g/>", "schema": {"enum": ["a", "b"]}, "end": "!"}]})),
+     ['so [T]f{"name": "x", "age": 1} and <g/>"a"! so'], ['<g/>"c"!', "[T]g", "<h", "[T]f{}"]),
 ]  # fmt: skip
 
 
@@ -328,53 +331,10 @@ def test_every_copy_gets_the_grammar(fake: FakeServer, http: httpx.Client) -> No
     assert len(fake.engine.requests) == 3
 
 
-def weather(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": schema},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
-def calls(**options: Any) -> str:
-    schemas = [weather("f", PERSON), weather("g", {"type": "array"})]
-    tags = [
-        Tag("<tool_call>\n", check_schema(schema, f"tools[{i}]"), "\n</tool_call>", f"tools[{i}]")
-        for i, schema in enumerate(schemas)
-    ]
-    return json.dumps({"grammars": tagged(tags, ["<tool_call>"], **options).grammars})
-
-
-F_CALL = '<tool_call>\n{"name": "f", "arguments": {"name": "x", "age": 1}}\n</tool_call>'
-G_CALL = '<tool_call>\n{"name": "g", "arguments": []}\n</tool_call>'
-WRONG_CALL = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("options", "good", "bad"),
-    [
-        ({}, ["", "hi", F_CALL, f"Well. {F_CALL}\n{G_CALL} so"], [WRONG_CALL, f"a {WRONG_CALL}"]),
-        ({"most": 1}, ["hi", f"a {F_CALL} b"], [WRONG_CALL]),
-        ({"text": False}, [F_CALL, F_CALL + G_CALL], ["", "hi", f" {F_CALL}", WRONG_CALL]),
-        ({"text": False, "most": 1}, [F_CALL, G_CALL], [F_CALL + G_CALL, "hi"]),
-        ({"text": False, "separator": "\n"}, [F_CALL, f"{F_CALL}\n{G_CALL}"], [F_CALL + G_CALL]),
-    ],
-)
-def test_schemas_between_marks(
-    judge: Judge, options: dict[str, Any], good: list[str], bad: list[str]
-) -> None:
-    grammar = calls(**options)
-    assert [text for text in good if not judge.takes(grammar, text)] == []
-    assert [text for text in bad if judge.takes(grammar, text)] == []
-
-
-def test_an_answer_after_reasoning(judge: Judge) -> None:
-    inner = json_grammar(check_schema(PERSON, "x"), "x")
-    grammar = json.dumps({"grammars": after_reasoning(inner, "</think>").grammars})
-    answer = '{"name": "x", "age": 1}'
-    jsonschema.validate(json.loads(answer), PERSON)
-    assert judge.takes(grammar, f"hmm {{ </think>\n\n{answer}")
-    assert judge.takes(grammar, f"</think>{answer}")
-    assert not judge.takes(grammar, answer)
-    assert not judge.takes(grammar, "hmm </think> no")
+def test_gbnf_is_translated_where_it_stands_inside_another_grammar() -> None:
+    checker = Checker(Start(VOCAB, {}))
+    outer = {"lark_grammar": 'start: "x::=y " @answer'}
+    inner = {"name": "answer", "lark_grammar": 'root ::= "a" b\nb ::= [0-9]+'}
+    verdict = checker.check(Check([outer, inner], ebnf=True))
+    assert verdict.error is None
+    assert [each["name"] for each in json.loads(verdict.grammar)["grammars"][1:]] == ["answer"]
