@@ -128,6 +128,13 @@ def test_a_body_larger_than_the_headers_may_be_is_let_through(caller: Caller):
     assert caller.rest().count(b"~") == size
 
 
+def test_a_long_body_may_come_slowly(caller: Caller):
+    size = 1 << 19  # two seconds more than the time-out
+    head = HEAD.replace(b"10", str(size).encode()) + b"connection: close\r\n\r\n"
+    caller.send(head, b"~" * (size // 2), b"~" * (size // 2), pause=HastyProtocol.body_seconds)
+    assert caller.rest().count(b"~") == size
+
+
 def test_what_is_not_http_is_400_in_the_form_of_every_error(caller: Caller):
     caller.send(b"\x16\x03\x01 this is no request\r\n\r\n")
     answer = caller.rest()
