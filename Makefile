@@ -3,13 +3,17 @@ PYTHON ?= python3
 MODEL ?= tiny-chat
 BIN := .venv/bin
 
-.PHONY: serve test lint format clean
+.PHONY: serve test test-clients lint format clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
 
 test: lint
 	$(BIN)/pytest
+
+# Other people's clients and frameworks, which take a while to install.
+test-clients: .venv/clients.stamp
+	$(BIN)/pytest tests/clients
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -31,4 +35,8 @@ clean:
 
 .venv/test.stamp: .venv/serve.stamp
 	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@
+
+.venv/clients.stamp: .venv/test.stamp
+	$(BIN)/pip install --quiet -e '.[test,clients]'
 	touch $@

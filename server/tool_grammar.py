@@ -16,9 +16,8 @@ from server.json_schema import check_schema
 from server.parsing.formats import ReasoningFormat, ToolFormat
 from server.schema.chat import ChatRequest
 from server.schema.tools import Tool
-from server.structured import TEXT, Grammar, literal
+from server.structured import TEXT, WHITESPACE, Grammar, literal
 
-WHITESPACE = r"[ \n\t]{1,20}"  # between the parts of arguments: enough for indentation
 MOST_CALLS = 32  # of one answer that must call
 
 

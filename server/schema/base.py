@@ -187,6 +187,7 @@ EXPECTED = {
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
+    "none_required": "null",
 }
 LIMITS = {
     "greater_than_equal": ("ge", "at least"),

@@ -69,6 +69,13 @@ class Message(Body):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    # LiteLLM's notes about an answer, which it sends back; no part of the conversation.
+    provider_specific_fields: (
+        Annotated[dict[str, Any], BeforeValidator(few_entries(128))] | None
+    ) = None
 
     def thought(self) -> str:
         """The reasoning, under either of its names."""

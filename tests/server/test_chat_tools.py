@@ -10,6 +10,7 @@ import httpx2 as httpx
 import msgspec
 import pytest
 from fake_engine import FakeServer, fake_server, ready
+from openai import BadRequestError
 
 TEMPLATE = (
     "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
@@ -147,6 +148,19 @@ def test_a_tool_loop_goes_through_the_template(fake: FakeServer):
     assert answer.choices[0].message.content == "It is 22 degrees."
     assert '"arguments": {"city": "Rome"}' in prompt_of(fake)
     assert "<|tool|>22 degrees<|end|>" in prompt_of(fake)
+
+
+def test_an_answer_may_be_sent_back_as_clients_write_it(fake: FakeServer):
+    fake.say(CALL)
+    client = fake.client()
+    called = client.chat.completions.create(**ASK).choices[0].message
+    own = {"provider_specific_fields": {"refusal": None}}  # LiteLLM's
+    for message in (called, called.model_dump(), called.model_dump() | own):
+        again = [*ASK["messages"], message]
+        assert client.chat.completions.create(**{**ASK, "messages": again}).choices
+    again = [*ASK["messages"], called.model_dump() | {"function_call": {"name": "weather"}}]
+    with pytest.raises(BadRequestError, match="must be null, not an object"):
+        client.chat.completions.create(**{**ASK, "messages": again})
 
 
 def test_reasoning_is_told_apart_under_both_names(fake: FakeServer):

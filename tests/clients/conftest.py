@@ -1,0 +1,43 @@
+"""Clients that others wrote, against a real server: `make test-clients`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from server_process import Server, start_server, stop_server
+
+# None of these may speak to anyone but the server that is tested.
+os.environ |= {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LANGSMITH_TRACING": "false",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "OPENAI_API_KEY": "none",
+}
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if tools %}{# shown to nobody: <tool_call> #}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Only when asked for by name: what they import takes seconds and is not always there."""
+    asked = any("clients" in str(argument) for argument in config.invocation_params.args)
+    return None if asked else True
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The built-in model, with a template that has tools: the grammar makes it call them."""
+    folder = tmp_path_factory.mktemp("clients")
+    template = folder / "tools.jinja"
+    template.write_text(TEMPLATE)
+    server = start_server(folder / "log", "--chat-template", str(template))
+    yield server
+    stop_server(server)

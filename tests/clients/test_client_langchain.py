@@ -1,0 +1,70 @@
+"""LangChain's ChatOpenAI and OpenAIEmbeddings."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from client_tools import FRANCE, MODEL, City, Place, weather
+from server_process import Server
+
+langchain = pytest.importorskip("langchain_openai")
+messages = pytest.importorskip("langchain_core.messages")
+tools = pytest.importorskip("langchain_core.tools")
+REQUIRED: Any = {"tool_choice": "required", "strict": True}
+
+
+@tools.tool("weather")
+def weather_of(city: City, days: Literal[1, 2, 3]) -> str:
+    """The weather of a city."""
+    return weather({"city": city, "days": days})
+
+
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def model(server: Server, request: pytest.FixtureRequest) -> Any:
+    return langchain.ChatOpenAI(
+        model=MODEL,
+        base_url=f"{server.url}/v1",
+        api_key="none",
+        temperature=0,
+        max_tokens=400,
+        max_retries=0,
+        use_responses_api=request.param,
+    )
+
+
+# Its models share the connections of one asynchronous client.
+@pytest.mark.asyncio(loop_scope="module")
+async def test_invoke_and_stream(model: Any):
+    answer = model.invoke(FRANCE)
+    assert "Paris" in answer.text and answer.usage_metadata["output_tokens"]
+    assert "".join(chunk.text for chunk in model.stream(FRANCE)) == answer.text
+    assert (await model.ainvoke(FRANCE)).text == answer.text
+    assert "".join([chunk.text async for chunk in model.astream(FRANCE)]) == answer.text
+
+
+def test_a_bound_tool_is_called_and_its_result_read(model: Any):
+    conversation: list[Any] = [messages.HumanMessage(FRANCE)]
+    first = model.bind_tools([weather_of], **REQUIRED).invoke(conversation)
+    assert first.tool_calls
+    conversation.append(first)
+    conversation += [weather_of.invoke(call) for call in first.tool_calls]
+    second = model.bind_tools([weather_of]).invoke(conversation)
+    assert second.text and not second.tool_calls
+    chunks = list(model.bind_tools([weather_of], **REQUIRED).stream(FRANCE))
+    whole = sum(chunks[1:], chunks[0])
+    assert whole.tool_calls and all(weather_of.invoke(call) for call in whole.tool_calls)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output_is_the_model_that_was_given(model: Any, method: str):
+    answer = model.with_structured_output(Place, method=method).invoke(FRANCE)
+    assert isinstance(answer, Place)
+
+
+def test_embeddings_of_documents_and_of_a_question(server: Server):
+    settings = {"model": MODEL, "base_url": f"{server.url}/v1", "api_key": "none"}
+    embeddings = langchain.OpenAIEmbeddings(check_embedding_ctx_length=False, **settings)
+    [first, second] = embeddings.embed_documents([FRANCE, "Hello"])
+    assert len(first) == len(second) and first != second
+    assert embeddings.embed_query(FRANCE) == pytest.approx(first, abs=1e-5)
