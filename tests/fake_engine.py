@@ -211,6 +211,7 @@ class FakeServer:
     engine: FakeEngine
     tokenizer: ChatTokenizer
     url: str
+    _clients: list[OpenAI] = field(default_factory=list)
 
     def say(self, text: str, *, end: bool = True) -> None:
         """From now on answer with this text."""
@@ -218,11 +219,17 @@ class FakeServer:
         self.engine.reply = lambda request: tokens
 
     def reset(self) -> None:
+        """Forget what a test has changed, and close its clients: their sockets would be found open
+        while another test runs, which then failed for it."""
+        while self._clients:
+            self._clients.pop().close()
         self.engine.__init__(reply=self.engine.reply)  # type: ignore[misc]
         self.say(GREETING)
 
     def client(self, **options: object) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+        client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+        self._clients.append(client)
+        return client
 
     def async_client(self, **options: object) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeServer, fake_config, fake_server, vector
+from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, fake_config, fake_server, vector
 from tokenizers import processors
 
 from runtime.messages import Pooling, Ready, Request, SamplingParams
@@ -158,12 +158,8 @@ def test_a_caller_that_leaves_takes_its_prompts_along(fake: FakeServer):
     assert sorted(fake.engine.aborted) == [1, 2]
 
 
-def test_a_full_queue_says_when_to_come_back(fake: FakeServer):
-    class Full(dict[int, Any]):
-        def __len__(self) -> int:
-            return 200
-
-    fake.engine._open = Full()
+def test_a_full_queue_says_when_to_come_back(fake: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(FakeEngine, "pending", property(lambda engine: 200))
     answer = httpx.post(f"{fake.url}/v1/embeddings", json={"model": "fake", "input": "a"})
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
