@@ -44,8 +44,10 @@ DIED = "the grammar process ended"
 class Worker:
     """One grammar process and the channels to it."""
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, threads: int) -> None:
-        folder = tempfile.mkdtemp(prefix="wavefill-grammar-")
+    def __init__(
+        self, tokenizer_file: Path, vocab_size: int, threads: int, parent: Path | None
+    ) -> None:
+        folder = tempfile.mkdtemp(prefix="grammar-", dir=parent)
         start = Start(
             tokenizer_file=str(tokenizer_file),
             vocab_size=vocab_size,
@@ -90,10 +92,20 @@ def _close(
 class Grammars:
     """Constrained sequences by request id.  The engine's thread owns it."""
 
-    def __init__(self, tokenizer_file: Path, vocab_size: int, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        vocab_size: int,
+        *,
+        threads: int = 1,
+        folder: Path | None = None,
+    ) -> None:
+        """`threads` make masks; the process's sockets lie in `folder`, else where temporary files
+        do."""
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._threads = threads
+        self._folder = folder
         self._worker: Worker | None = None
         self._live: set[int] = set()  # compiled and not forgotten
         self._masks: dict[int, bytes] = {}  # what may come next
@@ -122,7 +134,9 @@ class Grammars:
             self._done(request.id, f"{self._tokenizer_file.name} is missing: grammars need it")
             return
         if self._worker is None:
-            self._worker = Worker(self._tokenizer_file, self._vocab_size, self._threads)
+            self._worker = Worker(
+                self._tokenizer_file, self._vocab_size, self._threads, self._folder
+            )
         params = request.params
         self._worker.sender.send(
             Compile(request.id, params.grammar, params.stop_ids, params.min_tokens)

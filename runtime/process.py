@@ -119,13 +119,19 @@ def serve(start: Start) -> NoReturn:
     ):
         clients.tell(Progress("starting"))
         # PyTorch takes seconds to import: the clients hear from us before it.
+        from runtime.device import physical_cores
         from runtime.engine import Engine
         from runtime.grammar import Grammars
         from runtime.loading import load
 
         loaded = load(start.config, ProgressReport(clients), epoch=start.epoch)
         vocab_size = loaded.ready.vocab_size
-        grammars = Grammars(Path(start.config.model) / "tokenizer.json", vocab_size)
+        grammars = Grammars(
+            Path(start.config.model) / "tokenizer.json",
+            vocab_size,
+            threads=max(1, min(8, physical_cores() // 4)),
+            folder=Path(start.own_address.removeprefix("ipc://")).parent,
+        )
         engine = Engine(loaded.resolved, vocab_size, loaded.executor, grammars=grammars)
         gc.collect()
         gc.freeze()  # what was made until now stays: the collector need not look at it again
