@@ -1,10 +1,5 @@
 """Responses in an SQLite file that all API processes share.
 
-    responses  one row each: owner, status, input and response as JSON
-    items      which response an item belongs to, for item_reference
-    events     the frames of background streams, until their response goes
-    total      one row: how many responses there are, and their bytes
-
 The file stays within Limits: the responses that nobody has used for longest go first.  Every call
 here may wait for the disk: server.responses.store keeps them off the event loop.
 """
@@ -20,42 +15,13 @@ from typing import NamedTuple
 import orjson
 
 from server.responses.items import JsonItem
+from server.responses.tables import SCHEMA
 
 RUNNING = ("queued", "in_progress")
 BUSY_SECONDS = 5.0
 MAX_CHAIN = 4096  # responses of one conversation
 MAX_CHAIN_BYTES = 32 << 20
 GONE_AT_ONCE = 64  # rows that one round of eviction takes
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-  id TEXT PRIMARY KEY, owner BLOB NOT NULL, previous TEXT, status TEXT NOT NULL, worker INTEGER,
-  cancelled INTEGER NOT NULL DEFAULT 0, streamed INTEGER NOT NULL, used REAL NOT NULL,
-  bytes INTEGER NOT NULL, input BLOB NOT NULL, response BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_use ON responses (used);
-CREATE TABLE IF NOT EXISTS items (
-  id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (id, response)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_response ON items (response);
-CREATE TABLE IF NOT EXISTS events (
-  response TEXT NOT NULL, number INTEGER NOT NULL, frame BLOB NOT NULL,
-  PRIMARY KEY (response, number)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS total (responses INTEGER NOT NULL, bytes INTEGER NOT NULL);
-INSERT INTO total SELECT 0, 0 WHERE NOT EXISTS (SELECT * FROM total);
-CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
-  UPDATE total SET responses = responses + 1, bytes = bytes + new.bytes;
-END;
-CREATE TRIGGER IF NOT EXISTS grown AFTER UPDATE OF bytes ON responses BEGIN
-  UPDATE total SET bytes = bytes + new.bytes - old.bytes;
-END;
-CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
-  UPDATE total SET responses = responses - 1, bytes = bytes - old.bytes;
-  DELETE FROM items WHERE response = old.id;
-  DELETE FROM events WHERE response = old.id;
-END;
-"""
 
 
 class Limits(NamedTuple):
