@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from batch_server import CHAT, BatchServer, batch_server, line
 
 BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with batch_server(tmp_path, max_file_bytes=20_000, max_body_bytes=4000) as server:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory):
+    """One for all: no wrong input changes what the next one meets."""
+    folder = tmp_path_factory.mktemp("batches")
+    async with batch_server(folder, max_file_bytes=20_000, max_body_bytes=4000) as server:
+        server.run_batches()
         yield server
 
 
@@ -246,7 +252,7 @@ WRONG_LINES = [
 async def test_a_wrong_line_fails_the_batch_and_is_named(
     server: BatchServer, wrong: str, code: str, param: str | None, word: str
 ):
-    server.run_batches()
+    server.engine.requests.clear()
     content = line("a") + wrong + "\n" + line("z")
     made = await server.create(content.encode("utf-8", "surrogateescape"))
     batch = await server.until(made["id"])
@@ -271,7 +277,6 @@ async def test_a_wrong_line_fails_the_batch_and_is_named(
 async def test_a_wrong_file_fails_the_batch(
     server: BatchServer, content: str, code: str, number: int | None
 ):
-    server.run_batches()
     batch = await server.until((await server.create(content))["id"])
     assert batch["status"] == "failed"
     errors = batch["errors"]["data"]
@@ -295,7 +300,6 @@ WRONG_BODIES = [
 
 
 async def test_a_wrong_body_fails_its_line_only(server: BatchServer):
-    server.run_batches()
     content = "".join(line(str(index), **wrong[0]) for index, wrong in enumerate(WRONG_BODIES))
     made = await server.create(line("good") + content + line("better"))
     batch = await server.until(made["id"])
