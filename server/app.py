@@ -11,6 +11,7 @@ from server import middleware
 from server.batches.background import in_background
 from server.dialects.errors import CallersWords, in_callers_words
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
+from server.openapi import DocumentedApp
 from server.responses.background import BackgroundResponses
 from server.routes import (
     anthropic,
@@ -52,7 +53,7 @@ def line_app(state: ServerState) -> FastAPI:
 
 
 def _bare_app(state: ServerState) -> FastAPI:
-    app = FastAPI(
+    app = DocumentedApp(
         title="Wavefill",
         docs_url=None,
         redoc_url=None,

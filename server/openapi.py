@@ -1,0 +1,94 @@
+"""The OpenAPI document: what FastAPI makes of the routes, with what it cannot know about them.
+
+Routes read their own bodies and write their own answers.  So the document says here which errors
+they answer with, and of which type a stream is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from server.dialects.errors import is_anthropic, is_ollama
+from server.schema.base import fields_of
+
+METHODS = ("get", "post", "delete")
+TEXT = {"type": "string"}
+OTHER_TYPES = {
+    "/metrics": ["text/plain"],
+    "/v1/files/{file_id}/content": ["application/octet-stream"],
+}
+
+
+def _object(**fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+def _or_null(kind: str) -> dict[str, Any]:
+    return {"type": [kind, "null"]}
+
+
+ERRORS = {
+    "Error": _object(
+        error=_object(message=TEXT, type=TEXT, param=_or_null("string"), code=_or_null("string"))
+    ),
+    "AnthropicError": _object(
+        type={"const": "error"},
+        error=_object(type=TEXT, message=TEXT),
+        request_id=_or_null("string"),
+    ),
+    "OllamaError": _object(error=TEXT),
+}
+
+
+class DocumentedApp(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The document; made when it is first asked for."""
+        if self.openapi_schema is None:
+            self.openapi_schema = _document(self)
+        return self.openapi_schema
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    whole = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path, item in whole["paths"].items():
+        for method in METHODS:
+            if method in item:
+                _complete(path, item[method])
+    whole["components"] = {"schemas": ERRORS}
+    return whole
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)  # FastAPI's own, which no route gives
+    name = "Error"
+    if is_anthropic(path):
+        name = "AnthropicError"
+    elif is_ollama(path):
+        name = "OllamaError"
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    content = {"application/json": {"schema": schema}}
+    responses["4XX"] = {"description": "The request is refused", "content": content}
+    responses["5XX"] = {"description": "The server cannot answer", "content": content}
+    responses["200"]["content"] = _answers(path, operation)
+
+
+def _answers(path: str, operation: dict[str, Any]) -> dict[str, Any]:
+    if path in OTHER_TYPES:
+        return {kind: {"schema": TEXT} for kind in OTHER_TYPES[path]}
+    answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if _streams(operation):
+        kind = "application/x-ndjson" if is_ollama(path) else "text/event-stream"
+        answers[kind] = {"schema": TEXT}
+    return answers
+
+
+def _streams(operation: dict[str, Any]) -> bool:
+    """Whether a field of the body or a parameter of the query asks for a stream."""
+    names = [parameter["name"] for parameter in operation.get("parameters", ())]
+    content = fields_of(fields_of(operation.get("requestBody")).get("content"))
+    schema = fields_of(fields_of(content.get("application/json")).get("schema"))
+    return "stream" in names or "stream" in fields_of(schema.get("properties"))
