@@ -58,7 +58,7 @@ class Worker:
         decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self.receiver = Receiver(start.engine_address, decoder)
         self.sender: Sender[ToWorker] = Sender(start.own_address)
-        command = [sys.executable, "-m", "runtime.grammar_worker"]
+        command = [sys.executable, "-P", "-m", "runtime.grammar_worker"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(start) + b"\n")
@@ -114,6 +114,7 @@ class Grammars:
         self._outstanding = 0  # Advance messages without an answer
         self._advancing: set[int] = set()
         self._news = Advanced({})  # ended and errors that nobody has asked for yet
+        self._tried_again: set[int] = set()  # of those that compile, after a process had ended
         self._lost: dict[int, str] = {}  # the same of those that a dead process left behind
 
     @property
@@ -129,10 +130,15 @@ class Grammars:
         """Compile the grammar of a request; `compiled` returns the request when that is done."""
         if request.id in self._compiling or request.id in self._live:
             raise ValueError(f"request id {request.id} is in use: ids must be unique")
+        if self._worker is not None and (ended := self._worker.ended()) is not None:
+            self._give_up(ended)
         self._compiling[request.id] = request
         if not self._tokenizer_file.is_file():
             self._done(request.id, f"{self._tokenizer_file.name} is missing: grammars need it")
             return
+        self._compile(request)
+
+    def _compile(self, request: Request) -> None:
         if self._worker is None:
             self._worker = Worker(
                 self._tokenizer_file, self._vocab_size, self._threads, self._folder
@@ -152,6 +158,7 @@ class Grammars:
     def forget(self, request_id: int) -> bool:
         """A request has ended or been given up.  True if its grammar was still being compiled."""
         was_compiling = self._compiling.pop(request_id, None) is not None
+        self._tried_again.discard(request_id)
         known = was_compiling or request_id in self._live
         self._live.discard(request_id)
         self._masks.pop(request_id, None)
@@ -215,6 +222,7 @@ class Grammars:
 
     def _done(self, id: int, error: str | None, mask: bytes = b"") -> None:
         request = self._compiling.pop(id, None)
+        self._tried_again.discard(id)
         if request is None:
             return  # it was given up
         if error is None:
@@ -232,11 +240,18 @@ class Grammars:
 
     def _give_up(self, reason: str) -> None:
         """The process is of no more use: whoever relied on it fails, the next one starts anew."""
-        log.error("%s: %d constrained requests end", reason, len(self._masks))
+        log.error("%s: %d constrained requests end", reason, len(self._live))
         self.close()
-        for id in list(self._compiling):
-            self._done(id, reason)  # it has got no output yet, so it may be the one to blame
+        again: list[Request] = []
+        for id, request in list(self._compiling.items()):
+            if id in self._tried_again:
+                self._done(id, reason)  # it may be the one to blame
+            else:
+                self._tried_again.add(id)
+                again.append(request)
         self._lost = dict.fromkeys(self._live, reason)
         self._masks.clear()
         self._advancing.clear()
         self._outstanding = 0
+        for request in again:
+            self._compile(request)

@@ -73,9 +73,9 @@ class GrammarChecker:
         return verdict.grammar
 
     def _ask(self, start: Start, line: bytes) -> Verdict:
-        process = self._process
-        if process is None:
-            process = self._start(start)
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended while nobody used it
+        process = self._process or self._start(start)
         assert process.stdin is not None
         try:
             process.stdin.write(line + b"\n")
@@ -92,7 +92,7 @@ class GrammarChecker:
         return Verdict(error=error)
 
     def _start(self, start: Start) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "server.grammar_check"]
+        command = [sys.executable, "-P", "-m", "server.grammar_check"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

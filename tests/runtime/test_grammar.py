@@ -322,6 +322,41 @@ def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
     assert texts.of(run(engine, [ask(3, regex_grammar("abc"))])[3]) == "abc"
 
 
+def test_a_grammar_process_that_died_while_nobody_needed_it_is_nobodys_fault(
+    texts: Texts, grammars: Grammars
+) -> None:
+    engine = make_engine(grammars, overlap=True)
+    run(engine, [ask(1, regex_grammar("abc"))])
+    worker = grammars._worker
+    assert worker is not None
+    worker.process.kill()
+    worker.process.wait()
+    assert texts.of(run(engine, [ask(2, regex_grammar("abd"))])[2]) == "abd"
+
+
+def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
+    texts: Texts, grammars: Grammars
+) -> None:
+    engine = make_engine(grammars, overlap=True)
+    run(engine, [ask(1, regex_grammar("abc"))])
+    for times, finish in ((1, "stop"), (2, "error")):
+        engine.add(ask(times, regex_grammar("abe")))
+        outputs: list[Output] = []
+        for _ in range(times):
+            worker = grammars._worker
+            assert worker is not None
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            worker.receiver.receive()  # what it may have answered is lost
+            worker.process.kill()
+            worker.process.wait()
+            while grammars.compiling and grammars._worker is worker:
+                outputs += engine.step()
+        while engine.has_work:
+            outputs += engine.step()
+        assert [output.finish for output in outputs if output.finish] == [finish]
+    assert texts.of(run(engine, [ask(3, regex_grammar("abf"))])[3]) == "abf"
+
+
 def test_a_hanging_grammar_process_is_given_up(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
