@@ -1,4 +1,4 @@
-"""Clients that others wrote, against a real server: `make test-clients`."""
+"""What others wrote, against a server of ours: `make test-clients`."""
 
 from __future__ import annotations
 
