@@ -3,6 +3,7 @@
     database.py    SQLite: who owns what, and the state of each batch
     files.py       uploaded and written files; their rows come before their bytes, and go after them
     multipart.py   an upload's body, piece by piece
+    objects.py     what a batch is to callers, and what they do not see of it
     store.py       batches and what may become of them
     lines.py       the input: one request a line
     results.py     output and error file: what is in them is done, whatever else was lost

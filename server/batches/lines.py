@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.batches.store import BatchError
+from server.batches.objects import BatchError
 from server.errors import RequestError
 from server.schema.base import items_of, kind_of, read_json
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from server.batches.store import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
+from server.batches.objects import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
 from server.schema.base import fields_of
 
 EXPIRED = "batch_expired"

@@ -13,9 +13,10 @@ from starlette.types import ASGIApp
 
 from server.batches.background import ask
 from server.batches.lines import Line, check_input, lines
+from server.batches.objects import Batch, BatchError, BatchErrors, Status, StoredBatch
 from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Results, Writer
 from server.batches.slots import Slots
-from server.batches.store import Batch, BatchError, BatchErrors, BatchStore, Status, StoredBatch
+from server.batches.store import BatchStore
 from server.errors import RequestError, UnsupportedParameter, internal_error
 from server.metrics import Metrics
 

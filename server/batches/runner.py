@@ -12,9 +12,10 @@ from collections import Counter
 from starlette.types import ASGIApp
 
 from runtime.client import EngineClient
+from server.batches.objects import StoredBatch
 from server.batches.run import BatchRun
 from server.batches.slots import Slots
-from server.batches.store import BatchStore, StoredBatch
+from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.explain import KEY_DIGEST
 from server.metrics import Metrics

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.batches.background import ENDPOINTS
-from server.batches.store import Batch
+from server.batches.objects import Batch
 from server.errors import RequestError
 from server.routes.body import read_body
 from server.routes.files import listed, query_of, store_of
