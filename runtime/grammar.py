@@ -22,7 +22,7 @@ import msgspec
 
 from runtime.batch import Masks
 from runtime.channel import Receiver, Sender
-from runtime.grammar_worker import (
+from runtime.grammar_messages import (
     Advance,
     Advanced,
     Compile,

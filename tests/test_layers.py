@@ -20,7 +20,8 @@ CONTROL_WING = {
     f"runtime.{name}"
     for name in (
         *("admission", "batch", "channel", "client", "columns", "config", "engine", "messages"),
-        *("grammar", "grammar_worker", "outputs", "pages", "running", "scheduler", "sequence"),
+        *("grammar", "grammar_messages", "grammar_worker", "matchers"),
+        *("outputs", "pages", "running", "scheduler", "sequence"),
     )
 }
 # What the device wing knows of the control wing: values, never decisions.

@@ -13,7 +13,8 @@ import pytest
 from fake_engine import VOCAB, FakeServer, fake_server, write_tokenizer
 from tokenizers import Tokenizer
 
-from runtime.grammar_worker import Compile, Compiled, Matchers, Vocabulary
+from runtime.grammar_messages import Compile, Compiled
+from runtime.matchers import Matchers, Vocabulary
 from server.grammar_check import Check, Checker, Start
 from server.structured import json_grammar
 
