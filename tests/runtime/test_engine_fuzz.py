@@ -84,7 +84,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             client=number % 2,
             tokens=tokens or [1],
             params=draw(sampling_params()),
-            priority=draw(st.sampled_from([0, 0, 0, 1, -1, BACKGROUND])),
+            priority=draw(st.sampled_from([0, 0, 1, -1, BACKGROUND, BACKGROUND])),
             salt=draw(st.sampled_from([b"", b"", b"other"])),
         )
         leaves = draw(st.none() | st.none() | st.integers(0, 25))
