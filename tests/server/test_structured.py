@@ -30,7 +30,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-SLOW = "start: A\nA: /(.*a.{15})/ & /(.*b.{14})/ & ~/(.*c.{13})/"
+SLOW = "start: A\nA: /(.*a.{17})/ & /(.*b.{16})/ & ~/(.*c.{15})/"  # some 12 s
 
 
 @pytest.fixture(scope="module")
