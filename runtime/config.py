@@ -36,8 +36,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0
     max_batched_tokens: int = 0
     page_size: int = 16
-    kv_tokens: int = 0  # capacity of the KV pool in tokens; 0: from the memory fraction
-    memory_fraction: float = 0.9  # of the GPU's memory; of the free host memory's half on a CPU
+    itl_target_ms: float = 0.0  # between two tokens of a sequence while others' prompts run
+    kv_tokens: int = 0  # capacity of the KV pool in tokens; 0: what the memory allows
+    gpu_memory: float = 0.9  # share of what is free; on a CPU of the half of it
     prefix_cache: bool = True
     threads: int = 0  # compute threads on a CPU
     seed: int = 0
@@ -69,6 +70,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
     prefix_cache: bool
     threads: int
     seed: int
+    itl_target_ms: float = 0.0  # 0: none was asked for
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -100,7 +102,7 @@ def resolve(
     on_gpu = device == "cuda"
     budget = wanted.max_batched_tokens
     max_num_seqs = wanted.max_num_seqs or min(256 if on_gpu else 64, budget or 256)
-    max_batched_tokens = budget or max(2048 if on_gpu else 512, max_num_seqs)
+    max_batched_tokens = budget or max(8192 if on_gpu else 512, max_num_seqs)
     if max_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"--max-batched-tokens {max_batched_tokens} is less than --max-num-seqs "
@@ -114,7 +116,7 @@ def resolve(
     if max_model_len < 2:
         raise ConfigError(
             f"KV pool: no page of {page_bytes} bytes fits in {kv_budget_bytes} bytes after the "
-            "weights: use a smaller model, a smaller --page-size or a larger --memory-fraction"
+            "weights: use a smaller model, a smaller --page-size or a larger --gpu-memory"
         )
     return Resolved(
         model=wanted.model,
@@ -131,6 +133,7 @@ def resolve(
         prefix_cache=wanted.prefix_cache,
         threads=threads,
         seed=wanted.seed,
+        itl_target_ms=wanted.itl_target_ms,
     )
 
 
@@ -158,6 +161,6 @@ def _num_pages(
             f"KV pool: {num_pages} pages of {wanted.page_size} tokens fit in "
             f"{kv_budget_bytes / 2**30:.2f} GiB, one request of --max-model-len {longest} needs "
             f"{-(-longest // wanted.page_size)}: lower --max-model-len to "
-            f"{num_pages * wanted.page_size}, or raise --kv-tokens or --memory-fraction"
+            f"{num_pages * wanted.page_size}, or raise --kv-tokens or --gpu-memory"
         )
     return num_pages

@@ -183,8 +183,8 @@ def _kv_budget(
     half of what is free after loading, and no more than 4 GiB unless --kv-tokens asks for more.
     """
     if device.type == "cuda":
-        return int(start_bytes * wanted.memory_fraction) - weight_bytes
-    budget = int(free_bytes(device) * wanted.memory_fraction / 2)
+        return int(start_bytes * wanted.gpu_memory) - weight_bytes
+    budget = int(free_bytes(device) * wanted.gpu_memory / 2)
     return budget if wanted.kv_tokens else min(budget, CPU_KV_BYTES)
 
 

@@ -54,15 +54,17 @@ ENGINE_FLAGS = {
     "load_format": "dummy fills the model with random weights, for benchmarks",
     "max_model_len": "longest prompt and answer in tokens; 0: as long as the model and KV allow",
     "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",
-    "max_batched_tokens": "tokens in one step; 0: 2048 on a GPU, 512 on a CPU",
+    "max_batched_tokens": "tokens in one step; 0: 8192 on a GPU, 512 on a CPU",
+    "itl_target_ms": "cut prompts so that answers get a token within these milliseconds; 0: auto",
     "page_size": "tokens in one KV page: 16, 32, 64 or 128",
-    "kv_tokens": "room for KV in tokens; 0: as much as the memory fraction allows",
-    "memory_fraction": "share of the GPU's free memory to use; of half the host's on a CPU",
+    "kv_tokens": "room for KV in tokens; 0: as much as --gpu-memory leaves",
+    "gpu_memory": "share of the GPU's free memory to use; of half the host's on a CPU",
     "prefix_cache": "find prompt prefixes that were computed before",
     "threads": "compute threads on a CPU; 0: chosen from the number of cores",
     "seed": "seed of the requests that bring none",
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
+RENAMED = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +78,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         defaults = _defaults(config)
         for name, text in table.items():
             _add_flag(group, name, hints[name], defaults[name], text)
+    for old in RENAMED:
+        parser.add_argument(flag_of(old), dest=old, help=argparse.SUPPRESS)
 
 
 def _add_flag(
@@ -104,10 +108,18 @@ def flag_of(name: str) -> str:
     return "--" + {"served_names": "served-model-name"}.get(name, name.replace("_", "-"))
 
 
+def _variable(name: str) -> str:
+    return PREFIX + flag_of(name)[2:].replace("-", "_").upper()
+
+
 def read_flags(
     args: argparse.Namespace, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values that were given, for ServerConfig and EngineConfig.  Raises UsageError."""
+    for old, new in RENAMED.items():
+        variable = _variable(old)
+        if getattr(args, old) is not None or variable in environment:
+            raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
     found: list[dict[str, Any]] = []
     for config, table in ((ServerConfig, SERVER_FLAGS), (EngineConfig, ENGINE_FLAGS)):
         hints = get_type_hints(config)
@@ -115,7 +127,7 @@ def read_flags(
         for name in table:
             source, value = flag_of(name), getattr(args, name)
             if value is None:
-                source = PREFIX + flag_of(name)[2:].replace("-", "_").upper()
+                source = _variable(name)
                 value = environment.get(source)
                 if value is not None and value.startswith("tcp://"):
                     value = None  # Kubernetes' word for a Service that is named "wavefill"
@@ -127,12 +139,10 @@ def read_flags(
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Names that look like ours and set nothing; those of Kubernetes' service links left out."""
-    known = {*OTHER_VARIABLES, *(flag_of(name)[2:].replace("-", "_").upper() for name in ALL_FLAGS)}
+    known = {*(PREFIX + name for name in OTHER_VARIABLES), *map(_variable, ALL_FLAGS)}
     names = (name for name in environment if name.startswith(PREFIX))
     links = (f"{PREFIX}SERVICE_", f"{PREFIX}PORT_")
-    return sorted(
-        name for name in names if name[len(PREFIX) :] not in known and not name.startswith(links)
-    )
+    return sorted(name for name in names if name not in known and not name.startswith(links))
 
 
 def _convert(source: str, value: Any, hint: Any) -> Any:

@@ -90,9 +90,9 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
             f"--api-workers {config.api_workers}: choose from 1 to {MAX_API_WORKERS}, at most one "
             "for each core"
         )
-    if not 0 < config.engine.memory_fraction <= 1:
+    if not 0 < config.engine.gpu_memory <= 1:
         raise UsageError(
-            f"--memory-fraction {config.engine.memory_fraction}: it must be above 0 and at most 1"
+            f"--gpu-memory {config.engine.gpu_memory}: it must be above 0 and at most 1"
         )
     _check_formats(config)
     if config.batch_concurrency < 1:
