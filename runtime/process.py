@@ -40,6 +40,7 @@ STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
 GC_THRESHOLD = 50_000  # objects made between two collections: a step makes hundreds, no cycles
 ORPHANED = 3  # exit code
+ID_IN_USE = "a request of this id is under way already"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +61,18 @@ class Clients:
         self._pending = [0] * len(addresses)
         self._told = [0.0] * len(addresses)
 
-    def expect(self, request: Request) -> None:
+    def expect(self, request: Request, stats: Stats) -> bool:
+        """Remember who asked.  False: the id is in use, and the client has been told so.
+
+        That is a mistake of one API process: nobody else's requests should end for it.
+        """
+        if request.id in self._client_of:
+            refusal = Output(request.id, [], finish="error", error=ID_IN_USE, refused=True)
+            self.tell_one(request.client, StepOutput([refusal], stats))
+            return False
         self._client_of[request.id] = request.client
         self._pending[request.client] += 1
+        return True
 
     def requests_of(self, client: int) -> list[int]:
         return [id for id, owner in self._client_of.items() if owner == client]
@@ -141,8 +151,8 @@ def serve(start: Start) -> NoReturn:
             for message in receiver.receive(0.0 if engine.has_work else IDLE_SECONDS):
                 match message:
                     case Request():
-                        clients.expect(message)
-                        engine.add(message)
+                        if clients.expect(message, engine.stats()):
+                            engine.add(message)
                     case Abort():
                         engine.abort(message.id)
                     case Hello():

@@ -185,6 +185,18 @@ def test_request_that_cannot_run_is_refused_and_harms_nobody(played: Played) -> 
     assert len(played.end_of(31)[0]) == 5
 
 
+def test_second_request_of_an_id_is_refused_and_the_first_goes_on(played: Played) -> None:
+    ready: Ready = played.wait_for(as_ready)
+    long = SamplingParams(max_tokens=min(200, ready.max_model_len - 8), temperature=0)
+    played.sender.send(Request(40, 0, [5, 6], long))
+    played.sender.send(Request(40, 1, [7, 8], GREEDY))
+    tokens, last = played.end_of(40, client=1)
+    assert (tokens, last.finish) == ([], "error") and last.refused
+    assert last.error == "a request of this id is under way already"
+    tokens, last = played.end_of(40)
+    assert (len(tokens), last.finish) == (long.max_tokens, "length")
+
+
 def test_idle_engine_gives_a_sign_of_life_and_sleeps(played: Played) -> None:
     played.wait_for(as_ready)
     before = psutil.Process(played.process.pid).cpu_times()
