@@ -17,7 +17,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] float32."""
+        """[R, hidden] -> [R, vocab] of the weights' type, a tensor of its own."""
 
     @abstractmethod
     def weights(self) -> Weights:

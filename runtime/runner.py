@@ -30,7 +30,7 @@ PROMPT_PIECE = 128  # prompt tokens scored at a time: logits of a long prompt wo
 class Model(Protocol):
     def __call__(self, inp: ModelInput) -> Tensor: ...  # [T, hidden]
 
-    def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab] float32
+    def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab], may be overwritten
 
 
 class Runner:
@@ -65,7 +65,7 @@ class Runner:
         self._pooled = self._slots.pools.take(batch, hidden)
         self._logits = None
         if len(inp.logit_rows):
-            self._logits = self._model.logits(hidden[inp.logit_rows])
+            self._logits = self._model.logits(hidden[inp.logit_rows]).float()
 
     @torch.inference_mode()
     def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
@@ -114,7 +114,9 @@ class Runner:
         targets = upload(np.asarray(tokens, dtype=np.int64), self.device)
         return [
             score(
-                self._model.logits(states[first : first + PROMPT_PIECE][: len(tokens) - first]),
+                self._model.logits(
+                    states[first : first + PROMPT_PIECE][: len(tokens) - first]
+                ).float(),
                 targets[first : first + PROMPT_PIECE],
                 width,
             )

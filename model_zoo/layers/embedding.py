@@ -21,7 +21,7 @@ class Embedding(nn.Module):
 
 
 class Head(Linear):
-    """hidden [R, size] -> logits [R, vocab] float32; `tied` is the embedding that it shares."""
+    """hidden [R, size] -> logits [R, vocab] like it; `tied` is the embedding that it shares."""
 
     def __init__(self, vocab: int, size: int, dtype: torch.dtype, tied: Embedding | None) -> None:
         super().__init__(size, vocab, bias=False, dtype=dtype)
@@ -31,6 +31,3 @@ class Head(Linear):
 
     def prepare(self, *, keep_weight: bool = False) -> None:
         super().prepare(keep_weight=keep_weight or self._tied)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(hidden).float()
