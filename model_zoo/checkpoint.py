@@ -1,4 +1,4 @@
-"""Checkpoint: the tensors of a directory's safetensors files, read through mmap."""
+"""Checkpoint: where the tensors of a directory's safetensors files are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,7 +16,12 @@ from model_zoo.config import ModelError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 SHOWN = 5
 
 
@@ -25,7 +31,10 @@ class Source:
 
     path: Path
     name: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+    num_bytes: int
     _opened: Any
 
     def __str__(self) -> str:
@@ -54,15 +63,31 @@ class Checkpoint:
                 raise ModelError(
                     f"{path}: damaged or cut short ({error}): download the file again"
                 ) from None
-            for name in opened.keys():  # noqa: SIM118 - not a dict
-                part = opened.get_slice(name)
-                if part.get_dtype() not in FLOATS:
+            begin, header = _read_header(path)
+            for name, entry in header.items():
+                if name == "__metadata__":
+                    continue
+                if entry["dtype"] not in FLOATS:
                     raise ModelError(
-                        f"{path}: tensor {name} is {part.get_dtype()}: supported are "
+                        f"{path}: tensor {name} is {entry['dtype']}: supported are "
                         f"{', '.join(FLOATS)}: use the model's unquantized weights"
                     )
-                sources[name] = Source(path, name, tuple(part.get_shape()), opened)
+                first, last = entry["data_offsets"]
+                dtype, shape = FLOATS[entry["dtype"]], tuple(entry["shape"])
+                sources[name] = Source(
+                    path, name, dtype, shape, begin + first, last - first, opened
+                )
         return cls(sources)
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors' bytes begin, and the header before them, which `safe_open` has checked.
+
+    Eight bytes say how long the header is (https://github.com/huggingface/safetensors#format).
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return 8 + length, json.loads(file.read(length))
 
 
 def find_files(directory: Path) -> list[Path]:

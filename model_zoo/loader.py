@@ -1,4 +1,4 @@
-"""Fill a model from safetensors files, straight from the mapped file into its place."""
+"""Fill a model from safetensors files, each tensor straight into its place."""
 
 from __future__ import annotations
 
@@ -14,12 +14,60 @@ from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.model import Model
+from model_zoo.reading import Reading
 from model_zoo.registry import build
 from model_zoo.weights import Weights
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
 # Saved by some versions of transformers, computed by us.
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+
+class ModelLoading:
+    """`model` on its device, whose weights are on their way: `finish` waits for them.
+
+    A GPU's weights are read by threads from the beginning on, a CPU's within `finish`.  Names and
+    shapes are compared before any memory is taken, and each weight is in memory once.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        directory: Path | str,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        load_format: str = "auto",
+    ) -> None:
+        """Weights are converted to `dtype`; load_format "dummy" makes them up, for benchmarks.
+
+        Raises ModelError if files or tensors are missing, unexpected, damaged or of a wrong shape.
+        """
+        self._matched: dict[str, Source] = {}
+        self._reading: Reading | None = None
+        if load_format != "dummy":
+            checkpoint = Checkpoint.open(Path(directory))
+            shapes = build(config, dtype, torch.device("meta")).weights()
+            self._matched = _match(shapes, checkpoint, config, Path(directory))
+        self.model = build(config, dtype, device).eval()
+        if not self._matched:
+            _fill_randomly(self.model)
+        elif device.type == "cuda":
+            self._reading = Reading(self.model.weights(), self._matched)
+
+    def finish(self, progress: Progress = lambda phase, done, total: None) -> Model:
+        """The model, ready to run.  progress("weights", bytes done, bytes in all) meanwhile.
+
+        Raises ModelError for a file that cannot be read to its end.
+        """
+        if self._reading is not None:
+            self._reading.finish(lambda done, total: progress("weights", done, total))
+        elif self._matched:
+            _fill(self.model.weights(), self._matched, progress)
+        for module in self.model.modules():
+            if isinstance(module, Linear):
+                module.prepare()
+        return self.model
 
 
 def load_model(
@@ -31,26 +79,9 @@ def load_model(
     load_format: str = "auto",
     progress: Progress = lambda phase, done, total: None,
 ) -> Model:
-    """Build the model on `device` and load its weights, converted to `dtype`.
-
-    Names and shapes are compared before any memory is taken, and each weight is in memory once.
-    progress("weights", bytes done, bytes in all) is called after each tensor.
-    load_format "dummy" fills it with random numbers instead (for benchmarks).
-    Raises ModelError if files or tensors are missing, unexpected, damaged or of a wrong shape.
-    """
-    if load_format == "dummy":
-        model = build(config, dtype, device)
-        _fill_randomly(model)
-    else:
-        checkpoint = Checkpoint.open(Path(directory))
-        shapes = build(config, dtype, torch.device("meta")).weights()
-        matched = _match(shapes, checkpoint, config, Path(directory))
-        model = build(config, dtype, device)
-        _fill(model.weights(), matched, progress)
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.prepare()
-    return model.eval()
+    """The model with its weights; as ModelLoading, from beginning to end."""
+    loading = ModelLoading(config, directory, dtype=dtype, device=device, load_format=load_format)
+    return loading.finish(progress)
 
 
 @torch.no_grad()
@@ -101,8 +132,8 @@ def _match(
 @torch.no_grad()
 def _fill(places: Weights, matched: dict[str, Source], progress: Progress) -> None:
     # In the order of the files: a disk reads forward faster than it seeks.
-    order = sorted(matched, key=lambda name: (matched[name].path, name))
-    total = sum(path.stat().st_size for path in {source.path for source in matched.values()})
+    order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
+    total = sum(source.num_bytes for source in matched.values())
     done = 0
     for name in order:
         tensor: Tensor = matched[name].read()
