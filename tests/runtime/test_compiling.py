@@ -1,0 +1,82 @@
+"""Kernels compiled ahead are those that are launched later, and nothing runs meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
+
+TESTS = Path(__file__).parent.parent
+NAMES = ("planner", "write_kv d128 bf16", "write_kv d64 bf16")
+PROGRAM = f"""
+import json
+from compile_for_hopper import CompileOnly
+from shipped_kernels import SHIPPED
+from triton import knobs
+from triton.runtime.driver import driver
+
+from runtime.compiling import compiling_only
+
+compiled = []
+knobs.compilation.listener = lambda src, **rest: compiled.append(src.name)
+device = CompileOnly()
+driver.set_active(device)
+with compiling_only(threads=2):
+    for name in {NAMES}:
+        SHIPPED[name]()
+    launched_inside = len(device.launched)
+compiled_inside = len(compiled)
+for name in {NAMES}:
+    SHIPPED[name]()
+print(json.dumps([launched_inside, compiled_inside, len(compiled), len(device.launched)]))
+"""
+BROKEN = """
+import triton
+from compile_for_hopper import CompileOnly
+from shipped_kernels import tensor
+from triton.runtime.driver import driver
+
+from runtime.compiling import compiling_only
+
+@triton.jit
+def broken(pointer):
+    nobody_knows_this(pointer)
+
+driver.set_active(CompileOnly())
+with compiling_only(threads=2):
+    broken[(1,)](tensor(4))
+"""
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: this one may interpret kernels, and must go on to."""
+    file = folder / "program.py"
+    file.write_text(program)
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(folder / "cache"),
+        "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(file)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_what_is_called_is_compiled_once_and_launched_only_afterwards(tmp_path: Path):
+    done = run(PROGRAM, tmp_path)
+    assert done.returncode == 0, done.stderr
+    inside, compiled_inside, compiled, launched = json.loads(done.stdout.splitlines()[-1])
+    assert inside == 0 and launched == len(NAMES)
+    assert compiled == compiled_inside == len(NAMES)
+    assert list((tmp_path / "cache").rglob("*.cubin"))
+
+
+def test_a_kernel_that_does_not_compile_raises(tmp_path: Path):
+    done = run(BROKEN, tmp_path)
+    assert done.returncode != 0
+    assert "nobody_knows_this" in done.stderr
