@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -39,6 +39,7 @@ from server.state import ServerState
 from server.template_options import template_options
 from server.tool_grammar import GrammarMarks, after_thought, tool_grammar
 
+WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
 ChatFinish = FinishReason | Literal["tool_calls"]
 
 
@@ -204,15 +205,21 @@ async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, lis
     Raises RequestError and Unavailable as prepare_chat does.
     """
     body.check()
-    check_messages(body.messages)
     state.check_model(body.model)
     ready = require_ready(state)
-    return ready, await _prompt(state, ready, body)
+
+    def plain() -> list[dict[str, Any]]:
+        check_messages(body.messages)
+        return template_messages(body.messages, state.tokenizer)
+
+    messages = await off_loop(WORK_OF_MESSAGE * len(body.messages), plain)
+    return ready, await _prompt(state, ready, body, messages)
 
 
-async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
+async def _prompt(
+    state: ServerState, ready: Ready, body: ChatRequest, messages: list[dict[str, Any]]
+) -> list[int]:
     tokenizer = state.tokenizer
-    messages = template_messages(body.messages, tokenizer)
     tools = template_tools(body.offered_tools(), tokenizer)
     num_chars = sum(len(message["content"] or "") for message in messages)
     num_chars += len(orjson.dumps(tools)) if tools else 0

@@ -7,8 +7,9 @@ from typing import Any
 
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.anthropic import MessageParam, ToolResultBlock, ToolUseBlock
-from server.schema.base import Unsupported, fields_of, items_of
+from server.schema.base import MOST_MESSAGES, Unsupported, fields_of, items_of
 from server.schema.sampling import LATER
+from server.schema.tools import MOST_TOOLS
 
 OWNERS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
 MOST_BLOCKS = 16384  # each costs time to check, whatever it holds
@@ -71,7 +72,7 @@ def refuse_known(fields: dict[str, Any]) -> None:
                 "leave it out",
                 param=f"{path}.type",
             )
-    for index, tool in enumerate(items_of(fields.get("tools"))):
+    for index, tool in enumerate(items_of(fields.get("tools"))[:MOST_TOOLS]):
         kind = fields_of(tool).get("type")
         if isinstance(kind, str) and kind != "custom":
             raise UnsupportedParameter(
@@ -89,7 +90,7 @@ def refuse_known(fields: dict[str, Any]) -> None:
 
 def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every content block with its path."""
-    for index, message in enumerate(items_of(fields.get("messages"))):
+    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
         for place, block in enumerate(items_of(fields_of(message).get("content"))):
             path = f"messages[{index}].content[{place}]"
             yield path, block

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import Unsupported, fields_of, items_of
+from server.schema.base import MOST_MESSAGES, Unsupported, fields_of, items_of
 from server.schema.sampling import LATER
 
 MOST_CALLS = 16384  # each costs time to check, whatever it holds
@@ -40,7 +40,7 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
     Raises UnsupportedParameter for an option or an image that cannot be honoured.
     """
     calls = 0
-    for index, message in enumerate(items_of(fields.get("messages"))):
+    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
         calls += len(items_of(fields_of(message).get("tool_calls")))
         if calls > MOST_CALLS:
             raise RequestError(

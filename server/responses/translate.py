@@ -18,6 +18,7 @@ SAME_NAME = (
     "cache_salt", "chat_template_kwargs", "user",
 )  # fmt: skip
 SYSTEM = ("system", "developer")
+THOUGHT = "reasoning_content"  # what a chat message calls it
 START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
 # Fields of the chat request, and what they are called here.
 RENAMED = [
@@ -46,16 +47,41 @@ class Conversation:
         self.call_sources.append([])
 
     def add_item(self, item: JsonItem, source: str) -> None:
-        """One item of a conversation.  Earlier reasoning is left out, as OpenAI does."""
+        """One item of a conversation."""
         kind = item["type"]
         if kind == "message":
-            self.add({"role": item["role"], "content": text_of(item["content"])}, source)
+            self._add_message(item, source)
+        elif kind == "reasoning":
+            self._add_reasoning(item, source)
         elif kind == "function_call":
             self._add_call(item, source)
         elif kind == "function_call_output":
             output = item["output"]
             content = output if isinstance(output, str) else text_of(output)
             self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, source)
+
+    def _add_message(self, item: JsonItem, source: str) -> None:
+        message = {"role": item["role"], "content": text_of(item["content"])}
+        if item["role"] == "assistant" and self._only_thought():
+            self.messages[-1] |= message
+            self.sources[-1] = source
+        else:
+            self.add(message, source)
+
+    def _add_reasoning(self, item: JsonItem, source: str) -> None:
+        """To the answer that follows; the chat template decides what of it the model sees."""
+        text = text_of(item.get("content") or item["summary"])
+        if not text:
+            return
+        if not self._only_thought():
+            self.add({"role": "assistant", "content": "", THOUGHT: text}, source)
+        else:
+            self.messages[-1][THOUGHT] += f"\n{text}"
+
+    def _only_thought(self) -> bool:
+        """Whether the last message is a thought whose answer may follow."""
+        last = self.messages[-1] if self.messages else {}
+        return THOUGHT in last and not last["content"] and "tool_calls" not in last
 
     def _add_call(self, item: JsonItem, source: str) -> None:
         """To the answer that it is part of: what the model said before, or its other calls."""

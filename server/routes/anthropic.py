@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter
@@ -14,7 +14,7 @@ from server.dialects.anthropic_chat import FIELDS, asked
 from server.dialects.anthropic_checks import UNSUPPORTED, check_turns, refuse_known
 from server.dialects.anthropic_events import STREAM, MessageEvents, whole_message
 from server.dialects.names import callers_names
-from server.routes.body import read_body
+from server.routes.body import read_checked
 from server.schema.anthropic import CountRequest, MessagesRequest
 from server.schema.base import parse
 from server.schema.sampling import openapi_body
@@ -66,12 +66,14 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _read(request: Request, model: type[B]) -> B:
-    fields = await read_body(request)
-    refuse_known(fields)
-    body = parse(model, fields, UNSUPPORTED)
-    body.check()
-    check_turns(body.messages)
-    return body
+    def checked(fields: dict[str, Any]) -> B:
+        refuse_known(fields)
+        body = parse(model, fields, UNSUPPORTED)
+        body.check()
+        check_turns(body.messages)
+        return body
+
+    return await read_checked(request, checked)
 
 
 async def _prepare(state: ServerState, body: MessagesRequest, salt: bytes) -> ChatTurn:

@@ -26,6 +26,12 @@ async def read_body(request: Request) -> dict[str, Any]:
     return read_json(await request.body())
 
 
+async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """check(the body's JSON object), off the event loop if there is much of it."""
+    fields = await read_body(request)
+    return await off_loop(len(await request.body()), lambda: check(fields))
+
+
 async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
     """Run `work` here if it is short, else in a thread, so that streams go on meanwhile."""
     if num_chars < LONG_TEXT:

@@ -16,9 +16,9 @@ from server.choice import Choice, ScoredToken
 from server.explain import timings
 from server.logprobs import chat_logprobs, prompt_logprobs
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
-from server.routes.body import read_body
+from server.routes.body import read_checked
 from server.schema.base import parse
-from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, refuse_media
+from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, check_parts
 from server.schema.sampling import openapi_body
 from server.sse import DeltaFrame, EventStream, EventWriter, frame, while_connected
 from server.state import ServerState, prefix_salt, state_of
@@ -34,9 +34,7 @@ router = APIRouter()
 )
 async def chat_completions(request: Request) -> Response:
     state = state_of(request)
-    fields = await read_body(request)
-    refuse_media(fields)
-    body = parse(ChatRequest, fields, CHAT_UNSUPPORTED)
+    body = await read_checked(request, checked)
     turn = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
     answer = ChatAnswer(state, turn)
     if body.stream:
@@ -46,6 +44,12 @@ async def chat_completions(request: Request) -> Response:
     finally:
         turn.close()
     return Response(whole, media_type="application/json")
+
+
+def checked(fields: dict[str, Any]) -> ChatRequest:
+    """Raises RequestError that names the wrong field."""
+    check_parts(fields)
+    return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
 
 
 class ChatAnswer:

@@ -19,7 +19,7 @@ from server.parameters import (
     room_for_prompt,
     sampling_params,
 )
-from server.routes.body import off_loop, read_body
+from server.routes.body import off_loop, read_checked
 from server.schema.base import parse
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import openapi_body
@@ -40,7 +40,9 @@ ROUTE = "completions"
 )
 async def completions(request: Request) -> Response:
     state = state_of(request)
-    body = parse(CompletionRequest, await read_body(request), COMPLETION_UNSUPPORTED)
+    body = await read_checked(
+        request, lambda fields: parse(CompletionRequest, fields, COMPLETION_UNSUPPORTED)
+    )
     generation, prompts = await submit(state, body, prefix_salt(request, body.cache_salt))
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:

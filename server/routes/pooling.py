@@ -19,7 +19,7 @@ from runtime.messages import Pooling, Ready
 from server.errors import RequestError
 from server.generation import require_ready
 from server.pooling_default import pooling_of
-from server.routes.body import off_loop, read_body
+from server.routes.body import off_loop, read_checked
 from server.schema.base import Unsupported, parse
 from server.schema.pooling import (
     EMBEDDING_UNSUPPORTED,
@@ -85,15 +85,13 @@ async def read_call(
     request: Request, kind: type[P], unsupported: Mapping[str, Unsupported]
 ) -> Call[P]:
     """The checked body of a request.  Raises RequestError."""
-    fields = await read_body(request)
-    num_bytes = len(await request.body())
 
-    def check() -> P:
+    def checked(fields: dict[str, Any]) -> P:
         body = parse(kind, fields, unsupported)
         body.check()
         return body
 
-    body = await off_loop(num_bytes, check)
+    body = await read_checked(request, checked)
     state = state_of(request)
     state.check_model(body.model)
     return Call(request, state, require_ready(state), body)

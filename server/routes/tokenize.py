@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -9,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from server.conversation import check_messages, template_messages
 from server.generation import require_ready
 from server.parameters import check_chars, check_token_ids
-from server.routes.body import off_loop, read_body
+from server.routes.body import off_loop, read_checked
 from server.schema.base import parse
-from server.schema.chat import refuse_media
+from server.schema.chat import check_parts
 from server.schema.sampling import openapi_body
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.state import state_of
@@ -28,10 +30,7 @@ router = APIRouter()
 )
 async def tokenize(request: Request) -> Response:
     state = state_of(request)
-    fields = await read_body(request)
-    refuse_media(fields)
-    body = parse(TokenizeRequest, fields)
-    body.check()
+    body = await read_checked(request, checked)
     if body.model is not None:
         state.check_model(body.model)
     ready = require_ready(state)
@@ -68,6 +67,14 @@ async def tokenize(request: Request) -> Response:
     return JSONResponse(answer)
 
 
+def checked(fields: dict[str, Any]) -> TokenizeRequest:
+    """Raises RequestError that names the wrong field."""
+    check_parts(fields)
+    body = parse(TokenizeRequest, fields)
+    body.check()
+    return body
+
+
 @router.post("/v1/detokenize", include_in_schema=False, response_model=None)
 @router.post(
     "/detokenize",
@@ -77,7 +84,7 @@ async def tokenize(request: Request) -> Response:
 )
 async def detokenize(request: Request) -> Response:
     state = state_of(request)
-    body = parse(DetokenizeRequest, await read_body(request))
+    body = await read_checked(request, lambda fields: parse(DetokenizeRequest, fields))
     if body.model is not None:
         state.check_model(body.model)
     ready = require_ready(state)

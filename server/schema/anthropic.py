@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Body, few_entries, fields_of
+from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, few_entries, fields_of
 from server.schema.sampling import StopString
 from server.schema.tools import MOST_TOOLS, FunctionName, Parameters
 
@@ -161,7 +161,7 @@ class CountRequest(Body):
 
     model: str
     messages: Annotated[list[MessageParam], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=16384
+        min_length=1, max_length=MOST_MESSAGES
     )
     system: Text | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None

@@ -15,6 +15,7 @@ from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 MAX_DEPTH = 64
 MAX_BRACKETS = 1_000_000  # those inside strings, too; a million empty arrays take half a second
 MAX_FIELDS = 128  # of one object
+MOST_MESSAGES = 16384  # of one conversation
 MAX_NAME = 64  # characters of a field's name in a message
 WRONG_KIND = "wrong_kind"  # error type of a union whose message is what it takes
 TAG = "~"  # union tags begin with it, so that they can be left out of a field's path

@@ -8,11 +8,20 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, Unsupported, few_entries, fields_of, items_of
+from server.schema.base import (
+    MOST_MESSAGES,
+    WRONG_KIND,
+    Body,
+    Unsupported,
+    few_entries,
+    fields_of,
+    items_of,
+)
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 from server.schema.tools import MOST_TOOLS, NamedTool, Tool, ToolChoice, check_tools
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+MOST_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
 # Keys of chat_template_kwargs that the server itself hands to the template.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
 
@@ -101,7 +110,7 @@ Metadata = Annotated[
 
 class ChatRequest(SamplingBody):
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=16384
+        min_length=1, max_length=MOST_MESSAGES
     )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -172,10 +181,21 @@ class ChatRequest(SamplingBody):
                 )
 
 
-def refuse_media(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedParameter for a content part that is not text, naming the part."""
-    for index, message in enumerate(items_of(fields.get("messages"))):
-        for place, part in enumerate(items_of(fields_of(message).get("content"))):
+def check_parts(fields: dict[str, Any]) -> None:
+    """Raises RequestError for more parts and tool calls than can be looked through in little time,
+    UnsupportedParameter for a content part that is not text, naming the part.
+    """
+    count = 0
+    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
+        parts = items_of(fields_of(message).get("content"))
+        count += len(parts) + len(items_of(fields_of(message).get("tool_calls")))
+        if count > MOST_PARTS:
+            raise RequestError(
+                f"`messages` has more than {MOST_PARTS} content parts and tool calls in all: put "
+                "texts together",
+                param="messages",
+            )
+        for place, part in enumerate(parts):
             kind = fields_of(part).get("type")
             if isinstance(kind, str) and kind != "text":
                 path = f"messages[{index}].content[{place}].type"

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Body, few_entries
+from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, few_entries
 from server.schema.sampling import INT64, Stop
 from server.schema.tools import MOST_TOOLS, FunctionName, Tool
 
@@ -173,7 +173,9 @@ class OllamaBody(Body):
 
 
 class OllamaChatBody(OllamaBody):
-    messages: Annotated[list[OllamaMessage], Field(max_length=16384, fail_fast=True)] | None = None
+    messages: (
+        Annotated[list[OllamaMessage], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None
+    ) = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
 
     def check(self) -> None:

@@ -14,7 +14,8 @@ Role = Literal["system", "developer", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 MOST_ITEMS = 16384
-MOST_PARTS = 1024
+MOST_PARTS = 1024  # of an item
+MOST_PARTS_IN_ALL = 16384
 TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 
@@ -164,11 +165,20 @@ Item = Annotated[
 
 
 def refuse_foreign_items(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedParameter for an item or a part of a type that this server lacks."""
-    for index, item in enumerate(items_of(fields.get("input"))):
+    """Raises UnsupportedParameter for an item or a part of a type that this server lacks,
+    RequestError for more of them than can be looked through in little time.
+    """
+    count = 0
+    for index, item in enumerate(items_of(fields.get("input"))[:MOST_ITEMS]):
         path = f"input[{index}]"
         _refuse_type(item, ITEM_TYPES, path, "send messages, function calls and their outputs")
         parts = fields_of(item)
+        count += sum(len(items_of(parts.get(name))) for name in ("content", "output", "summary"))
+        if count > MOST_PARTS_IN_ALL:
+            raise RequestError(
+                f"`input` has more than {MOST_PARTS_IN_ALL} parts in all: put texts together",
+                param="input",
+            )
         for name in ("content", "output"):
             for place, part in enumerate(items_of(parts.get(name))):
                 _refuse_type(

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from server.errors import RequestError
-from server.schema.base import Body
+from server.schema.base import MOST_MESSAGES, Body
 from server.schema.chat import Message
 
 
@@ -17,7 +17,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, max_length=16384
+        None, min_length=1, max_length=MOST_MESSAGES
     )
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

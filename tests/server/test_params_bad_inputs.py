@@ -8,32 +8,31 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from fake_engine import CONTEXT, VOCAB, FakeServer, fake_server
+from spoilt_requests import (
+    CHAT,
+    M0,
+    MISSING,
+    REMOVED,
+    TEXT,
+    TOO_LONG,
+    TYPE,
+    UNKNOWN,
+    UNSUPPORTED,
+    VALUE,
+    check,
+    row_name,
+    spoilt,
+)  # fmt: skip
 
 from runtime.messages import MAX_BANNED_TOKENS
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-MESSAGES = [{"role": "user", "content": "Hello"}]
-BASE: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "fake", "messages": MESSAGES},
-    TEXT: {"model": "fake", "prompt": "Hello"},
-}
-
-MISSING = "missing_required_parameter"
-TYPE = "invalid_type"
-VALUE = "invalid_value"
-UNKNOWN = "unknown_parameter"
-UNSUPPORTED = "unsupported_parameter"
-TOO_LONG = "context_length_exceeded"
 IDS = "allowed_token_ids"
 BAD = "bad_words"
 REPORTED = "logprob_token_ids"
 CUT = "truncate_prompt_tokens"
 OPTIONS = "stream_options"
 KWARGS = "chat_template_kwargs"
-M0 = "messages[0]"
 TRUTH = "true or false"
-REMOVED = object()
 
 
 @pytest.fixture(scope="module")
@@ -290,26 +289,14 @@ ROWS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
 ]  # fmt: skip
 
 
-def name(row: tuple[Any, ...]) -> str:
-    route, change, code, *_ = row
-    return f"{route.rsplit('/', 1)[-1]}-{repr(change)[:48]}-{code}"
-
-
-@pytest.mark.parametrize("row", ROWS, ids=name)
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
 def test_a_wrong_value_is_refused_by_name(
     fake: FakeServer, http: httpx.Client, row: tuple[Any, ...]
 ):
     route, change, code, param, words = row
     asked = len(fake.engine.requests)
-    body = {key: value for key, value in (BASE[route] | change).items() if value is not REMOVED}
-    answer = http.post(route, json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["type"], error["code"]) == ("invalid_request_error", code), error
-    assert error["param"] == param, error
-    assert words in error["message"], error
-    assert len(error["message"]) < 600
+    answer = http.post(route, json=spoilt(route, change))
+    check(answer, 400, code, param, words)
     assert len(fake.engine.requests) == asked, "a refused request must not reach the engine"
 
 

@@ -97,6 +97,9 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     (items({"type": "item_reference", "id": "msg_x"}), VALUE, f"{I0}.id", "not found"),
     (items({"id": ""}), VALUE, f"{I0}.id", "at least 1"),
     (items({"type": "reasoning", "summary": "x"}), TYPE, f"{I0}.summary", "an array"),
+    (items(*[{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 1024}] * 17),
+     VALUE, "input", "more than 16384"),
+    (items(*[{"type": "reasoning", "summary": [None] * 1000}] * 17), VALUE, "input", "16384"),
     # sampling
     ({"temperature": 2.5}, VALUE, "temperature", "at most 2"),
     ({"temperature": "1"}, TYPE, "temperature", "a number"),

@@ -68,6 +68,28 @@ def test_in_ollamas_chat(fake: FakeServer):
     assert SHOWN in prompt_of(fake)
 
 
+def test_in_responses(fake: FakeServer):
+    client = fake.client()
+    first = client.responses.create(model="fake", input="Weather?")
+    client.responses.create(model="fake", previous_response_id=first.id, input="Sure?")
+    assert SHOWN in prompt_of(fake)
+    items: list[Any] = [QUESTION, *first.output, AGAIN]
+    client.responses.create(model="fake", input=items)
+    assert SHOWN in prompt_of(fake)
+    assert prompt_of(fake).count("<|assistant|>") == 2, "a thought and its answer are one message"
+
+
+def test_a_thought_that_led_to_no_answer_is_a_turn_of_its_own_in_responses(fake: FakeServer):
+    thoughts = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "?"},
+    ]
+    items: list[Any] = [QUESTION, *thoughts, AGAIN]
+    fake.client().responses.create(model="fake", input=items)
+    assert "<|assistant|><think>Hm.\nSo</think><|end|><|user|>Sure?" in prompt_of(fake)
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_only_an_assistant_thinks(fake: FakeServer, name: str):
     body = {"model": "fake", "messages": [QUESTION | {name: "hm"}]}
