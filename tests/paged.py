@@ -18,9 +18,17 @@ PAGE = 16
 
 
 class PagedRow:
-    """One sequence with its own pages."""
+    """One sequence with its own pages; `backend` attends, by default the reference."""
 
-    def __init__(self, model: nn.Module, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        *,
+        device: str = "cpu",
+        backend: Backend | None = None,
+    ) -> None:
         self.model = model
         pages = -(-config.max_position // PAGE)
         self.kv = KVPool.allocate(
@@ -30,24 +38,25 @@ class PagedRow:
             page_size=PAGE,
             head_dim=config.head_dim,
             dtype=dtype,
-            device=torch.device("cpu"),
+            device=torch.device(device),
         )
         self.kv.k.fill_(float("nan"))
         self.kv.v.fill_(float("nan"))
-        self.table = torch.randperm(pages, dtype=torch.int32)[None]
-        self.backend: Backend = ReferenceBackend()
+        self.table = torch.randperm(pages, dtype=torch.int32)[None].to(device)
+        self.backend = backend or ReferenceBackend()
+        self.device = device
         self.length = 0
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor) -> Tensor:
         """Feed tokens [T] after those fed before -> logits [T, vocab]."""
         count, end = len(tokens), self.length + len(tokens)
-        positions = torch.arange(self.length, end)
+        positions = torch.arange(self.length, end, device=self.device)
         slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
         meta = ForwardMeta(
-            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
-            cu_seqlens_k=torch.tensor([0, end], dtype=torch.int32),
-            cache_seqlens=torch.tensor([end], dtype=torch.int32),
+            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=self.device),
+            cu_seqlens_k=torch.tensor([0, end], dtype=torch.int32, device=self.device),
+            cache_seqlens=torch.tensor([end], dtype=torch.int32, device=self.device),
             page_table=self.table,
             write_slots=slots,
             max_seqlen_q=count,
@@ -59,7 +68,7 @@ class PagedRow:
         inp = ModelInput(
             tokens=tokens,
             positions=positions,
-            logit_rows=torch.arange(count),
+            logit_rows=torch.arange(count, device=self.device),
             meta=self.backend.plan(meta, self.kv),
             kv=self.kv,
             backend=self.backend,

@@ -18,6 +18,10 @@ from attention.planner.device import DevicePlanner
 from attention.planner.device_tiles import DeviceTiler
 from attention.planner.plan import PlanSpec, SplitPlan
 from attention.planner.tiles import TilePlan, TileSpec
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+from model_zoo.layers.kernels.embed import embed
+from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
+from model_zoo.layers.kernels.silu_mul import silu_mul
 
 META = torch.device("meta")
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -110,9 +114,39 @@ def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
     write_kv(new, new, step.k, step.k, tensor(TOKENS, dtype=torch.int64), **step.scales)
 
 
+def call_turn(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
+    step, heads = Step(head_dim, kv_dtype), KV_HEADS * GROUP
+    weight = tensor(head_dim)
+    qk_norm_rope_write(
+        tensor(tokens, (heads + 2 * KV_HEADS) * head_dim),
+        step.k,
+        step.k,
+        tensor(tokens, dtype=torch.int64),
+        heads=heads,
+        rotation=tensor(tokens, head_dim),
+        q_weight=weight,
+        k_weight=weight,
+        **step.scales,
+    )
+
+
+def call_add_norm(tokens: int) -> None:
+    x = tensor(tokens, 4096)
+    add_rms_norm(x, x, tensor(4096), 1e-6, x)
+
+
+def call_silu(tokens: int) -> None:
+    silu_mul(tensor(tokens, 2 * 12_288))
+
+
+def call_embed(tokens: int) -> None:
+    ids = tensor(tokens, dtype=torch.int64)
+    embed(ids, ids, tensor(1000, 4096), tensor(64, dtype=FP32), 1.0)
+
+
 def call_planner() -> None:
     planner = DevicePlanner(
-        PlanSpec(kv_heads=KV_HEADS, programs=264),
+        PlanSpec(kv_heads=KV_HEADS, programs=132),
         "uneven",
         max_rows=256,
         group=GROUP,
@@ -130,12 +164,18 @@ def call_tiler() -> None:
 
 
 SHIPPED: dict[str, Callable[[], None]] = {"planner": call_planner, "tiler": call_tiler}
+for tokens in (1, TOKENS):
+    SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)
+    SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
+    SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
     SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)
     SHIPPED[f"prefill {name}"] = partial(call_prefill, head_dim, kv_dtype)
     SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
     SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
+    for tokens in (1, TOKENS):
+        SHIPPED[f"turn {name} at {tokens}"] = partial(call_turn, head_dim, kv_dtype, tokens)
     if kv_dtype != FP8:
         SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
         SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)

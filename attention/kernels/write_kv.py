@@ -21,7 +21,7 @@ TILE = 1024  # numbers a program moves of each of K and V: 16 bytes a thread
 
 
 @triton.jit
-def _to_pages(values, scale_ptr, head, head_mask, HAS_SCALE: tl.constexpr, dtype: tl.constexpr):
+def to_pages(values, scale_ptr, head, head_mask, HAS_SCALE: tl.constexpr, dtype: tl.constexpr):
     """values [heads, D] as the pages store them; the scale is one a head."""
     if HAS_SCALE:
         scale = tl.load(scale_ptr + head, mask=head_mask, other=1.0)[:, None]
@@ -73,10 +73,10 @@ def _write_kv(
         values = tl.load(source + dim[None, :], mask=mask)
         wide = head.to(tl.int64)[:, None]
         target = k + page * stride_k_page + wide * stride_k_head + cell * stride_k_cell
-        keys = _to_pages(keys, k_scale, head, head_mask, HAS_SCALE, k.dtype.element_ty)
+        keys = to_pages(keys, k_scale, head, head_mask, HAS_SCALE, k.dtype.element_ty)
         tl.store(target + dim[None, :], keys, mask=mask)
         target = v + page * stride_v_page + wide * stride_v_head + cell * stride_v_cell
-        values = _to_pages(values, v_scale, head, head_mask, HAS_SCALE, v.dtype.element_ty)
+        values = to_pages(values, v_scale, head, head_mask, HAS_SCALE, v.dtype.element_ty)
         tl.store(target + dim[None, :], values, mask=mask)
 
 

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
+from model_zoo.layers import fusing
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import rotate
-
-CosSin = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
@@ -33,14 +32,39 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
             self.k_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
 
-    def forward(self, x: Tensor, inp: ModelInput, cos_sin: CosSin | None) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; cos_sin [T, 1, head_dim] each, None for no rotation."""
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+    def forward(self, x: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; rotation [T, head_dim] of Rope, None for no rotation."""
+        q = self._prepare(self.qkv(x), inp, rotation)
+        mixed = inp.backend.attend(q, inp.kv, self.index, inp.meta, scale=self.scale)
+        return self.out(mixed.flatten(1))
+
+    def _prepare(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
+        """Norm and turn queries and keys, store keys and values -> queries [T, heads, head_dim]."""
+        if fusing.fuses(qkv.device):
+            return self._prepare_fused(qkv, inp, rotation)
+        heads = qkv.view(len(qkv), -1, self.head_dim)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if cos_sin is not None:
-            q, k = rotate(q, *cos_sin), rotate(k, *cos_sin)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         inp.backend.write(k, v, inp.kv, self.index, inp.meta)
-        mixed = inp.backend.attend(q.contiguous(), inp.kv, self.index, inp.meta, scale=self.scale)
-        return self.out(mixed.flatten(1))
+        return q.contiguous()
+
+    def _prepare_fused(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
+        from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
+
+        k_scale, v_scale = inp.kv.scales(self.index)
+        return qk_norm_rope_write(
+            qkv,
+            inp.kv.k[self.index],
+            inp.kv.v[self.index],
+            inp.meta.write_slots,
+            heads=self.heads,
+            rotation=rotation,
+            q_weight=None if self.q_norm is None else self.q_norm.weight,
+            k_weight=None if self.k_norm is None else self.k_norm.weight,
+            eps=0.0 if self.q_norm is None else self.q_norm.eps,
+            k_scale=k_scale,
+            v_scale=v_scale,
+        )

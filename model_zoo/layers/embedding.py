@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_zoo.layers import fusing
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.rope import Rope
 
 
 class Embedding(nn.Module):
@@ -18,6 +20,18 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)
+
+
+def embed_and_turn(
+    embedding: Embedding, rope: Rope, tokens: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The first operations of a step: embeddings [T, size] and rotations [T, head_dim]."""
+    weight = embedding.weight
+    if not fusing.fuses(tokens.device):
+        return embedding(tokens), rope.rows(positions, weight.dtype)
+    from model_zoo.layers.kernels.embed import embed
+
+    return embed(tokens, positions, weight, rope.frequencies, rope.scale)
 
 
 class Head(Linear):

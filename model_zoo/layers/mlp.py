@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_zoo.layers import fusing
 from model_zoo.layers.linear import Linear
 
 
@@ -18,7 +19,12 @@ class GatedMLP(nn.Module):
         self.down = Linear(inner, size, bias=bias, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
+        gate_up = self.gate_up(x)
+        if fusing.fuses(x.device):
+            from model_zoo.layers.kernels.silu_mul import silu_mul
+
+            return self.down(silu_mul(gate_up))
+        gate, up = gate_up.chunk(2, -1)
         return self.down(F.silu(gate) * up)
 
 

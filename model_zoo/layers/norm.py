@@ -1,13 +1,18 @@
-"""Root-mean-square normalisation (arXiv 1910.07467)."""
+"""Normalisation, together with the sum of which it is the norm."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers import fusing
+
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; the mean is taken in float32."""
+    """x / rms(x) * weight over the last dimension; the mean is taken in float32.
+
+    Source: arXiv 1910.07467.
+    """
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -18,6 +23,20 @@ class RMSNorm(nn.Module):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
+
+        Without a residual the sum is x, and stays.
+        """
+        if not fusing.fuses(x.device):
+            total = x if residual is None else residual + x
+            return self(total), total
+        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+
+        out = torch.empty_like(x) if residual is None else x
+        add_rms_norm(x, residual, self.weight, self.eps, out)
+        return out, x if residual is None else residual
 
 
 class LayerNorm(nn.Module):
@@ -33,3 +52,8 @@ class LayerNorm(nn.Module):
         return torch.nn.functional.layer_norm(
             x, self.weight.shape, self.weight, self.bias, self.eps
         )
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x, residual [T, size] -> (norm of their sum, the sum)."""
+        total = x if residual is None else residual + x
+        return self(total), total

@@ -14,29 +14,29 @@ class Rope(nn.Module):
     """cos and sin of positions.
 
     They are computed, not looked up: a table for the million positions of a long-context model
-    would take a gigabyte, and a step needs three operations to go without.
+    would take a gigabyte, and a step needs few operations to go without.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         super().__init__()
         frequencies = inverse_frequencies(config, head_dim)
-        self.frequencies = nn.Buffer(torch.cat([frequencies, frequencies]), persistent=False)
+        self.frequencies = nn.Buffer(frequencies, persistent=False)
         self.scale = attention_factor(config)
 
-    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos, sin [T, 1, head_dim] of positions [T]; once a step, for all layers.
+    def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """[T, head_dim] of positions [T]: cos of all angles, then sin; once a step, for all layers.
 
         The angles are float32; the results have the type of what they turn, as in transformers.
         """
-        angles = positions[:, None, None].float() * self.frequencies
-        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+        angles = positions[:, None].float() * self.frequencies
+        return torch.cat([angles.cos() * self.scale, angles.sin() * self.scale], -1).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate the halves of x [T, heads, head_dim]: the form that Hugging Face checkpoints use."""
-    half = x.shape[-1] // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return x * cos + turned * sin
+    cos, sin = rotation[:, None].chunk(2, -1)
+    low, high = x.chunk(2, -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:

@@ -24,9 +24,12 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype=dtype)
 
-    def forward(self, x: Tensor, inp: ModelInput) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), inp, None)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, residual: Tensor | None, inp: ModelInput) -> tuple[Tensor, Tensor]:
+        """x and residual in and out: what the last block made, and the sum of all before it."""
+        x, residual = self.attention_norm.add(x, residual)
+        x = self.attention(x, inp, None)
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(x), residual
 
 
 class GPT2(Model):
@@ -48,9 +51,10 @@ class GPT2(Model):
 
     def forward(self, inp: ModelInput) -> Tensor:
         x = self.embedding(inp.tokens) + self.position(inp.positions)
+        residual = None
         for layer in self.layers:
-            x = layer(x, inp)
-        return self.norm(x)
+            x, residual = layer(x, residual, inp)
+        return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

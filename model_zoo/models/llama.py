@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
-from model_zoo.layers.attention import Attention, CosSin
-from model_zoo.layers.embedding import Embedding, Head
+from model_zoo.layers.attention import Attention
+from model_zoo.layers.embedding import Embedding, Head, embed_and_turn
 from model_zoo.layers.mlp import GatedMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
@@ -29,9 +29,14 @@ class Layer(nn.Module):
             config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype
         )
 
-    def forward(self, x: Tensor, inp: ModelInput, cos_sin: CosSin) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), inp, cos_sin)
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(
+        self, x: Tensor, residual: Tensor | None, inp: ModelInput, rotation: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x and residual in and out: what the last block made, and the sum of all before it."""
+        x, residual = self.attention_norm.add(x, residual)
+        x = self.attention(x, inp, rotation)
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(x), residual
 
 
 class Llama(Model):
@@ -53,11 +58,11 @@ class Llama(Model):
         )
 
     def forward(self, inp: ModelInput) -> Tensor:
-        x = self.embedding(inp.tokens)
-        cos_sin = self.rope.rows(inp.positions, x.dtype)
+        x, rotation = embed_and_turn(self.embedding, self.rope, inp.tokens, inp.positions)
+        residual = None
         for layer in self.layers:
-            x = layer(x, inp, cos_sin)
-        return self.norm(x)
+            x, residual = layer(x, residual, inp, rotation)
+        return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

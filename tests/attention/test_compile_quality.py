@@ -61,6 +61,7 @@ def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
     limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16}
+    limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
 
 
@@ -142,3 +143,35 @@ def test_keys_and_values_are_written_wide(shipped: dict[str, dict[str, Any]], na
     operations = shipped[f"write_kv {name}: _write_kv"]["operations"]
     for access in ("LDG", "STG"):
         assert any(x.startswith(access) and x.endswith("128") for x in operations), operations
+
+
+# Call: its kernel, and how many accesses are of single numbers: slots; ids, angles and their table.
+LAYERS = {
+    "turn d128 bf16": ("_qk_norm_rope_write", 1),
+    "turn d64 bf16": ("_qk_norm_rope_write", 1),
+    "add_norm": ("_add_rms_norm", 0),
+    "silu_mul": ("_silu_mul", 0),
+    "embed": ("_embed", 7),
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 2048])
+@pytest.mark.parametrize("call", LAYERS)
+def test_kernels_of_layers_move_16_bytes_a_thread_and_leave_room(
+    shipped: dict[str, dict[str, Any]], call: str, tokens: int
+):
+    name, single = LAYERS[call]
+    kernel = shipped[f"{call} at {tokens}: {name}"]
+    accesses = Counter(x for x in kernel["operations"] if x.startswith(("LDG", "STG")))
+    wide = sum(number for access, number in accesses.items() if access.endswith("128"))
+    assert wide >= 3 and accesses.total() - wide <= single, accesses
+    assert kernel["registers"] <= 64 and kernel["shared"] <= 1024
+
+
+@pytest.mark.parametrize("call", [call for call in LAYERS if call != "silu_mul"])
+def test_kernels_of_layers_read_weights_before_they_wait(
+    shipped: dict[str, dict[str, Any]], call: str
+):
+    """And nothing else: the kernels before may still run."""
+    operations = shipped[f"{call} at 1: {LAYERS[call][0]}"]["operations"]
+    assert 1 <= count(operations[: operations.index("ACQBULK")], "LDG") <= 2

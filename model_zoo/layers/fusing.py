@@ -1,0 +1,16 @@
+"""Where layers run fused kernels: on CUDA devices.  Elsewhere, PyTorch's operations."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+@cache
+def fuses(device: torch.device) -> bool:
+    """Whether the fused kernels run on the device: Triton serves it, from 8.0 on."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

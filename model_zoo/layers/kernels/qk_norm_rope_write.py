@@ -1,0 +1,212 @@
+# qk_norm_rope_write: all that a layer does between its qkv product and attention, in one launch.
+#   grid      (T, head tiles): tiles of query heads, then of key heads, then of value heads; without
+#             norm and rotation there is nothing to do for queries, and no tile of them
+#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; rotation [T, D], cos of the
+#             first D / 2 columns and sin of the rest, or none; q_weight, k_weight [D] of the norms,
+#             or none; write_slots [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
+#   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
+#             (slot // page_size, head, slot % page_size)
+#   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
+#   math      sums of squares in fp32; rounded to the type of qkv after the norm, after its weight,
+#             after each product of the rotation and after their sum, as PyTorch's operations are
+#   launch    a small kernel: its successor starts at once.  Before it waits it reads weights and
+#             slots.  Attention may so copy keys and values of earlier steps while this runs, which
+#             writes the positions of this step's tokens and no others
+#   bound     memory: T * (heads + 2 * kv_heads) * D * 2 * bytes
+#   checked   tests/model_zoo/test_qk_norm_rope_write.py against PyTorch's operations
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.kernels.launch import dependent_launch, start_successor_and_wait
+from attention.kernels.write_kv import to_pages
+
+FEW_TOKENS = 256  # up to here a launch is bound by latency
+
+
+@triton.jit
+def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr):
+    """RMSNorm of heads given as halves [heads, D / 2]; what is masked is 0."""
+    dtype = low.dtype
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    squares = tl.sum(low * low + high * high, 1, keep_dims=True)
+    factor = tl.rsqrt(squares / D + eps)
+    low, high = (low * factor).to(dtype), (high * factor).to(dtype)
+    low = (low.to(tl.float32) * low_weight.to(tl.float32)).to(dtype)
+    high = (high.to(tl.float32) * high_weight.to(tl.float32)).to(dtype)
+    return low, high
+
+
+@triton.jit
+def _rotate(low, high, cos, sin):
+    """The halves of heads turned: (low, high) * cos + (-high, low) * sin, each product rounded."""
+    dtype = low.dtype
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+    new_low = (low * cos).to(dtype).to(tl.float32) - (high * sin).to(dtype).to(tl.float32)
+    new_high = (high * cos).to(dtype).to(tl.float32) + (low * sin).to(dtype).to(tl.float32)
+    return new_low.to(dtype), new_high.to(dtype)
+
+
+@triton.jit
+def _turned(
+    source, WEIGHT, ROTATION, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
+    HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Both halves of a tile of query or key heads, after norm and rotation."""
+    if WEIGHT is not None:
+        weight = WEIGHT + at_low
+        low_weight = tl.load(weight, mask=low_mask, other=0.0)
+        high_weight = tl.load(weight + HALF, mask=high_mask, other=0.0)
+    if DEPENDENT:
+        start_successor_and_wait()
+    low = tl.load(source, mask=low_mask, other=0.0)
+    high = tl.load(source + HALF, mask=high_mask, other=0.0)
+    if ROTATION is not None:
+        angle = ROTATION + at_token * D + at_low
+        cos = tl.load(angle, mask=low_mask, other=0.0)
+        sin = tl.load(angle + HALF, mask=high_mask, other=0.0)
+    if WEIGHT is not None:
+        low, high = _norm(low, high, low_weight, high_weight, eps, D)
+    if ROTATION is not None:
+        low, high = _rotate(low, high, cos, sin)
+    return low, high
+
+
+@triton.jit
+def _store(
+    PAGES, SCALE, low, high, slot, head, dim, low_mask, high_mask, page_stride, head_stride,
+    cell_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, HALF: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):  # fmt: skip
+    """Both halves of a tile of heads to their place in the pages, unless the slot is negative."""
+    page, cell = slot // PAGE, slot % PAGE
+    target = PAGES + page * page_stride + cell * cell_stride
+    target += head.to(tl.int64)[:, None] * head_stride + dim
+    real = head < KV_HEADS
+    low = to_pages(low, SCALE, head, real, HAS_SCALE, PAGES.dtype.element_ty)
+    high = to_pages(high, SCALE, head, real, HAS_SCALE, PAGES.dtype.element_ty)
+    tl.store(target, low, mask=low_mask & (slot >= 0))
+    tl.store(target + HALF, high, mask=high_mask & (slot >= 0))
+
+
+@triton.jit
+def _qk_norm_rope_write(
+    QKV, K, V, SLOTS, ROTATION, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
+    k_page, k_head, k_cell, v_page, v_head, v_cell,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    HALF: tl.constexpr = (D + 1) // 2
+    KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE
+    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = QKV + token * qkv_token
+    dim = tl.arange(0, BLOCK_HALF)[None, :]
+    at_low = tl.broadcast_to(dim, [TILE, BLOCK_HALF])
+    if tile < Q_TILES:
+        head = tile * TILE + tl.arange(0, TILE)
+        real = (head < HEADS)[:, None]
+        low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
+        source = row + head[:, None] * D + dim
+        low, high = _turned(
+            source, Q_WEIGHT, ROTATION, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
+        )
+        tl.store(source, low, mask=low_mask)
+        tl.store(source + HALF, high, mask=high_mask)
+    else:
+        slot = tl.load(SLOTS + token)
+        head = (tile - Q_TILES) % KV_TILES * TILE + tl.arange(0, TILE)
+        real = (head < KV_HEADS)[:, None]
+        low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
+        source = row + (HEADS + head)[:, None] * D + dim
+        if tile < Q_TILES + KV_TILES:
+            low, high = _turned(
+                source, K_WEIGHT, ROTATION, token, eps, at_low, low_mask, high_mask, D, HALF,
+                DEPENDENT,
+            )  # fmt: skip
+            _store(
+                K, K_SCALE, low, high, slot, head, dim, low_mask, high_mask, k_page, k_head,
+                k_cell, KV_HEADS, PAGE, HALF, HAS_SCALE,
+            )  # fmt: skip
+        else:
+            source += KV_HEADS * D
+            low, high = _turned(
+                source, None, None, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
+            )
+            _store(
+                V, V_SCALE, low, high, slot, head, dim, low_mask, high_mask, v_page, v_head,
+                v_cell, KV_HEADS, PAGE, HALF, HAS_SCALE,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TurnConfig:
+    """How the kernel is compiled."""
+
+    heads: int  # of a program's tile, a power of two
+    warps: int
+
+
+def turn_config(tokens: int, head_dim: int) -> TurnConfig:
+    """Few tokens: a warp a program, so that many SMs share the work.  Many: larger programs."""
+    half = triton.next_power_of_2((head_dim + 1) // 2)
+    heads = max(1, (256 if tokens <= FEW_TOKENS else 1024) // half)
+    return TurnConfig(heads, max(1, heads * half // 256))
+
+
+def qk_norm_rope_write(
+    qkv: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write_slots: Tensor,
+    *,
+    heads: int,
+    rotation: Tensor | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    config: TurnConfig | None = None,
+) -> Tensor:
+    """Norm and turn the queries and keys of a layer's product; store its keys and values.
+
+    qkv:      [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are changed
+    k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
+    write_slots: [T] int64; tokens with a negative slot are not stored
+    rotation: [T, head_dim], as `Rope.rows` makes it; None: queries and keys are not turned
+    q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
+    k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
+    Returns the queries, [T, heads, head_dim], a view of qkv.
+    """
+    tokens, (_, kv_heads, page, head_dim) = len(qkv), k.shape
+    fp8 = k.dtype == torch.float8_e4m3fn
+    assert qkv.shape == (tokens, (heads + 2 * kv_heads) * head_dim) and qkv.stride(1) == 1
+    assert v.shape == k.shape and v.dtype == k.dtype and k.stride(3) == v.stride(3) == 1
+    assert write_slots.shape == (tokens,) and write_slots.dtype == torch.int64
+    assert write_slots.is_contiguous()
+    assert (q_weight is None) == (k_weight is None)
+    assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
+    if rotation is not None:
+        assert rotation.shape == (tokens, head_dim) and rotation.is_contiguous()
+        assert head_dim % 2 == 0 and rotation.dtype == qkv.dtype
+    config = config or turn_config(tokens, head_dim)
+    q_tiles = triton.cdiv(heads, config.heads)
+    if rotation is None and q_weight is None:
+        q_tiles = 0
+    if tokens:
+        _qk_norm_rope_write[(tokens, q_tiles + 2 * triton.cdiv(kv_heads, config.heads))](
+            qkv, k, v, write_slots, rotation, q_weight, k_weight, k_scale, v_scale, eps,
+            qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
+            D=head_dim, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
+            BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
+            # Products are rounded before they are added, in fp32 too.
+            num_warps=config.warps, enable_fp_fusion=False, **dependent_launch(qkv.device),
+        )  # fmt: skip
+    return qkv[:, : heads * head_dim].view(tokens, heads, head_dim)

@@ -1,0 +1,118 @@
+"""With fused kernels a model computes what it computes with PyTorch's operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from paged import PagedRow
+from tiny_checkpoints import KINDS, write_checkpoint
+from torch import Tensor
+
+from attention.backend import Capacity, Shape, choose
+from model_zoo.config import ModelConfig, RopeConfig, read_config
+from model_zoo.layers import fusing
+from model_zoo.loader import load_model
+from model_zoo.model import Model
+
+CPU = torch.device("cpu")
+LENGTH = 40
+CUTS = [29, 30, 31]  # a prompt, then steps of one token, then the rest
+
+
+def on_cpu(kind: str, directory: Path) -> tuple[ModelConfig, Model, Tensor, Tensor]:
+    """A tiny model, tokens, and the logits that PyTorch's operations make of them."""
+    write_checkpoint(kind, directory)
+    config = read_config(directory)
+    model = load_model(config, directory, dtype=torch.float32, device=CPU)
+    tokens = torch.randint(config.vocab_size, (LENGTH,))
+    return config, model, tokens, PagedRow(model, config, torch.float32).feed_in_steps(tokens, CUTS)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama-yarn", "gpt2"])
+def test_logits_are_those_of_separate_operations_where_kernels_are_interpreted(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, model, tokens, wanted = on_cpu(kind, tmp_path)
+    used: list[torch.device] = []
+    monkeypatch.setattr(fusing, "fuses", lambda device: used.append(device) or True)
+    logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, CUTS)
+    assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max() and used
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["flash2", "flash1", "mha"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_on_a_gpu_are_those_of_the_cpu(kind: str, attention: str, tmp_path: Path):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    config, _, tokens, wanted = on_cpu(kind, tmp_path)
+    device = torch.device("cuda")
+    model = load_model(config, tmp_path, dtype=torch.float32, device=device)
+    shape, capacity = shape_of(config, torch.float32), Capacity(rows=1, tokens=64)
+    backend = choose(device, attention, shape, capacity)
+    row = PagedRow(model, config, torch.float32, device="cuda", backend=backend)
+    logits = row.feed_in_steps(tokens.to(device), CUTS).cpu()
+    assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+def shape_of(config: ModelConfig, dtype: torch.dtype) -> Shape:
+    return Shape(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        page_size=16,
+        dtype=dtype,
+        kv_dtype=dtype,
+    )
+
+
+QWEN3_8B = ModelConfig(
+    model_type="qwen3",
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_layers=2,  # of 36
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=4096,
+    norm_eps=1e-6,
+    rope=RopeConfig(theta=1e6),
+    tie_embeddings=False,
+    qkv_bias=False,
+    out_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+    eos_ids=(151_645,),
+    dtype="bfloat16",
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_bfloat16_errs_no_more_with_fused_kernels_at_the_shapes_of_a_large_model(
+    qk_norm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(5)
+    config, device = replace(QWEN3_8B, qk_norm=qk_norm), torch.device("cuda")
+    rounded, exact = (
+        load_model(config, tmp_path, dtype=dtype, device=device, load_format="dummy")
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    for name, place in exact.weights().items():
+        place.copy_(rounded.weights()[name])
+    tokens = torch.randint(config.vocab_size, (300,), device=device)
+
+    def logits(model: Model, dtype: torch.dtype) -> Tensor:
+        backend = choose(device, "flash2", shape_of(config, dtype), Capacity(rows=1, tokens=512))
+        row = PagedRow(model, config, dtype, device="cuda", backend=backend)
+        return row.feed_in_steps(tokens, [280, 281]).float()
+
+    fused = logits(rounded, torch.bfloat16)
+    monkeypatch.setattr(fusing, "fuses", lambda device: False)
+    wanted, separate = logits(exact, torch.float32), logits(rounded, torch.bfloat16)
+    errors = [(found - wanted).abs().mean() for found in (fused, separate)]
+    assert errors[0] <= 1.1 * errors[1] and errors[1] < 0.05 * wanted.abs().mean()

@@ -1,0 +1,114 @@
+"""The small fused kernels of a layer against the operations of PyTorch that they replace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+from model_zoo.layers.kernels.embed import embed
+from model_zoo.layers.kernels.silu_mul import silu_mul
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.rope import Rope
+from model_zoo.rope_config import RopeConfig
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# The interpreter cuts bfloat16 off where a GPU rounds.
+DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]
+DIGIT = {FP32: 2e-6, FP16: 2**-10, BF16: 2**-7}  # a last digit, of the largest mantissa
+
+
+def norm_of(size: int, dtype: torch.dtype, device: str) -> RMSNorm:
+    norm = RMSNorm(size, 1e-5, dtype)
+    norm.weight.normal_(1, 0.1)
+    return norm.to(device)
+
+
+@pytest.mark.parametrize("size", [64, 96, 1000, 4096])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_is_exact_and_its_norm_differs_in_a_last_digit(
+    device: str, dtype: torch.dtype, size: int
+):
+    torch.manual_seed(0)
+    norm = norm_of(size, dtype, device)
+    x, residual = (torch.randn(3, size, device=device).to(dtype) for _ in range(2))
+    total = residual + x
+    wanted = norm(total)
+    add_rms_norm(x, residual, norm.weight, norm.eps, x)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(x, wanted, rtol=2 * DIGIT[dtype], atol=0)
+    assert (x == wanted).float().mean() > (0.98 if dtype != FP32 else 0.3)
+
+
+@pytest.mark.parametrize("num_warps", [1, 8, None])
+def test_norm_without_a_residual_leaves_its_input(device: str, num_warps: int | None):
+    torch.manual_seed(1)
+    norm = norm_of(320, FP16, device)
+    wide = torch.randn(4, 400, device=device, dtype=FP16)
+    x = wide[:, :320]  # rows further apart than they are long
+    before, out = wide.clone(), torch.empty(4, 320, device=device, dtype=FP16)
+    add_rms_norm(x, None, norm.weight, norm.eps, out, num_warps=num_warps)
+    torch.testing.assert_close(out, norm(x), rtol=2 * DIGIT[FP16], atol=0)
+    assert torch.equal(wide, before)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a gate of -100
+@pytest.mark.parametrize("size", [24, 1024, 1500])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate_is_that_of_separate_operations(device: str, dtype: torch.dtype, size: int):
+    torch.manual_seed(2)
+    gate_up = (4 * torch.randn(3, 2 * size + 8, device=device)).to(dtype)[:, : 2 * size]
+    gate_up[0, :4] = torch.tensor([0.0, -100.0, 100.0, -0.0])
+    gate, up = gate_up.chunk(2, -1)
+    wanted = F.silu(gate) * up
+    found = silu_mul(gate_up)
+    torch.testing.assert_close(found, wanted, rtol=2 * DIGIT[dtype], atol=1e-30)
+    assert found.is_contiguous() and found.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [64, 200])
+def test_embeddings_are_copied(device: str, dtype: torch.dtype, size: int):
+    weight = torch.randn(50, size, device=device).to(dtype)
+    tokens = torch.tensor([49, 0, 0, 17], device=device)
+    frequencies = Rope(RopeConfig(), 24).frequencies.to(device)
+    found, _ = embed(tokens, torch.zeros_like(tokens), weight, frequencies, 1.0)
+    assert torch.equal(found, weight[tokens])
+
+
+@pytest.mark.parametrize(("head_dim", "scale"), [(64, 1.0), (24, 1.25), (256, 1.0)])
+def test_rotations_are_right_in_fp32_at_positions_of_a_million(
+    device: str, head_dim: int, scale: float
+):
+    """Against float64, of the same float32 angles; and no worse than PyTorch in fp32."""
+    rope = Rope(RopeConfig(theta=1e4), head_dim).to(device)
+    rope.scale = scale
+    positions = torch.tensor([0, 1, 777, 131_071, 999_983, 1_048_575, 16_777_215], device=device)
+    weight = torch.zeros(1, 16, device=device)
+    _, found = embed(torch.zeros_like(positions), positions, weight, rope.frequencies, scale)
+    angles = (positions[:, None].float() * rope.frequencies).double()
+    wanted = torch.cat([angles.cos(), angles.sin()], -1) * scale
+    assert (found.double() - wanted).abs().max() < 3e-7
+    assert (found - rope.rows(positions, FP32)).abs().max() < 3e-7
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_rotations_are_rounded_once(device: str, dtype: torch.dtype):
+    rope = Rope(RopeConfig(), 64).to(device)
+    positions = torch.arange(0, 5000, 500, device=device)
+    weight = torch.zeros(1, 16, device=device, dtype=dtype)
+    _, found = embed(torch.zeros_like(positions), positions, weight, rope.frequencies, 1.0)
+    wanted = rope.rows(positions, dtype)
+    assert (found == wanted).float().mean() > 0.98
+    torch.testing.assert_close(found, wanted, rtol=DIGIT[dtype], atol=2**-14)
+
+
+def test_no_tokens_are_no_error(device: str):
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    empty = torch.zeros(0, 32, device=device)
+    weight, frequencies = torch.zeros(2, 32, device=device), torch.ones(8, device=device)
+    out, rotation = embed(none, none, weight, frequencies, 1.0)
+    assert out.shape == (0, 32) and rotation.shape == (0, 16)
+    add_rms_norm(empty, empty, weight[0], 1e-6, empty)
+    assert silu_mul(empty).shape == (0, 16)
