@@ -1,10 +1,15 @@
-"""Linear: y = x W^T + b, with the fast path of CPUs."""
+"""Linear: y = x W^T + b, with the fast paths of CPUs, and of GPUs for few rows."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from model_zoo.layers.gemm.products import BUCKETS, Product
 
 
 class Linear(nn.Module):
@@ -17,6 +22,7 @@ class Linear(nn.Module):
             nn.Parameter(torch.empty(outputs, dtype=dtype), requires_grad=False) if bias else None
         )
         self._packed: Tensor | None = None
+        self._products: list[Product | None] = []  # by the number of rows
 
     def prepare(self, *, keep_weight: bool = False) -> None:
         """On a CPU, lay the weights out as oneDNN reads them, in place of the plain ones.
@@ -30,7 +36,23 @@ class Linear(nn.Module):
             if not keep_weight:
                 self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
+    def use_products(self, products: Mapping[int, Product]) -> None:
+        """From now on compute like this: BUCKETS' numbers of rows, and those below, by a product.
+
+        What is not there, and more rows, are left to cuBLAS.  Which product serves depends on the
+        number of rows alone, so that a graph may be captured.
+        """
+        below = [0, *BUCKETS]
+        self._products = [None]
+        for before, rows in pairwise(below):
+            self._products += [products.get(rows)] * (rows - before)
+
     def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        if self._products and len(x) < len(self._products):
+            product = self._products[len(x)]
+            if product is not None:
+                return product.run(x.contiguous(), self.weight, self.bias)
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")

@@ -1,0 +1,163 @@
+"""A decode step without its attention, for bench_gemm: what a product costs inside a step.
+
+Between the products stand small kernels that take part in programmatic dependent launches, as the
+engine's own do: the sum of the residual with its norm, SiLU and a product, and in the place of
+rotation and attention two kernels that do nearly nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.kernels.launch import dependent_launch, start_successor_and_wait
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model of Llama's form."""
+
+    layers: int
+    hidden: int
+    qkv: int
+    mixed: int  # heads * head_dim
+    inner: int
+    vocab: int
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """N, K of each product."""
+        return {
+            "qkv": (self.qkv, self.hidden),
+            "o": (self.hidden, self.mixed),
+            "gate_up": (2 * self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+            "lm_head": (self.vocab, self.hidden),
+        }
+
+    def nbytes(self) -> int:
+        """What a step must read: all weights once."""
+        times = {"lm_head": 1}
+        return sum(2 * n * k * times.get(x, self.layers) for x, (n, k) in self.shapes().items())
+
+
+MODELS = {
+    "qwen3-8b": Sizes(36, 4096, 6144, 4096, 12288, 151936),
+    "qwen3-0.6b": Sizes(28, 1024, 4096, 2048, 3072, 151936),
+}
+
+
+# add_norm: residual += delta; out = residual / rms(residual)
+#   grid   a program a row
+@triton.jit
+def _add_norm(DELTA, RESIDUAL, OUT, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        start_successor_and_wait()
+    column = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * size + column
+    real = column < size
+    x = tl.load(RESIDUAL + at, mask=real, other=0.0).to(tl.float32)
+    x += tl.load(DELTA + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(RESIDUAL + at, x.to(RESIDUAL.dtype.element_ty), mask=real)
+    x = x * tl.rsqrt(tl.sum(x * x, 0) / size + 1e-6)
+    tl.store(OUT + at, x.to(OUT.dtype.element_ty), mask=real)
+
+
+# gate: out = silu(gate) * up
+#   grid   (row, block of columns)
+@triton.jit
+def _gate(BOTH, OUT, inner, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        start_successor_and_wait()
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < inner
+    gate = tl.load(BOTH + row * 2 * inner + column, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(BOTH + row * 2 * inner + inner + column, mask=real, other=0.0).to(tl.float32)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(OUT + row * inner + column, out.to(OUT.dtype.element_ty), mask=real)
+
+
+# pass_on: the first columns of each row
+#   grid   (row, block of columns)
+@triton.jit
+def _pass_on(X, OUT, width, kept, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        start_successor_and_wait()
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < kept
+    tl.store(OUT + row * kept + column, tl.load(X + row * width + column, mask=real), mask=real)
+
+
+Product = Callable[[str, Tensor, Tensor], Tensor]  # its name, x, weights -> x W^T
+
+
+class Chain:
+    """The products of a step of `rows` rows, in order, with small kernels between them."""
+
+    def __init__(self, sizes: Sizes, weights: dict[str, list[Tensor]], rows: int) -> None:
+        self.sizes, self.weights, self.rows = sizes, weights, rows
+        head = weights["lm_head"][0]
+        self.first = torch.randn(rows, sizes.hidden, dtype=head.dtype, device=head.device)
+
+    def run(self, product: Product | None) -> Tensor:
+        """Logits; None: the small kernels alone."""
+        sizes, weights = self.sizes, self.weights
+        residual = torch.zeros_like(self.first)
+
+        def project(name: str, x: Tensor, layer: int) -> Tensor:
+            weight = weights[name][layer]
+            if product is None:
+                return x.new_empty(x.shape[0], weight.shape[0])
+            return product(name, x, weight)
+
+        delta = self.first
+        for layer in range(sizes.layers):
+            qkv = project("qkv", self._add_norm(delta, residual), layer)
+            mixed = self._pass_on(self._pass_on(qkv, sizes.qkv), sizes.mixed)
+            delta = project("o", mixed, layer)
+            both = project("gate_up", self._add_norm(delta, residual), layer)
+            delta = project("down", self._gate(both), layer)
+        return project("lm_head", self._add_norm(delta, residual), 0)
+
+    def _add_norm(self, delta: Tensor, residual: Tensor) -> Tensor:
+        out = torch.empty_like(delta)
+        size = delta.shape[1]
+        _add_norm[(self.rows,)](
+            delta, residual, out, size, BLOCK=triton.next_power_of_2(size), num_warps=8,
+            **dependent_launch(delta.device),
+        )  # fmt: skip
+        return out
+
+    def _gate(self, both: Tensor) -> Tensor:
+        inner = self.sizes.inner
+        out = both.new_empty(self.rows, inner)
+        _gate[(self.rows, triton.cdiv(inner, 1024))](
+            both, out, inner, BLOCK=1024, num_warps=4, **dependent_launch(both.device)
+        )
+        return out
+
+    def _pass_on(self, x: Tensor, kept: int) -> Tensor:
+        out = x.new_empty(self.rows, kept)
+        _pass_on[(self.rows, triton.cdiv(kept, 1024))](
+            x, out, x.shape[1], kept, BLOCK=1024, num_warps=4, **dependent_launch(x.device)
+        )
+        return out
+
+
+def random_weights(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, list[Tensor]]:
+    """Normal, of each layer its own: they are far larger than the cache."""
+    made: dict[str, list[Tensor]] = {}
+    for name, (n, k) in sizes.shapes().items():
+        layers = 1 if name == "lm_head" else sizes.layers
+        made[name] = [
+            torch.randn(n, k, dtype=dtype, device=device).mul_(k**-0.5) for _ in range(layers)
+        ]
+    return made

@@ -1,0 +1,27 @@
+"""What is tried for a product of a kind of shape, by measurements on an H100."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from model_zoo.layers.gemm.products import Plain, Product, SplitK, Stream
+
+PLAIN = Plain()
+
+
+def candidates(device: torch.device, rows: int, outputs: int, inputs: int) -> list[Product]:
+    """cuBLAS first, then what may be faster for x [rows, inputs] and W [outputs, inputs]."""
+    properties = torch.cuda.get_device_properties(device)
+    programs = properties.multi_processor_count
+    tried: list[Product] = [PLAIN]
+    if rows == 1:
+        tried.append(Plain(rows=8))
+    if (properties.major, properties.minor) == (9, 0):
+        tried += [Stream(64, 128, 6 if rows <= 8 else 4, programs)]
+    for block_n in (32, 64):
+        tiles = math.ceil(outputs / block_n)
+        parts = max(1, min(4, round(2 * programs / tiles)))
+        tried.append(SplitK(block_n, 128, parts))
+    return [product for product in tried if product.serves(rows, outputs, inputs)]

@@ -1,0 +1,119 @@
+"""Chooses, for each linear layer and each small number of rows, how its product is computed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from model_zoo.layers.gemm.products import BUCKETS, Product, supports_kernels
+from model_zoo.layers.linear import Linear
+
+BETTER = 0.98  # of cuBLAS's time: what is not clearly faster is not worth another kernel
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one way to compute is chosen for: layers of a shape, and so many rows at most."""
+
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+    bias: bool
+    rows: int
+
+    def __str__(self) -> str:
+        bias = " with bias" if self.bias else ""
+        return f"{self.outputs} x {self.inputs}{bias}, {self.dtype}, {self.rows} rows"
+
+
+Tried = Callable[[Place], Sequence[Product]]  # what to time, cuBLAS first
+# Microseconds of each of the products, for a number of rows, over the weights of some layers.
+Times = Callable[[Sequence[Linear], Sequence[Product], int], Sequence[float]]
+
+
+def choose_products(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
+    """Give each Linear of the model the fastest products for up to 64 rows, by measurement.
+
+    Call it when the weights are in place, on the thread and device that run the model, and before
+    anything is captured into a graph.  Layers without a choice use cuBLAS, and so do all of other
+    devices and types than CUDA's 16-bit ones.  Choices of earlier starts are read from `file`,
+    chosen_file() if left out; what is missing is timed on the layers' own weights and added to it.
+
+    seconds  for timing: places whose turn does not come stay with cuBLAS until the next start
+    """
+    layers = layers_by_place(model)
+    if not layers:
+        return
+    from model_zoo.layers.gemm import chosen_file
+    from model_zoo.layers.gemm.candidates import candidates
+    from model_zoo.layers.gemm.timing import times
+
+    device = next(iter(layers.values()))[0].weight.device
+    file = chosen_file.chosen_file() if file is None else file
+    circumstances = chosen_file.circumstances(device)
+    known = chosen_file.read_choices(file, circumstances)
+    choices = {place: known[str(place)] for place in layers if str(place) in known}
+    missing = {place: found for place, found in layers.items() if place not in choices}
+
+    def tried(place: Place) -> Sequence[Product]:
+        return candidates(device, place.rows, place.outputs, place.inputs)
+
+    made = choose(missing, tried, times, seconds)
+    if made:
+        chosen_file.write_choices(file, circumstances, {str(x): way for x, way in made.items()})
+    use(layers, choices | made)
+
+
+def layers_by_place(model: nn.Module) -> dict[Place, list[Linear]]:
+    """The layers that have a choice; one row first, and large layers first."""
+    layers: dict[Place, list[Linear]] = defaultdict(list)
+    for layer in model.modules():
+        if isinstance(layer, Linear) and supports_kernels(layer.weight.device, layer.weight.dtype):
+            outputs, inputs = layer.weight.shape
+            for rows in BUCKETS:
+                place = Place(outputs, inputs, layer.weight.dtype, layer.bias is not None, rows)
+                layers[place].append(layer)
+
+    def order(place: Place) -> tuple[int, int]:
+        return place.rows, -place.outputs * place.inputs * len(layers[place])
+
+    return {place: layers[place] for place in sorted(layers, key=order)}
+
+
+def choose(
+    layers: Mapping[Place, Sequence[Linear]], tried: Tried, times: Times, seconds: float
+) -> dict[Place, Product]:
+    """The fastest product for each place, as long as there is time; plain ones if in doubt."""
+    began = time.monotonic()
+    made: dict[Place, Product] = {}
+    for place, found in layers.items():
+        if time.monotonic() - began > seconds:
+            late = len(layers) - len(made)
+            log.warning("%d of %d matrix products are left to cuBLAS: no time", late, len(layers))
+            break
+        products = tried(place)
+        plain, *others = times(found, products, place.rows)
+        best = min(range(len(others)), key=others.__getitem__, default=None)
+        made[place] = products[0]
+        if best is not None and others[best] < BETTER * plain:
+            made[place] = products[1 + best]
+        log.debug("%s: %s, cuBLAS %.1f us, others %s", place, made[place], plain, others)
+    return made
+
+
+def use(layers: Mapping[Place, Sequence[Linear]], choices: Mapping[Place, Product]) -> None:
+    """Let the layers compute as chosen."""
+    ways: dict[Linear, dict[int, Product]] = defaultdict(dict)
+    for place, product in choices.items():
+        for layer in layers[place]:
+            ways[layer][place.rows] = product
+    for layer, by_rows in ways.items():
+        layer.use_products(by_rows)

@@ -1,0 +1,88 @@
+"""The choices of earlier starts: a file under the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+
+from attention.planner.costs import tuned_file
+from model_zoo.layers.gemm.products import Plain, Product, SplitK, Stream
+
+KINDS: dict[str, type[Product]] = {kind.__name__: kind for kind in (Plain, SplitK, Stream)}
+Choices = dict[str, Product]  # by shape, type and rows, as choose.py names them
+log = logging.getLogger(__name__)
+
+
+def chosen_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """Beside what `wavefill tune` writes."""
+    return tuned_file(environment).with_name("products.json")
+
+
+@cache
+def circumstances(device: torch.device) -> str:
+    """What choices depend on: the GPU, the libraries, and the source of this folder."""
+    source = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        source.update(file.read_bytes())
+    versions = f"torch {torch.__version__}, triton {triton.__version__}"
+    return f"{torch.cuda.get_device_name(device)}, {versions}, {source.hexdigest()[:16]}"
+
+
+def read_choices(file: Path, circumstances: str) -> Choices:
+    """Those made under the same circumstances; none, and a line in the log, if it is damaged."""
+    return _read(file).get(circumstances, {})
+
+
+def write_choices(file: Path, circumstances: str, choices: Choices) -> None:
+    """Add choices to the file.  Those of the same GPU under other circumstances go."""
+    gpu = circumstances.split(",")[0]
+    known = {name: made for name, made in _read(file).items() if name.split(",")[0] != gpu}
+    known[circumstances] = read_choices(file, circumstances) | choices
+    text = json.dumps(
+        {
+            name: {place: _encoded(product) for place, product in sorted(made.items())}
+            for name, made in sorted(known.items())
+        },
+        indent=1,
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partly = file.with_suffix(f".{os.getpid()}")
+        partly.write_text(text + "\n", encoding="utf-8")
+        partly.replace(file)
+    except OSError as error:
+        log.warning("choices of matrix products are not kept: %s", error)
+
+
+def _read(file: Path) -> dict[str, Choices]:
+    try:
+        return {
+            name: {place: _decoded(values) for place, values in made.items()}
+            for name, made in json.loads(file.read_bytes()).items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        log.warning("%s: ignored, for it is damaged (%r): products are timed again", file, error)
+        return {}
+
+
+def _encoded(product: Product) -> dict[str, str | int]:
+    return {"kind": type(product).__name__, **asdict(product)}
+
+
+def _decoded(values: dict[str, str | int]) -> Product:
+    numbers = {name: value for name, value in values.items() if name != "kind"}
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{name} is {value!r}")
+    return KINDS[str(values["kind"])](**numbers)

@@ -1,0 +1,120 @@
+"""The ways to compute y = x W^T for few rows, as values: what choose.py times and Linear runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_zoo.layers.gemm.workspace import PARTS_BYTES, TILES, workspace
+
+BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
+MOST_ROWS = BUCKETS[-1]
+AT_START = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """cuBLAS; x filled up with rows of zeros to `rows`, for which it may have a faster kernel."""
+
+    rows: int = 0
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        return rows < self.rows or self.rows == 0
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if len(x) >= self.rows:
+            return F.linear(x, weight, bias)
+        return F.linear(F.pad(x, (0, 0, 0, self.rows - len(x))), weight, bias)[: len(x)]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitK:
+    """split_k.py: any GPU."""
+
+    block_n: int
+    block_k: int
+    parts: int  # programs that share a tile of block_n rows of weights
+    warps: int = 4
+    stages: int = 4
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
+        parts_bytes = 4 * tiles * self.parts * self.block_n * block_m(rows, 16)
+        fits = self.parts == 1 or (tiles <= TILES and parts_bytes <= PARTS_BYTES)
+        return rows <= MOST_ROWS and inputs % 8 == 0 and self.parts <= blocks and fits
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        from attention.kernels.launch import dependent_launch
+        from model_zoo.layers.gemm.split_k import _split_k
+
+        (rows, inputs), outputs = x.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
+        out = x.new_empty(rows, outputs)
+        parts, arrived = workspace(x.device)
+        blocks = -(-inputs // self.block_k)
+        per_part = -(-blocks // self.parts)
+        _split_k[(-(-outputs // self.block_n), -(-blocks // per_part))](
+            weight, x, bias, parts, arrived, out, rows, outputs, inputs, x.stride(0), per_part,
+            BLOCK_M=block_m(rows, 16), BLOCK_N=self.block_n, BLOCK_K=self.block_k,
+            num_warps=self.warps, num_stages=self.stages, **dependent_launch(x.device),
+        )  # fmt: skip
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """stream_hopper.py: compute capability 9.0."""
+
+    block_n: int  # 64 or 128 rows of weights
+    block_k: int  # columns: a multiple of 64
+    stages: int  # units of weights in flight in a program
+    programs: int
+    grain: int = 1  # units that are not cut; a divisor of a tile's
+    lead: int = AT_START  # units left to be asked for when the next kernel may start
+    ahead: int = 0  # units asked of L2 while a program waits for its x
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
+        parts_bytes = 4 * 2 * self.programs * self.block_n * block_m(rows, 8)
+        fits = tiles <= TILES and parts_bytes <= PARTS_BYTES
+        return rows <= MOST_ROWS and inputs % 8 == 0 and blocks % self.grain == 0 and fits
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        from attention.kernels.launch import dependent_launch
+        from model_zoo.layers.gemm.stream_hopper import _stream, boxes
+
+        (rows, inputs), outputs = x.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
+        out = x.new_empty(rows, outputs)
+        parts, arrived = workspace(x.device)
+        k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
+        units = -(-outputs // self.block_n) * k_blocks
+        _stream[(min(self.programs, units // self.grain),)](
+            boxes(weight, self.block_n, self.block_k), boxes(x, height, self.block_k), weight,
+            parts, arrived, out, bias, rows, outputs, inputs, k_blocks, self.grain, self.lead,
+            self.ahead, STAGES=self.stages, num_warps=4,
+            maxnreg=168 if self.block_n * height > 4096 else 96, **dependent_launch(x.device),
+        )  # fmt: skip
+        return out
+
+
+Product = Plain | SplitK | Stream
+
+
+def block_m(rows: int, least: int) -> int:
+    """The rows of x as a kernel has them: the next power of two, `least` at least."""
+    return max(least, 1 << (rows - 1).bit_length())
+
+
+def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products may run as SplitK, or as Stream where the device is one of Hopper's."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    capable = torch.cuda.get_device_capability(device) >= (8, 0)
+    return capable and dtype in (torch.bfloat16, torch.float16)

@@ -1,0 +1,228 @@
+"""y = x W^T for few rows on Hopper (sm_90), in Gluon: one warp streams weights, four multiply.
+
+stream: the weights as an endless row of units, cut evenly over the programs.
+  unit      BLOCK_N rows of W by BLOCK_K columns; units of a tile of rows follow each other, so
+            that a program's share is whole tiles, and at most two parts of tiles
+  grid      as many programs as the caller likes; none may need another to end
+  load warp fills the ring with weights before it waits for the kernels before this one: they do not
+            depend on them.  It may ask L2 for more.  Then x, which comes with each unit's weights
+  compute   four warps: W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M] by wgmma, so that the
+            rows of x, padded to 8 at least, are the short side; float32 sums
+  parts     of a tile go to a workspace; who comes last sums them, in the order of the columns, and
+            so always to the same bits
+  reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
+            None
+  writes    y [M, N], contiguous
+  bound     memory: 2 * N * K bytes
+  checked   tests/model_zoo/test_gemm.py on a GPU, against float64
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# Triton 3.7 renamed it.
+meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+AT_ONCE = gl.constexpr(16)  # numbers that a thread reads together where it sums parts
+
+
+@gluon.jit
+def _share(N, k_blocks, grain, BLOCK_N: gl.constexpr):
+    """The program's first unit, and how many it has; shares begin at multiples of `grain`."""
+    chunks = gl.cdiv(N, BLOCK_N) * k_blocks // grain
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    begin = program * chunks // programs * grain
+    return begin, (program + 1) * chunks // programs * grain - begin
+
+
+@gluon.jit
+def _copy_weights(w_boxes, weights, full, unit, stage, k_blocks, bytes: gl.constexpr):
+    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
+    BLOCK_K: gl.constexpr = w_boxes.block_type.shape[1]
+    mbarrier.expect(full.index(stage), bytes)
+    tma.async_copy_global_to_shared(
+        w_boxes, [unit // k_blocks * BLOCK_N, unit % k_blocks * BLOCK_K],
+        full.index(stage), weights.index(stage),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _copy_rows(x_boxes, rows, full, unit, stage, k_blocks):
+    BLOCK_K: gl.constexpr = x_boxes.block_type.shape[1]
+    tma.async_copy_global_to_shared(
+        x_boxes, [0, unit % k_blocks * BLOCK_K], full.index(stage), rows.index(stage)
+    )
+
+
+@gluon.jit
+def _ask_l2(W, begin, end, N, K, k_blocks, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+    """Have the weights of units begin to end brought into L2: a run of each row of their tiles."""
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
+        first = gl.maximum(begin - tile * k_blocks, 0)
+        last = gl.minimum(end - tile * k_blocks, k_blocks)
+        row = gl.minimum(tile * BLOCK_N + gl.arange(0, BLOCK_N, lanes), N - 1)
+        run = (gl.minimum(last * BLOCK_K, K) - first * BLOCK_K) * 2
+        gl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+            [(W + row.to(gl.int64) * K + first * BLOCK_K).to(gl.int64), gl.zeros_like(row) + run],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _load(
+    w_boxes, x_boxes, weights, rows, full, empty, W, N, K, k_blocks, grain, lead, ahead,
+    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The load warp; the next kernel may start when `lead` units are left to be asked for."""
+    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
+    BLOCK_K: gl.constexpr = w_boxes.block_type.shape[1]
+    BYTES: gl.constexpr = w_boxes.block_type.nbytes + x_boxes.block_type.nbytes
+    begin, count = _share(N, k_blocks, grain, BLOCK_N)
+    filled = gl.minimum(count, STAGES)
+    for i in range(filled):
+        _copy_weights(w_boxes, weights, full, begin + i, i, k_blocks, BYTES)
+    if DEPENDENT:
+        if lead > count - filled:
+            gdc_launch_dependents()
+        if ahead > 0:
+            end = begin + gl.minimum(count, STAGES + ahead)
+            _ask_l2(W, begin + filled, end, N, K, k_blocks, BLOCK_N, BLOCK_K)
+        gdc_wait()
+    for i in range(filled):
+        _copy_rows(x_boxes, rows, full, begin + i, i, k_blocks)
+    for i in range(filled, count):
+        stage = i % STAGES
+        mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
+        _copy_weights(w_boxes, weights, full, begin + i, stage, k_blocks, BYTES)
+        _copy_rows(x_boxes, rows, full, begin + i, stage, k_blocks)
+        if DEPENDENT and i == count - lead:
+            gdc_launch_dependents()
+
+
+@gluon.jit
+def _write(acc, OUT, BIAS, n, m, M, N):
+    """y of a tile; n [BLOCK_N], m [BLOCK_M]."""
+    if BIAS is not None:
+        acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+    at = OUT + m[None, :] * N + n[:, None]
+    gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@gluon.jit
+def _write_part(
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+):  # fmt: skip
+    """y of a tile, or a part of it, and then y too if all other parts are there."""
+    BLOCK_N: gl.constexpr = acc.shape[0]
+    BLOCK_M: gl.constexpr = acc.shape[1]
+    r = gl.arange(0, BLOCK_N, gl.SliceLayout(1, acc.type.layout))
+    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
+    n = tile * BLOCK_N + r
+    if whole:
+        _write(acc, OUT, BIAS, n, m, M, N)
+    else:
+        within = PARTS + r[:, None] * BLOCK_M + m[None, :]
+        real = (m < M)[None, :] & (n < N)[:, None]
+        gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
+        chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // grain, gl.num_programs(0)
+        # The programs that have the tile's first and last units.
+        first = ((tile * (k_blocks // grain) + 1) * programs - 1) // chunks
+        last = ((tile + 1) * (k_blocks // grain) * programs - 1) // chunks
+        meet()
+        arrived = gl.atomic_add(ARRIVED + tile, 1)
+        if arrived == last - first:
+            TOGETHER: gl.constexpr = max(1, AT_ONCE * 128 // (BLOCK_N * BLOCK_M))
+            total = gl.zeros_like(acc)
+            for j in range(gl.cdiv(last - first + 1, TOGETHER)):
+                for i in gl.static_range(TOGETHER):
+                    program = first + j * TOGETHER + i
+                    # As in _compute: its first part begins inside the tile, but for the first.
+                    place = 2 * program + (program == first).to(gl.int32)
+                    total += gl.load(
+                        within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
+                        mask=real & (program <= last), other=0.0, cache_modifier=".cg",
+                    )  # fmt: skip
+            _write(total, OUT, BIAS, n, m, M, N)
+            gl.store(ARRIVED + tile, 0)  # for the next product
+
+
+@gluon.jit
+def _compute(
+    weights, rows, full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Four warps: the products, and what becomes of them at the end of each tile."""
+    BLOCK_N: gl.constexpr = weights.shape[1]
+    BLOCK_M: gl.constexpr = rows.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    begin, count = _share(N, k_blocks, grain, BLOCK_N)
+    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    for i in range(count):
+        unit = begin + i
+        block = unit % k_blocks
+        stage = i % STAGES
+        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        product = warpgroup_mma(
+            weights.index(stage), rows.index(stage).permute((1, 0)), acc,
+            use_acc=(block != 0) & (i != 0), is_async=True,
+        )  # fmt: skip
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        if (block == k_blocks - 1) | (i == count - 1):
+            starts = i >= block  # whether the program has the tile's first unit
+            slot = 2 * gl.program_id(0) + starts.to(gl.int32)
+            _write_part(
+                acc, starts & (block == k_blocks - 1), unit // k_blocks, slot, PARTS, ARRIVED, OUT,
+                BIAS, M, N, k_blocks, grain,
+            )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["M", "N", "K", "k_blocks", "grain", "lead", "ahead"])
+def _stream(
+    w_boxes, x_boxes, W, PARTS, ARRIVED, OUT, BIAS, M, N, K, k_blocks, grain, lead, ahead,
+    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
+    BLOCK_K: gl.constexpr = w_boxes.block_type.shape[1]
+    BLOCK_M: gl.constexpr = x_boxes.block_type.shape[0]
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    weights = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, BLOCK_N, BLOCK_K], swizzled)
+    rows = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, BLOCK_M, BLOCK_K], swizzled)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_compute, (
+                weights, rows, full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+                STAGES,
+            )),
+            (_load, (
+                w_boxes, x_boxes, weights, rows, full, empty, W, N, K, k_blocks, grain, lead,
+                ahead, STAGES, DEPENDENT,
+            )),
+        ],
+        [1], [40],
+    )  # fmt: skip
+
+
+def boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """What a TMA copies at a time of [rows, columns]; what is not there comes as zeros."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)

@@ -1,0 +1,73 @@
+"""Times products on a GPU as they stand in a step: in a graph, each after a small kernel."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.gemm.products import Product
+from model_zoo.layers.linear import Linear
+
+COLD_BYTES = 150 << 20  # of weights a replay: nothing is left of them in the cache for the next
+LEAST_CALLS, REPLAYS = 6, 5
+
+
+class ProductTimer:
+    """Of x [rows, K] with each of `weights` [N, K] in turn; what it captures is freed with it."""
+
+    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, rows: int) -> None:
+        self._weights, self._bias = weights, bias
+        weight = weights[0]
+        self._source = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        self._x = torch.empty_like(self._source)
+        self._ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        self._stream = torch.cuda.Stream(weight.device)
+
+    def microseconds(self, products: Sequence[Product]) -> list[float]:
+        """Median of a call of each; they take turns, so that what slows one slows all."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graphs = [self._captured(product) for product in products]
+            events = [
+                [(graph, *self._replayed(graph)) for graph in graphs] for _ in range(REPLAYS + 1)
+            ]
+            self._stream.synchronize()
+        calls = self._calls()
+        return [
+            statistics.median(turn[place][1].elapsed_time(turn[place][2]) for turn in events[1:])
+            * (1000 / calls)
+            for place in range(len(products))
+        ]
+
+    def _calls(self) -> int:
+        return max(LEAST_CALLS, -(-COLD_BYTES // self._weights[0].nbytes))
+
+    def _captured(self, product: Product) -> torch.cuda.CUDAGraph:
+        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+
+        product.run(self._x, self._weights[0], self._bias)  # compiles what has to be
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for call in range(self._calls()):
+            add_rms_norm(self._source, None, self._ones, 1e-6, self._x)
+            product.run(self._x, self._weights[call % len(self._weights)], self._bias)
+        graph.capture_end()
+        return graph
+
+    def _replayed(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        return start, end
+
+
+def times(layers: Sequence[Linear], products: Sequence[Product], rows: int) -> list[float]:
+    """Microseconds of each of the products for so many rows, over the weights of all layers."""
+    if len(products) == 1:
+        return [0.0]
+    weights = [layer.weight for layer in layers]
+    return ProductTimer(weights, layers[0].bias, rows).microseconds(products)

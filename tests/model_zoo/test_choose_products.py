@@ -1,0 +1,166 @@
+"""How linear layers come to their products: timed, chosen, kept in a file, used by rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from model_zoo.layers.gemm.choose import Place, choose, choose_products, layers_by_place, use
+from model_zoo.layers.gemm.chosen_file import chosen_file, read_choices, write_choices
+from model_zoo.layers.gemm.products import BUCKETS, Plain, Product, SplitK, Stream
+from model_zoo.layers.linear import Linear
+
+WAYS: list[Product] = [Plain(), Stream(64, 128, 4, 132), SplitK(32, 128, 2)]
+
+
+def layer(outputs: int = 16, inputs: int = 8) -> Linear:
+    made = Linear(inputs, outputs, bias=False, dtype=torch.float32)
+    nn.init.normal_(made.weight)
+    return made
+
+
+def place(rows: int) -> Place:
+    return Place(16, 8, torch.float32, False, rows)
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "chosen"),
+    [
+        ([10.0, 9.0, 8.0], WAYS[2]),
+        ([10.0, 9.7, 12.0], WAYS[1]),
+        ([10.0, 9.9, 9.81], WAYS[0]),  # not clearly faster
+        ([10.0, 11.0, 12.0], WAYS[0]),
+    ],
+)
+def test_cublas_stays_unless_another_is_clearly_faster(microseconds: list[float], chosen: Product):
+    found = choose({place(1): [layer()]}, lambda _: WAYS, lambda *_: microseconds, 60.0)
+    assert found == {place(1): chosen}
+
+
+def test_a_place_with_one_way_needs_no_time():
+    found = choose({place(1): [layer()]}, lambda _: WAYS[:1], lambda *_: [0.0], 60.0)
+    assert found == {place(1): Plain()}
+
+
+def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCaptureFixture):
+    places = {place(rows): [layer()] for rows in BUCKETS}
+    with caplog.at_level(logging.WARNING):
+        assert choose(places, lambda _: WAYS, lambda *_: [3.0, 2.0, 1.0], -1.0) == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        "5 of 5 matrix products are left to cuBLAS: no time"
+    ]
+
+
+class Counting:
+    """A product that says that it ran."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        self.rows.append(len(x))
+        return x @ weight.T
+
+
+def test_the_number_of_rows_says_which_product_runs():
+    few, many, found = Counting(), Counting(), layer()
+    use({place(8): [found], place(64): [found]}, {place(8): few, place(64): many})  # pyright: ignore[reportArgumentType]
+    for rows in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 300):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(found(x), x @ found.weight.T)
+    assert few.rows == [2, 8] and many.rows == [33, 64], "others are left to PyTorch"
+
+
+def test_layers_on_a_cpu_have_no_choice(tmp_path: Path):
+    model = nn.Sequential(layer(), layer())
+    assert layers_by_place(model) == {}
+    choose_products(model, file=tmp_path / "products.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_choices_are_kept_for_the_same_circumstances_only(tmp_path: Path):
+    file = tmp_path / "cache" / "products.json"
+    write_choices(file, "GPU A, torch 1, abc", {"x": WAYS[1]})
+    write_choices(file, "GPU A, torch 1, abc", {"y": WAYS[2]})
+    write_choices(file, "GPU B, torch 1, abc", {"x": WAYS[0]})
+    assert read_choices(file, "GPU A, torch 1, abc") == {"x": WAYS[1], "y": WAYS[2]}
+    assert read_choices(file, "GPU A, torch 2, abc") == {}
+    write_choices(file, "GPU A, torch 2, abc", {"x": WAYS[2]})
+    assert read_choices(file, "GPU A, torch 1, abc") == {}, "an upgrade leaves nothing behind"
+    assert read_choices(file, "GPU B, torch 1, abc") == {"x": WAYS[0]}
+    assert [path.name for path in file.parent.iterdir()] == ["products.json"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"[]",
+        b"\xff\x00",
+        b'{"GPU": {"x": {"kind": "Magic"}}}',
+        b'{"GPU": {"x": {"kind": "Stream", "block_n": "64"}}}',
+        b'{"GPU": {"x": {"kind": "SplitK", "block_n": -1, "block_k": 1, "parts": 1}}}',
+        b'{"GPU": {"x": {"kind": "Plain", "columns": 1}}}',
+        b'{"GPU": 7}',
+    ],
+)
+def test_a_damaged_file_is_ignored_with_one_line_and_written_anew(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+):
+    file = tmp_path / "products.json"
+    file.write_bytes(damage)
+    with caplog.at_level(logging.WARNING):
+        assert read_choices(file, "GPU") == {}
+    assert len(caplog.records) == 1 and str(file) in caplog.text
+    write_choices(file, "GPU", {"x": WAYS[1]})
+    assert read_choices(file, "GPU") == {"x": WAYS[1]}
+
+
+def test_a_folder_that_cannot_be_written_costs_a_line_and_no_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        write_choices(tmp_path / "file" / "products.json", "GPU", {"x": WAYS[0]})
+    assert "not kept" in caplog.text
+
+
+def test_choices_lie_in_the_users_cache(tmp_path: Path):
+    assert chosen_file({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "wavefill" / "products.json"
+
+
+@pytest.mark.gpu
+def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "products.json"
+
+    def model() -> nn.Sequential:
+        with torch.device("cuda"):
+            made = [
+                Linear(n, m, bias=True, dtype=torch.bfloat16) for n, m in ((512, 768), (768, 512))
+            ]
+        for linear in made:
+            nn.init.normal_(linear.weight)
+            nn.init.normal_(linear.bias)
+        return nn.Sequential(*made)
+
+    first = model()
+    choose_products(first, seconds=60, file=file)
+
+    def refused(*_: object) -> Sequence[float]:
+        raise AssertionError("timed again")
+
+    monkeypatch.setattr("model_zoo.layers.gemm.timing.times", refused)
+    second = model()
+    choose_products(second, file=file)
+    for rows in (1, 5, 8, 16, 31, 64, 65):
+        x = torch.randn(rows, 512, dtype=torch.bfloat16, device="cuda")
+        expected = nn.functional.linear(x, second[0].weight, second[0].bias)
+        torch.testing.assert_close(second[0](x), expected, rtol=0.02, atol=0.5)
+        assert second[1](second[0](x)).shape == (rows, 512)
