@@ -14,7 +14,7 @@ from attention.planner.device_counts import plan_counts
 from attention.planner.device_uneven import plan_uneven
 from attention.planner.fa3 import MOST_ROWS, split_cap
 from attention.planner.plan import PlanSpec, SplitPlan
-from attention.planner.uneven import EIGHTHS
+from attention.planner.uneven import EIGHTHS, heads_abreast
 
 PLANNERS = ("uneven", "greedy", "fa3")
 # Measured on an H100.
@@ -80,15 +80,18 @@ class DevicePlanner:
     def _launch_uneven(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
         plan, spec = self._plan, self._plan.spec
         max_rows = triton.next_power_of_2(self.max_rows)
-        row_units = triton.next_power_of_2(spec.kv_heads)
+        abreast = heads_abreast(spec)
+        heads, programs = spec.kv_heads // abreast, spec.programs // abreast
+        row_units = triton.next_power_of_2(heads)
         rows_each = max(UNITS_EACH // row_units, 1)
-        plan_uneven[(1 + triton.cdiv(num_rows, rows_each),)](
+        boundaries = triton.next_power_of_2(programs + 1)
+        plan_uneven[(1 + triton.cdiv(num_rows, rows_each), abreast)](
             cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
-            HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
+            ABREAST=abreast, HEADS=heads, PROGRAMS=programs, MAX_Q_LEN=spec.max_q_len,
             WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
             MIN_SHARE=EIGHTHS * spec.min_blocks, MAX_ROWS=max_rows,
-            BOUNDARIES=triton.next_power_of_2(spec.programs + 1), ROWS_EACH=rows_each,
-            ROW_UNITS=row_units, num_warps=NUM_WARPS,
+            BOUNDARIES=boundaries, ROWS_EACH=rows_each, ROW_UNITS=row_units,
+            num_warps=NUM_WARPS if boundaries > 64 else NUM_WARPS // 2,
         )  # fmt: skip
 
     def _launch_counts(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:

@@ -1,8 +1,10 @@
 """The uneven plan on the GPU: uneven.py's integers, computed where the lengths are.
 
 plan_uneven
-  grid      1 + ceil(B / ROWS_EACH).  Program 0 writes starts, merges and the pieces that begin at
-            a cut; the others those that begin a row, ROWS_EACH rows each
+  grid      (1 + ceil(B / ROWS_EACH), ABREAST).  Of the first axis program 0 writes starts, merges
+            and the pieces that begin at a cut; the others those that begin a row, ROWS_EACH rows
+            each.  The second axis repeats that plan for the heads next to its own: HEADS and
+            PROGRAMS are those of one plan; in work and starts the plans follow each other
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    work, starts, merges of a SplitPlan; queue = 0
   math      Every program repeats what all need: the prefix sum of the rows' costs, and for each
@@ -10,7 +12,7 @@ plan_uneven
             A share is at least a block, so no two boundaries cut at the same one: the piece that
             begins at a boundary ends at the next or at the end of its unit (a row and KV head), and
             is found alone.
-  limits    kv_len * kv_heads < 2^28 * block; the sum of all rows' costs < 2^44
+  limits    kv_len * HEADS < 2^28 * block; the sum of all rows' costs < 2^44
   bound     latency: two trips to memory, some fifteen barriers and as many divisions as can be
             had in 32 bits
   checked   tests/attention/test_device_planner.py: equal to plan_uneven in numpy
@@ -120,8 +122,8 @@ def _last_up_to(values, j, SIZE: tl.constexpr):
 )
 def plan_uneven(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
-    HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, PIECE_COST: tl.constexpr, MIN_SHARE: tl.constexpr,
+    ABREAST: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK: tl.constexpr, PIECE_COST: tl.constexpr, MIN_SHARE: tl.constexpr,
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
@@ -174,6 +176,11 @@ def plan_uneven(
     # One prefix sum for two counts: cuts, and from bit 16 up the units that are cut.
     marks = cut.to(tl.int32) + (first_cut.to(tl.int32) << 16)
     counts = tl.cumsum(marks, 0)
+    copy = tl.program_id(1)
+    copy_at = 0  # in work, after the pieces of the plans before
+    if ABREAST > 1:
+        cuts = tl.gather(counts & 0xFFFF, tl.full([1], BOUNDARIES - 1, tl.int32), 0)
+        copy_at = copy * (rows * HEADS + tl.sum(cuts, 0))
 
     if tl.program_id(0) > 0:
         my_rank, my_at = _apart(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
@@ -183,25 +190,28 @@ def plan_uneven(
         my_end = _block_at(_boundary(cutter, share, rest, used) - my_at, PIECE_COST)
         cuts_before = tl.gather((counts - marks) & 0xFFFF, cutter, 0)
         write_pieces(
-            WORK, my_rank * HEADS + my_head + cuts_before, my_row, my_head, tl.zeros_like(my_row),
-            tl.minimum(my_end, my_blocks), my_q_start, my_q_len, my_kv_len, my_first_block,
-            my_blocks, mine & my_planned, BLOCK,
+            WORK, copy_at + my_rank * HEADS + my_head + cuts_before, my_row,
+            my_head * ABREAST + copy, tl.zeros_like(my_row), tl.minimum(my_end, my_blocks),
+            my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks, mine & my_planned, BLOCK,
         )  # fmt: skip
     else:
         tl.store(QUEUE, 0)
         unit = rank * HEADS + head + ((blocks > 0) & (block >= blocks)).to(tl.int32)
         start = tl.where(j < used, unit, rows * HEADS) + (counts & 0xFFFF)
-        start = tl.where(j == 0, 0, start)  # also of a batch without rows
-        tl.store(STARTS + j, start, mask=j <= PROGRAMS)
+        start = copy_at + tl.where(j == 0, 0, start)  # also of a batch without rows
+        # Where a plan ends the next one begins: both write that entry, and the same.
+        tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
         end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, PIECE_COST)
         write_pieces(
-            WORK, start, row, head, block, tl.minimum(end, blocks), q_start, q_len, kv_len,
-            first_block, blocks, cut, BLOCK,
+            WORK, start, row, head * ABREAST + copy, block, tl.minimum(end, blocks), q_start, q_len,
+            kv_len, first_block, blocks, cut, BLOCK,
         )  # fmt: skip
         # All boundaries from a unit's first cut to the last inside are cuts.  Units that are cut
-        # fill `merges` from the front, the boundaries that are no first cut zero the others.
+        # fill `merges` from the front, the boundaries that are no first cut zero the others.  The
+        # entries of all plans alternate, so that zeros come last.
         past = _first_boundary(unit_at + blocks * 8 + (PIECE_COST - 4), total, used, ratio)
         merged = (counts - marks) >> 16
         slot = tl.where(first_cut, merged, PROGRAMS - 1 - (j - merged))
         pair = tl.where(first_cut, pair_of(start - 1, 1 + past - j), 0)
-        tl.store(MERGES.to(tl.pointer_type(tl.int64)) + slot, pair, mask=j < PROGRAMS)
+        line = MERGES.to(tl.pointer_type(tl.int64)) + slot * ABREAST + copy
+        tl.store(line, pair, mask=j < PROGRAMS)

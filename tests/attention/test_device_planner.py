@@ -83,6 +83,25 @@ def test_device_plan_equals_the_host_plan(planner: str, spec: PlanSpec, device: 
         assert_same(run(device_planner, device, cu_seqlens_q, kv_lens), host)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("programs", [78, 132, 264])
+@pytest.mark.parametrize("kv_heads", [1, 2, 5, 8, 12])
+def test_heads_that_are_read_abreast_are_planned_alike_on_both(
+    kv_heads: int, programs: int, device: str
+) -> None:
+    """From 1 plan (5 heads) to 12 beside each other, of 22 to 264 programs."""
+    random = np.random.default_rng(kv_heads * programs)
+    spec = PlanSpec(kv_heads, programs, max_q_len=4)
+    device_planner = make("uneven", spec, 32, device)
+    for num_rows in [1, 5, 32] * (1 if device == "cpu" else 20):
+        cu_seqlens_q, kv_lens = batch(random, num_rows)
+        host = plan_uneven(cu_seqlens_q, kv_lens, spec)
+        device_planner._plan.work.fill_(-1)
+        plan = run(device_planner, device, cu_seqlens_q, kv_lens)
+        assert_same(plan, host)
+        assert (plan.work[len(host.work) :] == -1).all(), "written past the pieces"
+
+
 @pytest.mark.parametrize(
     ("device", "max_rows"),
     [("cpu", 1), ("cpu", 256), ("cpu", 1024)]

@@ -13,6 +13,7 @@ from attention.planner.greedy import greedy_counts, largest_part, price
 from attention.planner.plan import (
     END,
     FIRST,
+    HEAD,
     KV_LEN,
     PARTIAL,
     Q_LEN,
@@ -20,7 +21,7 @@ from attention.planner.plan import (
     PlanSpec,
     planned_rows,
 )
-from attention.planner.uneven import plan_uneven
+from attention.planner.uneven import heads_abreast, plan_uneven
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -71,14 +72,36 @@ def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec
     plan = plan_uneven(*batch, spec)
     rows = planned_rows(*batch, spec)
     unit_cost = np.maximum(rows.blocks.astype(np.int64) * 8 + spec.piece_cost, 1)
-    total = int(unit_cost.sum()) * spec.kv_heads
-    used = min(max(total // (8 * spec.min_blocks), 1), spec.programs)
+    abreast = heads_abreast(spec)  # so many plans, each of its own heads and programs
+    total = int(unit_cost.sum()) * spec.kv_heads // abreast
+    used = min(max(total // (8 * spec.min_blocks), 1), spec.programs // abreast)
     blocks = -(-plan.work[:, END] // spec.block) - plan.work[:, FIRST] // spec.block
     costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.piece_cost))
     loads = np.diff(costs[plan.starts])
     assert (loads <= total / used + 8 + spec.piece_cost).all()
     partials = np.diff(np.append(0, np.cumsum(plan.work[:, PARTIAL]))[plan.starts])
     assert (partials <= 2).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches(), spec=specs())
+def test_neighbouring_heads_are_read_alike_by_programs_that_run_abreast(batch, spec):
+    plan = plan_uneven(*batch, spec)
+    abreast = heads_abreast(spec)
+    work = plan.work.reshape(abreast, -1, 8)
+    heads = work[:, :, HEAD]
+    assert (heads[0] % abreast == 0).all()
+    assert (heads == heads[0] + np.arange(abreast)[:, None]).all()
+    assert (np.delete(work, HEAD, axis=2) == np.delete(work[0], HEAD, axis=1)).all()
+    loads = np.diff(plan.starts).reshape(abreast, -1)
+    assert (loads == loads[0]).all()
+
+
+def test_as_many_heads_are_abreast_as_divide_heads_and_programs():
+    heads = [1, 2, 5, 8, 12, 16]
+    assert [heads_abreast(PlanSpec(n, 132)) for n in heads] == [1, 2, 1, 4, 12, 4]
+    assert [heads_abreast(PlanSpec(n, 264)) for n in heads] == [1, 2, 1, 8, 12, 8]
+    assert [heads_abreast(PlanSpec(n, 78)) for n in heads] == [1, 2, 1, 2, 6, 2]
 
 
 @pytest.mark.parametrize("name", ["fa3", "greedy"])
