@@ -2,10 +2,8 @@
 
 decode_hopper: as decode.py's kernel, with the same plan and the same partial results.
   grid      plan.spec.programs, one an SM
-  load warp walks all pieces of the program without a pause: page ids, then a TMA box for each page
-            of K and of V into a ring of tiles in shared memory.  It runs ahead across pieces, so
-            that memory never waits for the end of one, and begins with what earlier steps wrote
-            while the kernel before this one still runs
+  load warp (hopper_load_pieces.py) walks all pieces of the program without a pause and runs ahead
+            across pieces, so that memory never waits for the end of one
   compute   four warps share a tile of keys; scores and output by mma (m16), online softmax in
             base 2, float32 accumulation
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D], any strides; page_table [B, max_pages]
@@ -14,8 +12,9 @@ decode_hopper: as decode.py's kernel, with the same plan and the same partial re
   bound     memory: 2 * kv_len * D * bytes per KV head
   checked   tests/attention/test_decode_kernel.py on a GPU, against a float64 oracle
 
-Two traps of Triton 3.6: a variable that a loop carries is folded to its first value when it bounds
-a loop inside, hence the trip counts; and what a worker warp gets must be no tensor.
+Two traps of Triton 3.6, here and in the load warp: a variable that a loop carries is folded to its
+first value when it bounds a loop inside, hence the trip counts; and what a worker warp gets must be
+no tensor.
 """
 
 from __future__ import annotations
@@ -30,77 +29,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     mma_v2,
-    tma,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.kernels.combine import combine
+from attention.kernels.hopper_load_pieces import load_pieces, read_piece
 from attention.kernels.hopper_tile import LN2, LOG2E, NOTHING, write_partial
 from attention.kernels.launch import dependent_launch
 from attention.planner.plan import SplitPlan
 
 # Triton 3.7 renamed it.
 meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
-
-
-@gluon.jit
-def _item(WORK, w):
-    """A piece's columns; past the last piece they are junk that is not used."""
-    at = WORK + w * 8
-    row, head, first, end = gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
-    q_start, q_len = gl.load(at + 4), gl.load(at + 5)
-    kv_len, partial = gl.load(at + 6), gl.load(at + 7)
-    return row, head, first, end, q_start, q_len, kv_len, partial
-
-
-@gluon.jit
-def _load(
-    k_boxes, v_boxes, keys, values, full, empty, WORK, STARTS, TABLE, table_row, num_pages,
-    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    DEPENDENT: gl.constexpr,
-):  # fmt: skip
-    """The load warp: the tiles of all the program's pieces, in order.
-
-    A page that no query sees is replaced by one past the pool's end, of which nothing is read.
-    """
-    BOX: gl.constexpr = k_boxes.block_type.shape[2]  # tokens of a page, or of a part of one
-    BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
-    program = gl.program_id(0)
-    begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
-    after = _item(WORK, begin)
-    tile = 0
-    for w in range(begin, stop):
-        row, head, first, end, _, q_len, kv_len, _ = after
-        after = _item(WORK, w + 1)
-        lowest = 0
-        if WINDOW > 0:
-            lowest = gl.maximum(kv_len - q_len + 1 - WINDOW, 0)
-        table = TABLE + row.to(gl.int64) * table_row
-        for i in range(gl.cdiv(end - first, BLOCK_N)):
-            start = first + i * BLOCK_N
-            pages = ()
-            for j in gl.static_range(BLOCK_N // BOX):
-                at = start + j * BOX
-                there = (at < end) & (at + BOX > lowest)
-                page = gl.load(table + at // PAGE, mask=there, other=num_pages)
-                pages = pages + (page,)  # noqa: RUF005
-            if DEPENDENT and start + BLOCK_N > kv_len - q_len:  # written by the kernel before
-                gdc_wait()
-            stage = tile % STAGES
-            mbarrier.wait(empty.index(stage), ((tile // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(stage), 2 * (BLOCK_N // BOX) * k_boxes.block_type.nbytes)
-            k_tile = keys.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
-            v_tile = values.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
-            for j in gl.static_range(BLOCK_N // BOX):
-                cell = [pages[j], head, (start + j * BOX) % PAGE, 0]
-                tma.async_copy_global_to_shared(
-                    k_boxes, cell, full.index(stage), k_tile.slice(j * BOX, BOX, 2)
-                )
-                tma.async_copy_global_to_shared(
-                    v_boxes, cell, full.index(stage), v_tile.slice(j * BOX, BOX, 2)
-                )
-            tile += 1
 
 
 @gluon.jit
@@ -183,14 +123,14 @@ def _compute(
     q_r = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, wide))
     q_d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, wide))
     begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
-    after = _item(WORK, begin)
+    after = read_piece(WORK, begin)
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
     tile = 0
     for w in range(begin, stop):
         _, head, first, end, q_start, q_len, kv_len, partial = after
-        after = _item(WORK, w + 1)
+        after = read_piece(WORK, w + 1)
         q_at = (q_start + q_r // GROUP).to(gl.int64) * q_token
         q_at += (head * GROUP + q_r % GROUP) * q_head
         inside = (q_r < q_len * GROUP)[:, None] & (q_d < D)[None, :]
@@ -254,7 +194,7 @@ def _decode_hopper(
                 STARTS, q_token, q_head, out_token, out_head, lse_token, scale, softcap,
                 GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, DEPENDENT,
             )),
-            (_load, (
+            (load_pieces, (
                 k_boxes, v_boxes, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
                 num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
             )),

@@ -1,4 +1,4 @@
-"""Parts of prefill_hopper: what a consumer does with one tile, and the softmax."""
+"""Parts of prefill_hopper: what a consumer does with a block of K and V, and with its sums."""
 
 from __future__ import annotations
 
@@ -16,10 +16,29 @@ LN2 = gl.constexpr(0.6931471805599453)
 # The running maximum of a query that has seen no key: finite, so that no difference is NaN.
 NOTHING = gl.constexpr(-1.0e30)
 HALF = gl.constexpr(64)  # packed query rows of a consumer: half a tile
+FIELDS = gl.constexpr(8)  # of an item
+# Where barriers of Q, K and V begin among those that tell of full, or of empty, buffers.  Few
+# arrays of them: the address of each takes a register.
+AT_Q = gl.constexpr(0)
+AT_K = gl.constexpr(4)
+AT_V = gl.constexpr(8)
 
 
 @gluon.jit
-def softmax(
+def _hide(s, number, limit):
+    """s, but -inf where number > limit.
+
+    In assembly, two instructions a score: the compiler gathers the results of many comparisons in
+    the bits of a few registers, and picks them out again.
+    """
+    return gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.gt.s32 p, $2, $3; selp.f32 $0, 0fFF800000, $1, p;}",
+        "=f,f,r,r", [s, number, limit], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _softmax(
     s, m, total, start, limit, position, scale, softcap,
     WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
@@ -30,10 +49,9 @@ def softmax(
         scale = 1.0
     if MASKED:
         key = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-        seen = key[None, :] <= limit[:, None]
+        s = _hide(s, key[None, :], limit[:, None])
         if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        s = gl.where(seen, s, float("-inf"))
+            s = _hide(s, position[:, None], key[None, :] + (WINDOW - 1))
     top = gl.maximum(m, gl.max(s, 1) * scale)
     p = gl.exp2(s * scale - top[:, None])
     alpha = gl.exp2(m - top)
@@ -41,7 +59,7 @@ def softmax(
 
 
 @gluon.jit
-def scores_of(q, k, BLOCK_N: gl.constexpr):
+def _scores_of(q, k, BLOCK_N: gl.constexpr):
     """Starts q k^T."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     return warpgroup_mma(
@@ -51,8 +69,8 @@ def scores_of(q, k, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def visit(
-    q, keys, values, k_full, k_empty, v_full, v_empty, turn, block, step, start,
+def _visit(
+    q, keys, values, full, empty, turn, block, step, start,
     p, acc, m, total, limit, position, scale, softcap,
     g: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr,
@@ -60,37 +78,38 @@ def visit(
     """Products of block `block` with q, and of the block before it with its weights p."""
     stage, phase = block % STAGES, (block // STAGES) & 1
     before, phase_before = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), phase)
+    mbarrier.wait(full.index(AT_K + stage), phase)
     if TURNS:
         mbarrier.wait(turn.index(g), (step & 1) ^ (1 - g))
-    s = scores_of(q, keys.index(stage), BLOCK_N)
-    mbarrier.wait(v_full.index(before), phase_before)
+    s = _scores_of(q, keys.index(stage), BLOCK_N)
+    mbarrier.wait(full.index(AT_V + before), phase_before)
     product = warpgroup_mma(p, values.index(before), acc, is_async=True)
     if TURNS:
         mbarrier.arrive(turn.index(1 - g), count=1)
     s = warpgroup_mma_wait(num_outstanding=1, deps=(s,))
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    weights, m, total, alpha = softmax(
+    mbarrier.arrive(empty.index(AT_K + stage), count=1)
+    weights, m, total, alpha = _softmax(
         s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED
     )
     weights = gl.convert_layout(weights.to(q.dtype), p.type.layout)
     # A loop, though one that ends at once: the assembler would move the wait for the product up to
     # before the exponentials, which then had nothing to run beside.
-    mbarrier.wait(v_full.index(before), phase_before)
+    mbarrier.wait(full.index(AT_V + before), phase_before)
     acc, weights, alpha = warpgroup_mma_wait(num_outstanding=0, deps=(product, weights, alpha))
-    mbarrier.arrive(v_empty.index(before), count=1)
+    mbarrier.arrive(empty.index(AT_V + before), count=1)
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
     return weights, acc, m, total
 
 
 @gluon.jit
-def clear_tail(v, start, kv_len, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr):
+def _clear_tail(v, start, kv_len):
     """Zero the values of keys from kv_len on: there may be NaN, and 0 * NaN is NaN.
 
     Both consumers do it, each before it reads: what they write is the same.
     """
+    BLOCK_D: gl.constexpr = v.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
-    for j in gl.static_range(BLOCK_N // 16):
+    for j in gl.static_range(v.shape[0] // 16):
         if start + j * 16 + 16 > kv_len:
             rows = v.slice(j * 16, 16, 0)
             key = start + j * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
@@ -99,11 +118,81 @@ def clear_tail(v, start, kv_len, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr):
 
 
 @gluon.jit
+def _steps(tile, first, end, q_len, kv_len, GROUP: gl.constexpr, BLOCK_N: gl.constexpr,
+           WINDOW: gl.constexpr):  # fmt: skip
+    """Steps after the first: at the diagonal, where every query sees all, at the window's start."""
+    after_first = gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0)
+    lowest = kv_len - q_len + tile * (2 * HALF) // GROUP  # position of the tile's first query
+    whole = gl.maximum(gl.minimum(lowest + 1, end) - first, 0) // BLOCK_N
+    whole = gl.minimum(whole, after_first)
+    partly = 0
+    if WINDOW > 0:
+        last = (tile * (2 * HALF) + 2 * HALF - 1) // GROUP
+        highest = gl.minimum(kv_len - q_len + last, kv_len - 1)
+        partly = gl.cdiv(gl.maximum(highest + 1 - WINDOW - first, 0), BLOCK_N)
+        partly = gl.minimum(partly, after_first)
+        whole = gl.maximum(whole, partly)
+    return after_first - whole, whole - partly, partly
+
+
+@gluon.jit
+def attend(
+    item, q, keys, values, full, empty, turn, block, step, scale, softcap,
+    g: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """An item's blocks, backwards, but for the last product -> its weights, sums, what is next.
+
+    block counts the blocks of all items, step those but for each item's first.
+    """
+    BLOCK_D: gl.constexpr = keys.shape[2]
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    rows: gl.constexpr = gl.SliceLayout(1, narrow)
+    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    stage, phase = block % STAGES, (block // STAGES) & 1
+    mbarrier.wait(full.index(AT_K + stage), phase)
+    # Not before the end of the item before this one: the assembler of CUDA 12.8 computes the
+    # address of q in one of the loops below and uses it in all, unless it is needed before them.
+    s = warpgroup_mma_wait(num_outstanding=0, deps=(_scores_of(q, keys.index(stage), BLOCK_N),))
+    mbarrier.arrive(empty.index(AT_K + stage), count=1)
+    _, tile, first, end, _, q_len, kv_len, _ = item
+    packed = tile * (2 * HALF) + g * HALF
+    position = kv_len - q_len + (packed + gl.arange(0, HALF, rows)) // GROUP
+    limit = gl.minimum(position, end - 1)
+    steps = _steps(tile, first, end, q_len, kv_len, GROUP, BLOCK_N, WINDOW)
+    start = first + (steps[0] + steps[1] + steps[2]) * BLOCK_N
+    m = gl.full([HALF], NOTHING, gl.float32, rows)
+    total = gl.zeros([HALF], gl.float32, rows)
+    acc = gl.zeros([HALF, BLOCK_D], gl.float32, wide)
+    p, m, total, _ = _softmax(
+        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, True
+    )
+    p = gl.convert_layout(p.to(q.dtype), left)
+    if (start + BLOCK_N > kv_len) & (kv_len % PAGE != 0):
+        mbarrier.wait(full.index(AT_V + stage), phase)
+        _clear_tail(values.index(stage), start, kv_len)
+    block += 1
+    for part in gl.static_range(3 if WINDOW > 0 else 2):
+        for _ in range(steps[part]):
+            start -= BLOCK_N
+            p, acc, m, total = _visit(
+                q, keys, values, full, empty, turn, block, step, start,
+                p, acc, m, total, limit, position, scale, softcap,
+                g, BLOCK_N, STAGES, WINDOW, SOFTCAP, part != 1, TURNS,
+            )  # fmt: skip
+            block += 1
+            step += 1
+    return p, acc, m, total, block, step
+
+
+@gluon.jit
 def write_whole(
-    acc, m, total, stage, OUT, LSE, SINKS, packed, head, q_start, q_len,
-    out_token, out_head, lse_token, GROUP: gl.constexpr, D: gl.constexpr,
+    acc, m, total, stage, results, packed, head, q_start, q_len,
+    GROUP: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     """out and lse of half a tile; through shared memory, so that stores are 16 bytes wide."""
+    OUT, LSE, SINKS, _, _, out_token, out_head, lse_token = results
     r = packed + gl.arange(0, HALF, m.type.layout)
     heads = head * GROUP + r % GROUP
     real = r < q_len * GROUP

@@ -1,138 +1,60 @@
-"""Prefill attention for Hopper (sm_90), in Gluon."""
+"""Prefill attention for Hopper (sm_90), in Gluon: the rows of a tile plan, as prefill.py.
+
+prefill_hopper
+  grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes the
+            next (item, KV head) from the queue, longest items first, KV heads in such sections
+            that what is in work stays in the L2 cache
+  warps     one loads Q, K and V by TMA, K and V a page a box (hopper_load.py); two groups of four
+            each attend with half of a tile's rows (hopper_tile.py), and take turns at starting
+            products, so that one multiplies while the other exponentiates; meanwhile the next
+            tile's Q is loaded
+  reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
+            nothing of pages past a row's length, or before a tile's window
+  writes    out [T, heads, D], lse [T, heads]; of tiles cut along KV partial_out, partial_lse as
+            prefill.py
+  math      128 packed query rows of one KV head; online softmax in base 2, float32 sums; the
+            product with V of a block runs beside the exponentials of the next
+  bound     compute: 4 * D * (query, key) pairs floating-point operations a head
+  checked   tests/attention/test_prefill_hopper.py against a float64 oracle
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra import cuda
 
+from attention.kernels.hopper_load import produce
 from attention.kernels.hopper_tile import (
+    AT_K,
+    AT_Q,
+    AT_V,
+    FIELDS,
     HALF,
     LOG2E,
-    NOTHING,
-    clear_tail,
-    scores_of,
-    softmax,
-    visit,
+    attend,
     write_partial,
     write_whole,
 )
+from attention.kernels.launch import dependent_launch
 from attention.kernels.merge_tiles import merge_tiles
 from attention.planner.tiles import TilePlan
 
 
 @gluon.jit
-def _load_block(
-    boxes, tiles, full, empty, block, table, start, bottom, end, head, num_pages,
-    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Start the copy of a block's pages into the next stage of K or V.
-
-    In place of a page that no query sees there are zeros: its entry in the table may be junk, and
-    of a page past the pool's end nothing is read.
-    """
-    BLOCK_D: gl.constexpr = boxes.block_type.shape[3]
-    stage = block % STAGES
-    mbarrier.wait(empty.index(stage), ((block // STAGES) & 1) ^ 1)
-    mbarrier.expect(full.index(stage), BLOCK_N // PAGE * boxes.block_type.nbytes)
-    tile = tiles.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
-    for j in gl.static_range(BLOCK_N // PAGE):
-        key = start + j * PAGE
-        there = (key < end) & (key + PAGE > bottom)
-        page = gl.load(table + start // PAGE + j, mask=there, other=num_pages)
-        tma.async_copy_global_to_shared(
-            boxes, [page, head, 0, 0], full.index(stage), tile.slice(j * PAGE, PAGE, 2)
-        )
-
-
-@gluon.jit
-def _bottom(tile, q_len, kv_len, GROUP: gl.constexpr, WINDOW: gl.constexpr):
-    """The first key that any query of the tile sees."""
-    bottom = 0
-    if WINDOW > 0:
-        bottom = gl.maximum(kv_len - q_len + tile * (2 * HALF) // GROUP + 1 - WINDOW, 0)
-    return bottom
-
-
-@gluon.jit
-def _announce(current, w, item):
-    """Tell the consumers which item is next; -1: none."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    current.index(0).store(gl.full([1], w, gl.int32, one))
-    for j in gl.static_range(1, 8):
-        current.index(j).store(gl.full([1], gl.load(item + j), gl.int32, one))
-
-
-@gluon.jit
-def _produce(
-    q_boxes, k_boxes, v_boxes, q_tiles, keys, values, q_full, q_empty, k_full, k_empty, v_full,
-    v_empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
-    """The load warp: takes items from the queue and loads their Q, K and V, K and V backwards."""
-    work = gl.load(COUNTS) * KV_HEADS
-    w = gl.atomic_add(QUEUE, 1)
-    block, taken = 0, 0
-    while w < work:
-        following = gl.atomic_add(QUEUE, 1)  # asked for early: the answer takes a while
-        item, head = ITEMS + w // KV_HEADS * 8, w % KV_HEADS
-        row, tile = gl.load(item), gl.load(item + 1)
-        first, end = gl.load(item + 2), gl.load(item + 3)
-        q_start, q_len, kv_len = gl.load(item + 4), gl.load(item + 5), gl.load(item + 6)
-        for g in gl.static_range(2):
-            mbarrier.wait(q_empty.index(g), (taken & 1) ^ 1)
-        _announce(current, w, item)
-        for g in gl.static_range(2):
-            if q_boxes is None:
-                mbarrier.arrive(q_full.index(g), count=1)
-            else:
-                mbarrier.expect(q_full.index(g), q_boxes.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    q_boxes, [q_start + (tile * 2 + g) * (HALF // GROUP), head * GROUP, 0],
-                    q_full.index(g),
-                    q_tiles.index(g).reshape([HALF // GROUP, GROUP, q_tiles.shape[2]]),
-                )  # fmt: skip
-        taken += 1
-        bottom = _bottom(tile, q_len, kv_len, GROUP, WINDOW)
-        table = TABLE + row.to(gl.int64) * table_row
-        start = first + gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0) * BLOCK_N
-        while start >= first:
-            _load_block(
-                k_boxes, keys, k_full, k_empty, block, table, start, bottom, end, head,
-                num_pages, PAGE, BLOCK_N, STAGES,
-            )  # fmt: skip
-            _load_block(
-                v_boxes, values, v_full, v_empty, block, table, start, bottom, end, head,
-                num_pages, PAGE, BLOCK_N, STAGES,
-            )  # fmt: skip
-            block += 1
-            start -= BLOCK_N
-        w = following
-    for g in gl.static_range(2):
-        mbarrier.wait(q_empty.index(g), (taken & 1) ^ 1)
-    _announce(current, -1, ITEMS)
-    for g in gl.static_range(2):
-        mbarrier.arrive(q_full.index(g), count=1)
-    if w == work + gl.num_programs(0) - 1:  # each program ends with one number too many
-        gl.store(QUEUE, 0)  # the last of them: for the next layer
-
-
-@gluon.jit
-def _field(current, j: gl.constexpr):
+def _field(current, at):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(current.index(j).load(layout), 0)
+    return gl.max(current.index(at).load(layout), 0)
 
 
 @gluon.jit
@@ -151,115 +73,60 @@ def _fetch_queries(
 
 
 @gluon.jit
-def _steps(tile, first, end, q_len, kv_len, GROUP: gl.constexpr, BLOCK_N: gl.constexpr,
-           WINDOW: gl.constexpr):  # fmt: skip
-    """Steps after the first: at the diagonal, where every query sees all, at the window's start."""
-    after_first = gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0)
-    lowest = kv_len - q_len + tile * (2 * HALF) // GROUP  # position of the tile's first query
-    whole = gl.maximum(gl.minimum(lowest + 1, end) - first, 0) // BLOCK_N
-    whole = gl.minimum(whole, after_first)
-    partly = 0
-    if WINDOW > 0:
-        last = (tile * (2 * HALF) + 2 * HALF - 1) // GROUP
-        highest = gl.minimum(kv_len - q_len + last, kv_len - 1)
-        partly = gl.cdiv(gl.maximum(highest + 1 - WINDOW - first, 0), BLOCK_N)
-        partly = gl.minimum(partly, after_first)
-        whole = gl.maximum(whole, partly)
-    return after_first - whole, whole - partly, partly
+def _next(current, full, taken, g: gl.constexpr):
+    """Wait for the next item and its queries -> its fields; the first is -1 if there is none."""
+    slot = taken % 2
+    mbarrier.wait(full.index(AT_Q + slot * 2 + g), (taken // 2) & 1)
+    at = slot * FIELDS
+    w, tile, first, end = (
+        _field(current, at), _field(current, at + 1), _field(current, at + 2),
+        _field(current, at + 3),
+    )  # fmt: skip
+    q_start, q_len, kv_len, partial = (
+        _field(current, at + 4), _field(current, at + 5), _field(current, at + 6),
+        _field(current, at + 7),
+    )  # fmt: skip
+    return w, tile, first, end, q_start, q_len, kv_len, partial
 
 
 @gluon.jit
 def _consume(
-    Q, q_tiles, keys, values, stages, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    current, OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, q_token, q_head, out_token, out_head,
-    lse_token, scale, softcap,
+    Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
     g: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """Four warps: half of the query rows of each tile."""
-    BLOCK_D: gl.constexpr = keys.shape[2]
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    rows: gl.constexpr = gl.SliceLayout(1, narrow)
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    q = q_tiles.index(g)
-    scale = scale * LOG2E
-    block, taken = 0, 0
-    mbarrier.wait(q_full.index(g), 0)
-    w = _field(current, 0)
-    while w >= 0:
-        tile, first, end = _field(current, 1), _field(current, 2), _field(current, 3)
-        q_start, q_len = _field(current, 4), _field(current, 5)
-        kv_len, partial = _field(current, 6), _field(current, 7)
-        head = w % KV_HEADS
-        packed = tile * (2 * HALF) + g * HALF
+    queries, keys, values, stages = buffers
+    block, step, taken = 0, 0, 0
+    item = _next(current, full, taken, g)
+    while item[0] >= 0:
+        w, tile, q_start, q_len, partial = item[0], item[1], item[4], item[5], item[7]
+        head, packed = w % KV_HEADS, tile * (2 * HALF) + g * HALF
+        q = queries.index(taken % 2 * 2 + g)
         if Q is not None:
             _fetch_queries(Q, q, packed, head, q_start, q_len, q_token, q_head, GROUP, D)
-        position = kv_len - q_len + (packed + gl.arange(0, HALF, rows)) // GROUP
-        limit = gl.minimum(position, end - 1)
-        diagonal, whole, window = _steps(tile, first, end, q_len, kv_len, GROUP, BLOCK_N, WINDOW)
-        start = first + (diagonal + whole + window) * BLOCK_N
-        stage, phase = block % STAGES, (block // STAGES) & 1
-        m = gl.full([HALF], NOTHING, gl.float32, rows)
-        total = gl.zeros([HALF], gl.float32, rows)
-        acc = gl.zeros([HALF, BLOCK_D], gl.float32, wide)
-        mbarrier.wait(k_full.index(stage), phase)
-        s = warpgroup_mma_wait(num_outstanding=0, deps=(scores_of(q, keys.index(stage), BLOCK_N),))
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        p, m, total, _ = softmax(
-            s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, True
-        )
-        p = gl.convert_layout(p.to(q.dtype), left)
-        if (start + BLOCK_N > kv_len) & (kv_len % PAGE != 0):
-            mbarrier.wait(v_full.index(stage), phase)
-            clear_tail(values.index(stage), start, kv_len, BLOCK_N, BLOCK_D)
-        block += 1
-        for _ in range(diagonal):
-            start -= BLOCK_N
-            p, acc, m, total = visit(
-                q, keys, values, k_full, k_empty, v_full, v_empty, turn, block, block - taken - 1,
-                start, p, acc, m, total, limit, position, scale, softcap,
-                g, BLOCK_N, STAGES, WINDOW, SOFTCAP, True, TURNS,
-            )  # fmt: skip
-            block += 1
-        for _ in range(whole):
-            start -= BLOCK_N
-            p, acc, m, total = visit(
-                q, keys, values, k_full, k_empty, v_full, v_empty, turn, block, block - taken - 1,
-                start, p, acc, m, total, limit, position, scale, softcap,
-                g, BLOCK_N, STAGES, WINDOW, SOFTCAP, False, TURNS,
-            )  # fmt: skip
-            block += 1
-        if WINDOW > 0:
-            for _ in range(window):
-                start -= BLOCK_N
-                p, acc, m, total = visit(
-                    q, keys, values, k_full, k_empty, v_full, v_empty, turn, block,
-                    block - taken - 1, start, p, acc, m, total, limit, position, scale, softcap,
-                    g, BLOCK_N, STAGES, WINDOW, SOFTCAP, True, TURNS,
-                )  # fmt: skip
-                block += 1
-        mbarrier.arrive(q_empty.index(g), count=1)
+        p, acc, m, total, block, step = attend(
+            item, q, keys, values, full, empty, turn, block, step, scale * LOG2E, softcap,
+            g, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+        )  # fmt: skip
+        mbarrier.arrive(empty.index(AT_Q + taken % 2 * 2 + g), count=1)
         stage, phase = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
-        mbarrier.wait(v_full.index(stage), phase)
+        mbarrier.wait(full.index(AT_V + stage), phase)
         product = warpgroup_mma(p, values.index(stage), acc, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
-        mbarrier.arrive(v_empty.index(stage), count=1)
+        mbarrier.arrive(empty.index(AT_V + stage), count=1)
         if partial != 0:
-            r = gl.arange(0, HALF, rows)
+            r = gl.arange(0, HALF, m.type.layout)
             slot = w.to(gl.int64) * (2 * HALF) + g * HALF + r
-            write_partial(
-                acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, packed + r < q_len * GROUP, D
-            )
+            real = packed + r < q_len * GROUP
+            write_partial(acc, m, total, results[3], results[4], slot, real, D)
         else:
             write_whole(
-                acc, m, total, stages.index(g), OUT, LSE, SINKS, packed, head, q_start, q_len,
-                out_token, out_head, lse_token, GROUP, D,
-            )  # fmt: skip
+                acc, m, total, stages.index(g), results, packed, head, q_start, q_len, GROUP, D
+            )
         taken += 1
-        mbarrier.wait(q_full.index(g), taken & 1)
-        w = _field(current, 0)
+        item = _next(current, full, taken, g)
 
 
 @gluon.jit(do_not_specialize=["table_row"])
@@ -269,51 +136,47 @@ def _prefill_hopper(
     scale, softcap,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    TURNS: gl.constexpr,
+    TURNS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
+    dtype: gl.constexpr = k_boxes.dtype
     BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_tiles = gl.allocate_shared_memory(k_boxes.dtype, [2, HALF, BLOCK_D], swizzled)
-    keys = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled)
-    values = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled)
-    stages = gl.allocate_shared_memory(k_boxes.dtype, [2, HALF, BLOCK_D], swizzled)
-    current = gl.allocate_shared_memory(gl.int32, [8, 1], flat)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    buffers = (
+        gl.allocate_shared_memory(dtype, [4, HALF, BLOCK_D], swizzled),  # Q of two items
+        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_D], swizzled),  # results on their way
+    )
+    current = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], flat)
+    full = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(AT_V + STAGES):
+        mbarrier.init(full.index(i), count=1)
+        # Both consumers release a stage of K or V.
+        mbarrier.init(empty.index(i), count=1 if i < AT_K else 2)
     for i in gl.static_range(2):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
         mbarrier.init(turn.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)  # both consumers release a stage
-        mbarrier.init(v_empty.index(i), count=2)
     fence_async_shared()
+    if DEPENDENT:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    boxes = (q_boxes, k_boxes, v_boxes)
+    results = (OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, out_token, out_head, lse_token)
     gl.warp_specialize(
         [
             (_consume, (
-                Q, q_tiles, keys, values, stages, q_full, q_empty, k_full, k_empty, v_full,
-                v_empty, turn, current, OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, q_token, q_head,
-                out_token, out_head, lse_token, scale, softcap,
+                Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
                 0, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
             )),
             (_consume, (
-                Q, q_tiles, keys, values, stages, q_full, q_empty, k_full, k_empty, v_full,
-                v_empty, turn, current, OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, q_token, q_head,
-                out_token, out_head, lse_token, scale, softcap,
+                Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
                 1, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
             )),
-            (_produce, (
-                q_boxes, k_boxes, v_boxes, q_tiles, keys, values, q_full, q_empty, k_full, k_empty,
-                v_full, v_empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages,
-                KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW,
+            (produce, (
+                boxes, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row,
+                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW,
             )),
         ],
         [4, 1], [240, 24],
@@ -333,34 +196,6 @@ def hopper_config(head_dim: int) -> HopperConfig:
     return HopperConfig(block_n=128, stages=2 if head_dim > 64 else 4, turns=True)
 
 
-def supports(
-    *,
-    capability: tuple[int, int] | None,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    head_dim: int,
-    page_size: int,
-    group: int,
-) -> str | None:
-    """Why the kernel cannot serve this, or None if it can.
-
-    capability  of the CUDA device; None: a CPU
-    """
-    if capability is None or capability[0] != 9:
-        return "it is made for compute capability 9.0 and runs on no other"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"it multiplies bfloat16 or float16, not {dtype}"
-    if kv_dtype != dtype:
-        return f"pages of {kv_dtype} would have to be converted to {dtype} on the way"
-    if head_dim % 8 or not 16 < head_dim <= 128:
-        return f"head_dim is {head_dim}: it serves multiples of 8 from 24 to 128"
-    if page_size not in (16, 32, 64, 128):
-        return f"pages of {page_size} tokens: it serves 16, 32, 64 and 128"
-    if group > HALF.value:
-        return f"{group} query heads share a KV head: it serves up to 64"
-    return None
-
-
 def prefill_hopper(
     q: Tensor,
     k: Tensor,
@@ -377,7 +212,7 @@ def prefill_hopper(
     v_scale: Tensor | None = None,
     config: HopperConfig | None = None,
 ) -> None:
-    """As `prefill`, for what `supports` accepts; tiles of 128 packed rows, scale > 0."""
+    """As `prefill`, for what the table in backend.py says; tiles of 128 packed rows, scale > 0."""
     spec = tiles.spec
     heads, head_dim = q.shape[1:]
     pages, kv_heads, page, _ = k.shape
@@ -400,7 +235,7 @@ def prefill_hopper(
         pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
         STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0, TURNS=config.turns,
-        num_warps=4, maxnreg=168,
+        num_warps=4, maxnreg=168, **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, out, lse, sinks)
 

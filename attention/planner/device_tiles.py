@@ -168,6 +168,8 @@ def plan_tiles(
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0)
     if tl.program_id(0) == 0:
+        seen = tl.minimum(kv_lens, q_lens - 1 + WINDOW) if WINDOW > 0 else kv_lens
+        tl.store(COUNTS + 2, tl.sum(tl.where(tiles > 0, seen, 0), 0))
         tl.store(QUEUE, 0)
     if total >= SPLIT_ITEMS:
         if tl.program_id(0) == 0:

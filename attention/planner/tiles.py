@@ -66,10 +66,12 @@ class HostTiles:
     items   [n, 8] int32  longest first; by row, tile and KV position where all of them run at once,
                           which is where tiles may be cut
     merges  [m, 2] int32  (first item, items) of each tile that is cut
+    tokens  KV positions that the rows see, all together, for each KV head
     """
 
     items: Ints
     merges: Ints
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class TilePlan:
 
     items   [capacity, 8] int32      as HostTiles; entries past counts[0] are junk
     merges  [split_items, 2] int32   as HostTiles; entries past counts[1] are junk
-    counts  [2] int32                items and merges
+    counts  [3] int32                items, merges and tokens
     queue   [1] int32                next item to take; 0 between uses
     partial_out  [split_items, kv_heads, block_m, head_dim] float32   a piece's softmax applied
     partial_lse  [split_items, kv_heads, block_m] float32             base 2; -inf: nothing seen
@@ -112,7 +114,7 @@ class TilePlan:
             spec=spec,
             items=ints(spec.capacity(max_tokens, max_rows), COLUMNS),
             merges=ints(spec.split_items, 2),
-            counts=ints(2),
+            counts=ints(3),
             queue=ints(1),
             partial_out=torch.empty(*pieces, head_dim, device=device),
             partial_lse=torch.empty(*pieces, device=device),
@@ -124,7 +126,7 @@ class TilePlan:
         assert num_items <= len(self.items) and num_merges <= len(self.merges)
         self.items[:num_items] = torch.from_numpy(plan.items)
         self.merges[:num_merges] = torch.from_numpy(plan.merges)
-        self.counts.copy_(torch.tensor([num_items, num_merges], dtype=torch.int32))
+        self.counts.copy_(torch.tensor([num_items, num_merges, plan.tokens], dtype=torch.int32))
         self.queue.zero_()
 
 
@@ -169,17 +171,26 @@ def plan_tiles(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> HostT
     visits, give or take one, and never less in a later tile of a row, which device_tiles.py needs.
     """
     tiles = tiles_of(cu_seqlens_q, cache_seqlens, spec)
+    tokens = _tokens(tiles, spec)
     if len(tiles.row) >= spec.split_items:
         key = np.minimum(-(-tiles.end // spec.block_n), spec.longest_key)
         order = np.argsort(-key, kind="stable")
         items = _items(tiles, order, np.zeros_like(order), np.ones_like(order), spec)
-        return HostTiles(items, np.zeros((0, 2), dtype=np.int32))
+        return HostTiles(items, np.zeros((0, 2), dtype=np.int32), tokens)
     pieces = _pieces(tiles.blocks, spec)
     first = np.cumsum(pieces) - pieces
     index = np.repeat(np.arange(len(pieces)), pieces)
     piece = np.arange(len(index)) - first[index]
     merges = np.stack([first, pieces], axis=1)[pieces > 1].astype(np.int32)
-    return HostTiles(_items(tiles, index, piece, pieces[index], spec), merges)
+    return HostTiles(_items(tiles, index, piece, pieces[index], spec), merges, tokens)
+
+
+def _tokens(tiles: Tiles, spec: TileSpec) -> int:
+    """KV positions that the rows see."""
+    first_tiles = tiles.tile == 0
+    q_len, kv_len = tiles.q_len[first_tiles], tiles.kv_len[first_tiles]
+    seen = np.minimum(kv_len, q_len - 1 + spec.window) if spec.window else kv_len
+    return int(seen.sum())
 
 
 def _pieces(blocks: Ints, spec: TileSpec) -> NDArray[np.int64]:

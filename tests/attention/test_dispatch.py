@@ -20,7 +20,6 @@ from attention.backend import (
     choose,
     dispatch,
 )
-from attention.kernels.prefill_hopper import supports
 
 FP8 = torch.float8_e4m3fn
 CPU = Machine(None)
@@ -107,21 +106,30 @@ def test_everything_promised_has_kernels(machine: Machine, dtype: torch.dtype, f
         assert dispatch(machine, "flash1", shape) == Choice("flash1", "flash1", "flash1")
 
 
-@pytest.mark.parametrize("machine", [AMPERE, HOPPER, BLACKWELL])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("fp8", [False, True])
-def test_the_hopper_kernel_is_taken_for_exactly_what_it_supports(machine, dtype, fp8):
-    kv_dtype = FP8 if fp8 else dtype
-    if fp8 and machine == AMPERE:
-        return  # refused as a whole
-    for head_dim, group in product((16, 20, 24, 64, 80, 96, 128, 136, 192, 256), (1, 5, 64)):
-        shape = replace(SHAPE, heads=8 * group, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype)
-        why_not = supports(
-            capability=machine.capability, dtype=dtype, kv_dtype=kv_dtype, head_dim=head_dim,
-            page_size=16, group=group,
-        )  # fmt: skip
-        chosen = dispatch(machine, "flash2", shape).prefill
-        assert chosen == ("prefill" if why_not else "prefill_hopper"), (shape, why_not)
+@pytest.mark.parametrize(
+    ("machine", "changes", "prefill"),
+    [
+        (HOPPER, {}, "prefill_hopper"),
+        (HOPPER, {"dtype": torch.float16, "kv_dtype": torch.float16}, "prefill_hopper"),
+        (HOPPER, {"heads": 8 * 64, "page_size": 128}, "prefill_hopper"),
+        (HOPPER, {"heads": 8 * 7, "page_size": 32}, "prefill_hopper"),
+        (HOPPER, {"head_dim": 24}, "prefill_hopper"),
+        (HOPPER, {"head_dim": 80, "page_size": 64}, "prefill_hopper"),
+        (HOPPER, {"head_dim": 16}, "prefill"),
+        (HOPPER, {"head_dim": 20}, "prefill"),  # rows of 40 bytes: a TMA copies multiples of 16
+        (HOPPER, {"head_dim": 136}, "prefill"),
+        (HOPPER, {"head_dim": 256}, "prefill"),
+        (HOPPER, {"kv_dtype": FP8}, "prefill"),
+        (HOPPER, {"dtype": torch.float32, "kv_dtype": torch.float32}, "prefill"),
+        (AMPERE, {}, "prefill"),
+        (ADA, {}, "prefill"),
+        (BLACKWELL, {}, "prefill"),
+        (CONSUMER, {}, "prefill"),
+        (INTERPRETER, {}, "prefill"),
+    ],
+)
+def test_the_hopper_prefill_kernel_is_taken_for_what_it_serves(machine, changes, prefill):
+    assert dispatch(machine, "flash2", replace(SHAPE, **changes)).prefill == prefill
 
 
 @pytest.mark.parametrize(

@@ -122,13 +122,22 @@ def test_plan_on_the_device_is_the_one_in_numpy(name: str, max_rows: int, device
             cache_seqlens += rng.integers(0, 1 << 17, len(cache_seqlens)).astype(np.int32)
         want = plan_tiles(cu_seqlens_q, cache_seqlens, spec)
         tiles = tiler.plan(*(torch.from_numpy(x).to(device) for x in (cu_seqlens_q, cache_seqlens)))
-        num_items, num_merges = (int(count) for count in tiles.counts)
+        num_items, num_merges, tokens = (int(count) for count in tiles.counts)
         assert (num_items, num_merges) == (len(want.items), len(want.merges))
+        assert tokens == want.tokens
         assert (tiles.items[:num_items].cpu().numpy() == want.items).all()
         assert (tiles.merges[:num_merges].cpu().numpy() == want.merges).all()
         assert int(tiles.queue) == 0
         cut += num_merges > 0
     assert cut > 0
+
+
+def test_tokens_are_those_that_rows_with_tiles_see() -> None:
+    cu_seqlens_q, cache_seqlens = np.array([0, 300, 301, 901]), np.array([300, 5000, 1800])
+    whole = TileSpec(kv_heads=8, group=4, programs=132)
+    assert plan_tiles(cu_seqlens_q, cache_seqlens, whole).tokens == 300 + 1800
+    windowed = TileSpec(kv_heads=8, group=4, programs=132, window=101)
+    assert plan_tiles(cu_seqlens_q, cache_seqlens, windowed).tokens == 300 + 700
 
 
 def test_a_step_of_too_many_rows_is_refused(device: str) -> None:

@@ -1,0 +1,72 @@
+"""Parts of decode_hopper: the warp that loads.
+
+It fills a ring of tiles in shared memory and begins with what earlier steps wrote, while the kernel
+before this one still runs.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
+
+
+@gluon.jit
+def read_piece(WORK, w):
+    """A piece's columns; past the last piece they are junk that is not used."""
+    at = WORK + w * 8
+    row, head, first, end = gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
+    q_start, q_len = gl.load(at + 4), gl.load(at + 5)
+    kv_len, partial = gl.load(at + 6), gl.load(at + 7)
+    return row, head, first, end, q_start, q_len, kv_len, partial
+
+
+@gluon.jit
+def load_pieces(
+    k_boxes, v_boxes, keys, values, full, empty, WORK, STARTS, TABLE, table_row, num_pages,
+    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The tiles of all the program's pieces, in order: page ids, then a TMA box for each page of K
+    and of V.
+
+    A page that no query sees is replaced by one past the pool's end, of which nothing is read.
+    """
+    BOX: gl.constexpr = k_boxes.block_type.shape[2]  # tokens of a page, or of a part of one
+    BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
+    program = gl.program_id(0)
+    begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
+    after = read_piece(WORK, begin)
+    tile = 0
+    for w in range(begin, stop):
+        row, head, first, end, _, q_len, kv_len, _ = after
+        after = read_piece(WORK, w + 1)
+        lowest = 0
+        if WINDOW > 0:
+            lowest = gl.maximum(kv_len - q_len + 1 - WINDOW, 0)
+        table = TABLE + row.to(gl.int64) * table_row
+        for i in range(gl.cdiv(end - first, BLOCK_N)):
+            start = first + i * BLOCK_N
+            pages = ()
+            for j in gl.static_range(BLOCK_N // BOX):
+                at = start + j * BOX
+                there = (at < end) & (at + BOX > lowest)
+                page = gl.load(table + at // PAGE, mask=there, other=num_pages)
+                pages = pages + (page,)  # noqa: RUF005
+            if DEPENDENT and start + BLOCK_N > kv_len - q_len:  # written by the kernel before
+                gdc_wait()
+            stage = tile % STAGES
+            mbarrier.wait(empty.index(stage), ((tile // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), 2 * (BLOCK_N // BOX) * k_boxes.block_type.nbytes)
+            k_tile = keys.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
+            v_tile = values.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
+            for j in gl.static_range(BLOCK_N // BOX):
+                cell = [pages[j], head, (start + j * BOX) % PAGE, 0]
+                tma.async_copy_global_to_shared(
+                    k_boxes, cell, full.index(stage), k_tile.slice(j * BOX, BOX, 2)
+                )
+                tma.async_copy_global_to_shared(
+                    v_boxes, cell, full.index(stage), v_tile.slice(j * BOX, BOX, 2)
+                )
+            tile += 1
