@@ -35,6 +35,7 @@ class Options:
 
 class ReferenceBackend:
     name = "mha"
+    reads_lengths_on_device = False
 
     def __init__(self, reason: str = "") -> None:
         """reason: why nothing faster was chosen, for the start report."""
@@ -66,7 +67,6 @@ class ReferenceBackend:
         sinks: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> Tensor:
-        """q [T, heads, head_dim] -> [T, heads, head_dim], causal, as Backend.attend says."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
         grouped = q.reshape(len(q), kv.kv_heads, -1, kv.head_dim)
         by_head = None if sinks is None else sinks.float().view(grouped.shape[1:3])

@@ -7,7 +7,11 @@ step from plan to attend, and replay it with other lengths.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +28,8 @@ from attention.planner.plan import SplitPlan
 from attention.planner.tiles import TilePlan
 
 MAX_DECODE_TOKENS = 1  # a row that feeds more is a prompt
+# A kernel, and what its rows are found by: a plan, or their lengths.
+Launch = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +40,11 @@ class TritonPlan:
     prefill: dict[int, TilePlan]
 
 
-class Flash1Backend:
-    name = "flash1"
-    details = "flash1 for all rows"
-
-    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
-        """Nothing to prepare: each program finds its row."""
-        return meta
+class KernelBackend(ABC):
+    """What back ends of Triton kernels have in common; attend and write as Backend has them."""
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
-        """As Backend.write; a negative slot is skipped."""
+        """A negative slot is skipped."""
         write_kv(k, v, kv.k[layer], kv.v[layer], meta.write_slots, *kv.scales(layer))
 
     def attend(
@@ -59,21 +60,39 @@ class Flash1Backend:
         sinks: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> Tensor:
-        """As Backend.attend; what belongs to tokens of no row is undefined."""
+        """What belongs to tokens of no row is undefined."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         k_scale, v_scale = kv.scales(layer)
-        flash1(
-            q, kv.k[layer], kv.v[layer], meta.page_table, meta.cu_seqlens_q, meta.cache_seqlens,
-            out, lse, scale=scale, window=window, softcap=softcap, sinks=sinks,
-            k_scale=k_scale, v_scale=v_scale,
-        )  # fmt: skip
+        for run, planned in self._kernels(meta, window):
+            run(
+                q, kv.k[layer], kv.v[layer], meta.page_table, *planned, out, lse, scale=scale,
+                softcap=softcap, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
         return out
 
+    @abstractmethod
+    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
+        """What to run for the step's rows."""
 
-class TritonBackend:
+
+class Flash1Backend(KernelBackend):
+    name = "flash1"
+    reads_lengths_on_device = True
+    details = "flash1 for all rows"
+
+    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+        """Nothing to prepare: each program finds its row."""
+        return meta
+
+    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
+        return [(partial(flash1, window=window), (meta.cu_seqlens_q, meta.cache_seqlens))]
+
+
+class TritonBackend(KernelBackend):
     """flash2: FlashAttention-2 for prompts, planned split-KV attention for rows that decode."""
 
     name = "flash2"
+    reads_lengths_on_device = True
 
     def __init__(
         self,
@@ -135,24 +154,7 @@ class TritonBackend:
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())
         return replace(meta, plan=plan)
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
-        """As Backend.write; a negative slot is skipped."""
-        write_kv(k, v, kv.k[layer], kv.v[layer], meta.write_slots, *kv.scales(layer))
-
-    def attend(
-        self,
-        q: Tensor,
-        kv: KVPool,
-        layer: int,
-        meta: ForwardMeta,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-        lse: Tensor | None = None,
-    ) -> Tensor:
-        """As Backend.attend; what belongs to tokens of no row is undefined."""
+    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
         plan = meta.plan
         assert isinstance(plan, TritonPlan), "plan() comes first"
         if window not in self._planners:
@@ -160,15 +162,9 @@ class TritonBackend:
                 f"a window of {window} positions: this back end plans {sorted(self._planners)}: "
                 "name all windows of the model when it is made"
             )
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        k_scale, v_scale = kv.scales(layer)
-        tensors = q, kv.k[layer], kv.v[layer], meta.page_table
-        options = {
-            "scale": scale, "softcap": softcap, "sinks": sinks,
-            "k_scale": k_scale, "v_scale": v_scale,
-        }  # fmt: skip
+        launches: list[Launch] = []
         if window in plan.decode:
-            self._decode.run(*tensors, plan.decode[window], out, lse, **options)
+            launches.append((self._decode.run, (plan.decode[window],)))
         if window in plan.prefill:
-            self._prefill.run(*tensors, plan.prefill[window], out, lse, **options)
-        return out
+            launches.append((self._prefill.run, (plan.prefill[window],)))
+        return launches
