@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from itertools import chain
 
 from runtime.config import Resolved
@@ -11,36 +12,70 @@ from runtime.sequence import Sequence
 
 
 class WaitingLine:
-    """Sequences by rank.  Those that end while they wait are skipped, not searched for."""
+    """Sequences by rank.  Those that end while they wait are skipped, not searched for.
+
+    The first few are kept apart from the heap, where all of them can be looked at.
+    """
+
+    FRONT = 16  # enough to find a short prompt behind long ones
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._front: list[Sequence] = []  # ascending
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []  # all behind the front
         self._num_ended = 0
+        self.num_tokens = 0  # of the prompts that wait
 
     def __len__(self) -> int:
-        return len(self._heap) - self._num_ended
+        return len(self._front) + len(self._heap) - self._num_ended
 
     def push(self, sequence: Sequence) -> None:
-        heapq.heappush(self._heap, (sequence.rank, sequence))
+        self.num_tokens += len(sequence.tokens)
+        front = self._front
+        if front and sequence.rank < front[-1].rank:
+            insort(front, sequence, key=_rank)
+            if len(front) > self.FRONT:
+                sequence = front.pop()
+                heapq.heappush(self._heap, (sequence.rank, sequence))
+        else:
+            heapq.heappush(self._heap, (sequence.rank, sequence))
+
+    def front(self) -> list[Sequence]:
+        """The first in rank, at most FRONT of them, in order.  Not to be changed."""
+        front, heap = self._front, self._heap
+        if any(sequence.finish is not None for sequence in front):
+            alive = [sequence for sequence in front if sequence.finish is None]
+            self._num_ended -= len(front) - len(alive)
+            self._front = front = alive
+        while heap and len(front) < self.FRONT:
+            sequence = heapq.heappop(heap)[1]
+            if sequence.finish is None:
+                front.append(sequence)
+            else:
+                self._num_ended -= 1
+        return front
 
     def head(self) -> Sequence | None:
-        heap = self._heap
-        while heap and heap[0][1].finish is not None:
-            heapq.heappop(heap)
-            self._num_ended -= 1
-        return heap[0][1] if heap else None
+        front = self.front()
+        return front[0] if front else None
 
-    def pop(self) -> None:
-        """Take out what head() returned."""
-        heapq.heappop(self._heap)
+    def take(self, sequence: Sequence) -> None:
+        """Take out one of the front."""
+        self.num_tokens -= len(sequence.tokens)
+        self._front.remove(sequence)
 
-    def note_end(self) -> None:
-        """A sequence that waits has got its `finish`.  Sweep when half of the line has."""
+    def note_end(self, sequence: Sequence) -> None:
+        """One that waits has got its `finish`.  Sweep when half of the line has."""
+        self.num_tokens -= len(sequence.tokens)
         self._num_ended += 1
         if self._num_ended * 2 > len(self._heap) + 64:
             self._heap = [entry for entry in self._heap if entry[1].finish is None]
             heapq.heapify(self._heap)
+            self._front = [sequence for sequence in self._front if sequence.finish is None]
             self._num_ended = 0
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
 
 
 def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None:

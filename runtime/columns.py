@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 from runtime.batch import LAST, Batch, NewRow
 from runtime.sequence import Sequence
+from runtime.step_time import StepLoad
 
 
 class Launch(NamedTuple):
-    """A step and whom its rows belong to."""
+    """A step, whom its rows belong to, and how much there is to do."""
 
     batch: Batch
     sequences: list[Sequence]
+    load: StepLoad
 
 
 class Columns:
@@ -27,6 +29,8 @@ class Columns:
         self.sample: list[bool] = []
         self.decode_rows = 0
         self.new_rows: list[NewRow] = []
+        self.kv_tokens = 0  # that the rows that decode read
+        self.pairs = 0.0  # of a prompt token with those before it
 
     def decode(self, rows: list[Sequence], crossing: list[int], taken: list[int]) -> None:
         """One token for each of `rows`; those with an index in `crossing` get a page of `taken`."""
@@ -39,6 +43,7 @@ class Columns:
         self.sample = [True] * len(rows)
         self.num_new_pages = [0] * len(rows)
         self.decode_rows = len(rows)
+        self.kv_tokens = sum(self.starts)
         self.new_pages = taken
         for index, page in zip(crossing, taken, strict=True):
             rows[index].pages.append(page)
@@ -60,6 +65,7 @@ class Columns:
         self.num_new_pages.append(len(new_pages))
         self.new_pages += new_pages
         self.sample.append(samples)
+        self.pairs += count * (start + count / 2)
         row.launched += count
         row.ahead += samples
         return caught_up
@@ -82,4 +88,6 @@ class Columns:
             decode_rows=self.decode_rows,
             new_rows=self.new_rows,
         )
-        return Launch(batch, self.sequences)
+        rows, prompt_tokens = self.decode_rows, len(self.tokens) - self.decode_rows
+        load = StepLoad(rows, prompt_tokens, self.kv_tokens, self.pairs)
+        return Launch(batch, self.sequences, load)

@@ -62,7 +62,8 @@ class Engine:
         self._grammars = grammars
         self._clock = clock
         self._refusals: list[Output] = []
-        self._under_way: tuple[Launch, Pending] | None = None
+        self._under_way: tuple[Launch, Pending, float] | None = None  # and when it was queued
+        self._read_at = 0.0  # when the results of a step were read last
         self._steps = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
@@ -120,12 +121,13 @@ class Engine:
         if self._grammars is not None and self._grammars.compiling:
             self._take_compiled(self._grammars)
         launch = self.scheduler.schedule()
+        queued = self._clock()
         if launch:
             self._executor.forward(launch.batch)
         self._read()
         if launch:
             masks = self._masks(launch)
-            self._under_way = (launch, self._executor.sample(launch.batch, masks))
+            self._under_way = (launch, self._executor.sample(launch.batch, masks), queued)
             if not self._executor.overlap:
                 self._read()
             self._count(launch.batch.num_tokens, self._clock() - began)
@@ -133,9 +135,12 @@ class Engine:
 
     def _read(self) -> None:
         if self._under_way is not None:
-            launch, pending = self._under_way
+            launch, pending, queued = self._under_way
             self._under_way = None
             sampled = pending.wait()
+            # The device began when it was told to, or when it was done with the step before.
+            began, self._read_at = max(queued, self._read_at), self._clock()
+            self.scheduler.times.note(launch.load, self._read_at - began)
             self.scheduler.commit(launch, sampled)
             if self._grammars is not None and self._grammars.open:
                 self._grammars.advance(

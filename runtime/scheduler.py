@@ -4,7 +4,7 @@ There is no prefill phase and no decode phase.  Each sequence catches up
 `todo = len(tokens) + ahead - launched`, rows with one token first, then parts of prompts as far as
 the budget goes.  All pages of the known tokens are taken when a sequence is admitted, so only
 decoding can run out of pages; then the last in rank gives up its pages and computes them again
-later.  Nothing here looks at more of the waiting line than its head.
+later.  Nothing here looks at more of the waiting line than its front.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from itertools import chain
 
 from msgspec import structs
 
 from runtime.admission import WaitingLine, refusal
 from runtime.batch import Sampled
+from runtime.chunks import ChunkBudget, Prompts
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
 from runtime.messages import BACKGROUND, FinishReason, Output, Request, TokenLogprob
@@ -24,6 +26,7 @@ from runtime.outputs import ending, explained, next_output, pooled
 from runtime.pages import PagePool
 from runtime.running import Running
 from runtime.sequence import Sequence
+from runtime.step_time import StepTimes
 
 log = logging.getLogger("wavefill.scheduler")
 
@@ -42,6 +45,8 @@ class Scheduler:
         self.pool = PagePool(resolved.num_pages)
         self.waiting = WaitingLine()
         self.running = Running(resolved.max_num_seqs)
+        self.times = StepTimes()
+        self.chunks = ChunkBudget(resolved, self.times)
         self.num_preemptions = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -51,7 +56,7 @@ class Scheduler:
         self._arrivals = 0
         self._draw_seed = draw_seed
         self._clock = clock
-        # The head that did not fit, and the pool's releases then: no use to look again before.
+        # One who did not fit, and the pool's releases then: no use to look again before.
         self._blocked: tuple[Sequence, int] | None = None
 
     @property
@@ -133,17 +138,18 @@ class Scheduler:
         """yielded: work in the background has just made way, and may not come back at once."""
         columns = Columns()
         preemptions = self.num_preemptions
-        left = self.resolved.max_batched_tokens - self._decode(columns)
-        left = self._prefill(columns, left)
+        self._decode(columns)
         # A sequence preempted in this step may have a row in the one that is under way: it comes
         # back after commit() has seen that row.
-        if left and preemptions == self.num_preemptions:
-            self._admit(columns, left, yielded)
+        if preemptions == self.num_preemptions:
+            self._prompts(columns, self._may_enter(yielded))
+        else:
+            self._prompts(columns, [])
         self.running.note_step(len(columns.sequences))
         return columns
 
-    def _decode(self, columns: Columns) -> int:
-        """A row for each sequence that has caught up.  Returns the tokens used."""
+    def _decode(self, columns: Columns) -> None:
+        """A row for each sequence that has caught up."""
         budget = self.resolved.max_batched_tokens
         pool, page_size = self.pool, self.resolved.page_size
         while True:
@@ -158,7 +164,6 @@ class Scheduler:
         for index in crossing:
             rows[index].page_room += page_size
         columns.decode(rows, crossing, pool.take(len(crossing)))
-        return len(rows)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take its pages; it waits in its old place and will compute them again."""
@@ -168,39 +173,75 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.push(sequence)
 
-    def _prefill(self, columns: Columns, left: int) -> int:
-        """More of the prompts that are under way.  Returns the tokens left."""
-        if self.running.prefilling:
-            for sequence in list(self.running.prefilling.values()):
-                if not left:
-                    break
-                left -= self._feed(columns, sequence, left, [])
-        return left
+    def _may_enter(self, yielded: bool) -> list[Sequence]:
+        """Those at the front of the waiting line who may get a slot, in rank."""
+        if self.running.full or not len(self.waiting):
+            return []
+        front = self.waiting.front()
+        if yielded:
+            return [one for one in front if one.request.priority < BACKGROUND]
+        return list(front)
 
-    def _feed(self, columns: Columns, sequence: Sequence, left: int, new_pages: list[int]) -> int:
-        count = min(sequence.todo, left)
-        if columns.feed(sequence, count, new_pages):
-            self.running.catch_up(sequence)
-        return count
+    def _prompts(self, columns: Columns, waiting: list[Sequence]) -> None:
+        """Parts of prompts, as many tokens as the budget has; lets some of `waiting` in.
 
-    def _admit(self, columns: Columns, left: int, yielded: bool) -> None:
-        """Let the head of the line in, and the next, while there are tokens, slots and pages."""
-        while left and not self.running.full and (sequence := self.waiting.head()) is not None:
-            if yielded and sequence.request.priority >= BACKGROUND:
-                break
-            if self._blocked == (sequence, self.pool.num_releases):
-                break
-            try:
-                pages = self._claim_pages(sequence)
-            except Exception as error:
-                self._end_broken(sequence, error)
+        Of one priority those with far less to do come first, so that nobody waits for a long
+        prompt; the first in rank gets at least half of the tokens, so that a long one ends, too.
+        """
+        under_way = list(self.running.prefilling.values())
+        first = min(chain(under_way, waiting[:1]), key=_rank, default=None)
+        left = self._prompt_budget(columns, under_way, waiting) if first is not None else 0
+        if first is None or left <= 0:
+            return
+        entered: dict[int, list[int]] = {}
+        # Before anybody else can take the pages that it needs.
+        if first.slot < 0:
+            self._let_in(columns, first, entered)
+        kept = min(first.todo, left - left // 2) if first.slot >= 0 else 0
+        for sequence in sorted(chain(under_way, waiting), key=_much_less_to_do):
+            kept = 0 if sequence is first else kept
+            if left <= kept:
                 continue
-            if pages is None:
-                self._blocked = (sequence, self.pool.num_releases)
-                break
-            self._enter(sequence, pages)
-            columns.start(sequence)
-            left -= self._feed(columns, sequence, left, pages)
+            if sequence.slot >= 0 or self._let_in(columns, sequence, entered):
+                count = min(sequence.todo, left - kept)
+                left -= count
+                if columns.feed(sequence, count, entered.get(sequence.request_id, [])):
+                    self.running.catch_up(sequence)
+
+    def _prompt_budget(
+        self, columns: Columns, under_way: list[Sequence], waiting: list[Sequence]
+    ) -> int:
+        prompts = Prompts(
+            len(under_way) + len(waiting),
+            sum([sequence.todo for sequence in under_way]) + self.waiting.num_tokens,
+            max([sequence.launched for sequence in under_way], default=0),
+        )
+        return self.chunks.tokens(columns.decode_rows, columns.kv_tokens, prompts)
+
+    def _let_in(self, columns: Columns, sequence: Sequence, entered: dict[int, list[int]]) -> bool:
+        """Give a slot and pages to one who waits.  False if there is no room, or it failed."""
+        if self.running.full or sequence.finish is not None or self._is_behind(sequence):
+            return False
+        try:
+            pages = self._claim_pages(sequence)
+        except Exception as error:
+            self._end_broken(sequence, error)
+            return False
+        if pages is None:
+            self._blocked = (sequence, self.pool.num_releases)
+            return False
+        self._enter(sequence, pages)
+        columns.start(sequence)
+        entered[sequence.request_id] = pages
+        return True
+
+    def _is_behind(self, sequence: Sequence) -> bool:
+        """Somebody before it in rank, or itself, was refused pages, and none came free since."""
+        if self._blocked is None:
+            return False
+        blocked, releases = self._blocked
+        waits = blocked.finish is None and blocked.slot < 0
+        return waits and releases == self.pool.num_releases and blocked.rank <= sequence.rank
 
     def _claim_pages(self, sequence: Sequence) -> list[int] | None:
         """Pages for all known tokens, the remembered ones shared; None if there are not enough."""
@@ -220,8 +261,7 @@ class Scheduler:
         return hits + pool.take(missing)
 
     def _enter(self, sequence: Sequence, pages: list[int]) -> None:
-        self.waiting.pop()
-        self._blocked = None
+        self.waiting.take(sequence)
         self.running.enter(sequence)
         sequence.pages = list(pages)
         sequence.page_room = len(pages) * self.resolved.page_size
@@ -237,7 +277,7 @@ class Scheduler:
 
     def commit(self, launch: Launch, sampled: Sampled) -> None:
         """Take in the results of a step; the next one may have been scheduled already."""
-        batch, sequences = launch
+        batch, sequences, _load = launch
         page_size, vocab_size = self.resolved.page_size, self.vocab_size
         scored, vectors = sampled.logprobs, sampled.vectors
         plain = scored is None and sampled.prompt_logprobs is None and not sampled.errors
@@ -314,7 +354,7 @@ class Scheduler:
         sequence.finish = output.finish
         del self._live[sequence.request_id]
         if sequence.slot < 0:
-            self.waiting.note_end()
+            self.waiting.note_end(sequence)
         else:
             self._leave(sequence)
 
@@ -339,3 +379,12 @@ class Scheduler:
         for sequence in running:
             assert sequence.page_room == len(sequence.pages) * self.resolved.page_size
             assert sequence.launched <= sequence.page_room
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
+
+
+def _much_less_to_do(sequence: Sequence) -> tuple[int, int, int]:
+    """Sorts by priority, then by what is left to do; within a factor of four, by arrival."""
+    return (sequence.request.priority, sequence.todo.bit_length() // 2, sequence.order)

@@ -38,6 +38,7 @@ class Visit:
 class Workload:
     config: Resolved
     overlap: bool
+    front: int = 16  # of the waiting line
     visits: list[Visit] = field(default_factory=list)
 
 
@@ -73,7 +74,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         max_model_len=draw(st.sampled_from([20, 40])),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
     )
-    workload = Workload(config, overlap=draw(st.booleans()))
+    workload = Workload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
     for number in range(draw(st.integers(1, 10))):
         prefix = draw(st.sampled_from(PREFIXES))
         # Whole pages as often as not: the borders are where mistakes hide.
@@ -99,6 +100,7 @@ class Play:
         self.workload = workload
         self.executor = FakeExecutor(workload.config, overlap=workload.overlap)
         self.engine = Engine(workload.config, VOCAB_SIZE, self.executor)
+        self.engine.scheduler.waiting.FRONT = workload.front
         self.outputs: dict[int, list[Output]] = {visit.request.id: [] for visit in workload.visits}
 
     def run(self) -> None:
@@ -315,7 +317,8 @@ def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
 def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
     def preempt(self: Scheduler, sequence: Sequence) -> None:
         true(self, sequence)
-        self.waiting.pop()
+        self.waiting.front()
+        self.waiting.take(sequence)
 
     return preempt
 
@@ -361,8 +364,19 @@ def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable
     return preempt
 
 
-def back_at_once_after_making_way(true: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, columns, left, yielded: true(self, columns, left, False)
+def back_at_once_after_making_way(
+    true: Callable[..., list[Sequence]],
+) -> Callable[..., list[Sequence]]:
+    return lambda self, yielded: true(self, False)
+
+
+def pages_told_in_the_second_step(true: Callable[..., bool]) -> Callable[..., bool]:
+    def let_in(
+        self: Scheduler, columns: Columns, sequence: Sequence, entered: dict[int, list[int]]
+    ) -> bool:
+        return true(self, columns, sequence, {})
+
+    return let_in
 
 
 def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
@@ -428,7 +442,8 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "_preempt", preempted_loses_a_token),
     (Scheduler, "_preempt", preempted_is_lost),
     (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
-    (Scheduler, "_admit", back_at_once_after_making_way),
+    (Scheduler, "_may_enter", back_at_once_after_making_way),
+    (Scheduler, "_let_in", pages_told_in_the_second_step),
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
     (Scheduler, "commit", ended_row_committed),
     (Scheduler, "abort", abort_without_an_end),

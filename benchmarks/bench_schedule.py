@@ -1,0 +1,227 @@
+"""What the policy of chunks does to latency and throughput, on a device that is only reckoned.
+
+    python -m benchmarks.bench_schedule                    the table of loads and targets
+    python -m benchmarks.bench_schedule --targets 15 20 30 --loads 128
+
+The scheduler and its estimate of a step's time are the real ones; the device is a clock that moves
+on by what a step of Qwen3-8B in bfloat16 takes on one H100: the products of matrices by their
+measured times, attention by bytes and operations.  Callers send their next request when they have
+the answer to their last one.  Nothing but the seed is random: 3 % of noise and, if asked for, steps
+that take far longer than they should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from benchmarks.bench_step import fake_config
+from runtime.batch import Batch, Masks, Sampled
+from runtime.engine import Engine
+from runtime.messages import Request, SamplingParams
+from runtime.step_time import StepLoad
+
+# Tokens of a step -> milliseconds of its matrix products: cuBLAS on one H100, the output layer
+# for 256 rows at most.
+PRODUCTS = (
+    (1, 5.8), (32, 5.9), (128, 6.4), (256, 7.4), (512, 12.6), (1024, 22.8), (2048, 44.0),
+    (4096, 87.0), (8192, 172.0),
+)  # fmt: skip
+FIXED_MS = 0.4  # what the small kernels of a step take whatever its size
+KV_BYTES = 147_456  # a token
+BYTES_A_MS = 2.9e9
+PAIR_OPERATIONS = 589_824  # of a prompt token with one before it
+OPERATIONS_A_MS = 5.0e11
+LOADS = (
+    (8, 1024, 256), (32, 1024, 256), (128, 1024, 256), (256, 1024, 256), (32, 4096, 8),
+    (8, 16384, 128),
+)  # fmt: skip
+
+
+def products_ms(tokens: int) -> float:
+    place = min(max(1, bisect_right(PRODUCTS, (tokens, 1e9))), len(PRODUCTS) - 1)
+    (few, low), (many, high) = PRODUCTS[place - 1], PRODUCTS[place]
+    return low + (high - low) * (tokens - few) / (many - few)
+
+
+def step_ms(load: StepLoad) -> float:
+    """Of a Qwen3-8B on one H100."""
+    attention = load.kv_tokens * KV_BYTES / BYTES_A_MS
+    attention += load.pairs * PAIR_OPERATIONS / OPERATIONS_A_MS
+    return FIXED_MS + products_ms(load.rows + load.prompt_tokens) + attention
+
+
+def load_of(batch: Batch) -> StepLoad:
+    rows = batch.decode_rows
+    prompts = zip(batch.starts[rows:], batch.q_lens[rows:], strict=True)
+    pairs = sum(count * (start + count / 2) for start, count in prompts)
+    return StepLoad(rows, batch.num_tokens - rows, sum(batch.starts[:rows]), pairs)
+
+
+class Clock:
+    """The device's time, in seconds; the host's is nothing beside it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Finished:
+    """A step whose results are there at `at`."""
+
+    clock: Clock
+    at: float
+    sampled: Sampled
+
+    def wait(self) -> Sampled:
+        self.clock.now = max(self.clock.now, self.at)
+        return self.sampled
+
+
+class ReckonedDevice:
+    """Runs one step after the other, each as long as it should take."""
+
+    overlap = True
+
+    def __init__(self, clock: Clock, seed: int, stalls: float) -> None:
+        self._clock = clock
+        self._draw = random.Random(seed)
+        self._stalls = stalls
+        self._free_at = 0.0
+        self.step_seconds: list[tuple[StepLoad, float]] = []
+
+    def forward(self, batch: Batch) -> None:
+        load = load_of(batch)
+        seconds = step_ms(load) / 1000 * self._draw.uniform(0.97, 1.03)
+        if self._draw.random() < self._stalls:
+            seconds *= 5
+        self._free_at = max(self._clock.now, self._free_at) + seconds
+        self.step_seconds.append((load, seconds))
+
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Finished:
+        sampled = Sampled([1 if samples else -1 for samples in batch.sample])
+        return Finished(self._clock, self._free_at, sampled)
+
+
+@dataclass
+class Figures:
+    output_tokens: int = 0
+    first: list[float] = field(default_factory=list[float])
+    gaps: list[float] = field(default_factory=list[float])
+    seconds: float = 0.0
+    most_prompt_tokens: int = 0
+
+    def row(self) -> str:
+        per_second = self.output_tokens / self.seconds
+        return (
+            f"{per_second:>10.0f} {_ms(self.gaps, 0.5):>9.1f} {_ms(self.gaps, 0.99):>9.1f} "
+            f"{_ms(self.gaps, 1.0):>9.1f} {_ms(self.first, 0.5):>10.0f} "
+            f"{_ms(self.first, 0.99):>10.0f} {self.most_prompt_tokens:>8}"
+        )
+
+
+def _ms(seconds: list[float], share: float) -> float:
+    ordered = sorted(seconds)
+    return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Callers:
+    """A closed loop: each caller sends its next request when its last one was answered."""
+
+    def __init__(self, engine: Engine, clock: Clock, inputs: int, outputs: int) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._inputs = inputs
+        self._outputs = outputs
+        self._sent: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self.num_sent = 0
+        self.num_answered = 0
+        self.figures = Figures()
+
+    def send(self) -> None:
+        params = SamplingParams(max_tokens=self._outputs)
+        tokens = [self.num_sent % 1000] * self._inputs
+        self._sent[self.num_sent] = self._clock.now
+        self._engine.add(Request(self.num_sent, 0, tokens, params))
+        self.num_sent += 1
+
+    def step(self) -> int:
+        """One step of the engine.  Returns how many answers it ended."""
+        ended = 0
+        for output in self._engine.step():
+            now, before = self._clock.now, self._last.get(output.id)
+            self.figures.output_tokens += len(output.tokens)
+            if before is None:
+                self.figures.first.append(now - self._sent[output.id])
+            else:
+                self.figures.gaps.append(now - before)
+            self._last[output.id] = now
+            if output.finish is not None:
+                del self._last[output.id], self._sent[output.id]
+                ended += 1
+        self.num_answered += ended
+        return ended
+
+
+def simulate(
+    clients: int, inputs: int, outputs: int, *, target_ms: float, stalls: float = 0.0, rounds: int
+) -> Figures:
+    """`rounds` answers for each caller, the first of them not counted."""
+    clock = Clock()
+    device = ReckonedDevice(clock, clients, stalls)
+    config = structs.replace(
+        fake_config(256, inputs + outputs + 1),
+        device="cuda", prefix_cache=False, itl_target_ms=target_ms,
+        num_pages=386_272 // 16,
+    )  # fmt: skip
+    engine = Engine(config, 1000, device, clock=clock)
+    callers = Callers(engine, clock, inputs, outputs)
+    for _ in range(clients):
+        callers.send()
+    began, counted_from = 0.0, 0
+    while callers.num_answered < clients * rounds:
+        for _ in range(callers.step()):
+            callers.send()
+        if not began and callers.num_answered >= 2 * clients:
+            began, callers.figures = clock.now, Figures()
+            counted_from = len(device.step_seconds)
+    figures = callers.figures
+    figures.seconds = clock.now - began
+    mixed = [load for load, _ in device.step_seconds[counted_from:] if load.rows]
+    figures.most_prompt_tokens = max((load.prompt_tokens for load in mixed), default=0)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--targets", type=float, nargs="+", default=[1e6, 0.0, 15.0, 25.0, 40.0])
+    parser.add_argument("--loads", type=int, nargs="+", help="numbers of callers", default=[])
+    parser.add_argument("--stalls", type=float, default=0.0, help="share of steps 5 times as long")
+    parser.add_argument("--rounds", type=int, default=4)
+    arguments = parser.parse_args()
+    print(
+        f"{'callers':>7} {'in/out':>10} {'target ms':>10} {'out tok/s':>10} {'ITL p50':>9} "
+        f"{'p99':>9} {'most':>9} {'TTFT p50':>10} {'p99':>10} {'chunk':>8}"
+    )
+    for clients, inputs, outputs in LOADS:
+        if arguments.loads and clients not in arguments.loads:
+            continue
+        for target in arguments.targets:
+            figures = simulate(
+                clients, inputs, outputs,
+                target_ms=target, stalls=arguments.stalls, rounds=arguments.rounds,
+            )  # fmt: skip
+            name = "automatic" if not target else "none" if target >= 1e6 else f"{target:g}"
+            print(f"{clients:>7} {inputs:>6}/{outputs:<3} {name:>10} {figures.row()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""ChunkBudget: how many prompt tokens a step takes.
+
+Rows that decode get their next token when the step ends, so prompts are cut to what keeps a step
+within a target, and to half of those that wait: a step reads all weights whatever it computes, and
+a few prompt tokens in every step cost less than many in some.  `--itl-target-ms` sets the target.
+The automatic one yields where it would make the whole server slow:
+
+    many rows, whose step is long without a prompt    prompts get their share of the step
+    prompts of more than a second wait                up to WIDEST times the target
+
+The numbers are the best of `python -m benchmarks.bench_schedule` for the usual loads of an 8B
+model; they are times, not tokens, so that they mean the same for every model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from runtime.config import Resolved
+from runtime.step_time import StepTimes
+
+AUTOMATIC_SECONDS = 0.020  # a target if none was asked for
+WIDEST = 2.5  # times that, if much waits
+MUCH_SECONDS = 0.75  # of prompts: from here on the automatic target grows with what waits
+PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
+STEPS = 2  # that what waits is spread over, at least
+FEWEST = 256  # prompt tokens: smaller steps would only read the weights more often
+FIRST_GUESS = 512  # while nothing was measured
+TILE = 128  # tokens that a matrix product computes together
+
+
+class Prompts(NamedTuple):
+    """What there is to feed."""
+
+    count: int  # under way, or waiting and free to begin
+    tokens: int  # of all that are under way or wait
+    context: int  # tokens before those that the longest prompt under way feeds next
+
+
+class ChunkBudget:
+    def __init__(self, resolved: Resolved, times: StepTimes) -> None:
+        self._most = resolved.max_batched_tokens
+        self._asked = resolved.itl_target_ms / 1000
+        # On a CPU a step of any size takes longer than the automatic target.
+        self._limited = bool(self._asked) or resolved.device != "cpu"
+        self._times = times
+
+    def tokens(self, rows: int, kv_tokens: int, prompts: Prompts) -> int:
+        """Prompt tokens for a step in which `rows` decode, reading `kv_tokens`."""
+        room = self._most - rows
+        # A prompt that is alone harms nobody.
+        if not self._limited or (not rows and prompts.count == 1):
+            return room
+        seconds = self._seconds(rows, kv_tokens, prompts.tokens)
+        fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
+        if fits is None:
+            fits = FIRST_GUESS
+        if rows:
+            fits = min(fits, prompts.tokens // STEPS)
+        fewest = -(-(rows + FEWEST) // TILE) * TILE
+        total = max((rows + fits) // TILE * TILE, fewest)
+        return min(room, total - rows)
+
+    def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:
+        """How long the step may take."""
+        if not rows:
+            return AUTOMATIC_SECONDS * WIDEST
+        if self._asked:
+            return self._asked
+        wait = waiting * self._times.per_token
+        target = AUTOMATIC_SECONDS * min(max(wait / MUCH_SECONDS, 1.0), WIDEST)
+        return max(target, self._times.decode_seconds(rows, kv_tokens) / (1 - PROMPT_SHARE))
