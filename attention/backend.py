@@ -21,6 +21,8 @@ class UnsupportedAttention(ValueError):
 class Backend(Protocol):
     name: str  # as --attention has it
     details: str  # which kernels run, for the start report
+    # All lengths are read on the device, so that a CUDA graph may hold a step.
+    reads_lengths_on_device: bool
 
     def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
         """Prepare once a step what every layer will use; kv is the pool that the step will use."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,6 +18,14 @@ from runtime.device import upload
 from runtime.slots import Slots
 
 Ints = NDArray[np.int64]
+
+
+class Model(Protocol):
+    """What the inputs are for."""
+
+    def __call__(self, inp: ModelInput) -> Tensor: ...  # [T, hidden]
+
+    def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab], the caller's own
 
 
 def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> ModelInput:

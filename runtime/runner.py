@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,14 +14,16 @@ from attention.kv_pool import KVPool
 from runtime.batch import Batch, Masks
 from runtime.config import Resolved
 from runtime.device import upload
-from runtime.inputs import build_input
+from runtime.inputs import Model, build_input
 from runtime.pending import Pending
 from runtime.pooling import Pooled
 from runtime.prompt_scores import PromptScores, score_prompts
+from runtime.results import Arrival
 from runtime.sampler import Allowed, Drawn, draw
 from runtime.slots import Slots
-from runtime.steps import Steps
-from runtime.whole_step import Model
+
+if TYPE_CHECKING:
+    from runtime.steps import Steps
 
 Ints = NDArray[np.int64]
 
@@ -48,6 +52,8 @@ class Runner:
         if whole_steps is None:
             whole_steps = device.type == "cuda" and backend.reads_lengths_on_device
         if whole_steps:
+            from runtime.steps import Steps  # needs Triton, which is not everywhere
+
             self.steps = Steps(
                 model,
                 kv=kv,
@@ -56,6 +62,7 @@ class Runner:
                 most_tokens=resolved.max_batched_tokens,
                 device=device,
             )
+        self._chosen: Arrival | None = None
         self._drawn_rows: Ints = np.zeros(0, dtype=np.int64)
         self._logits: Tensor | None = None
         self._prompt_scores: list[PromptScores] = []
@@ -64,6 +71,8 @@ class Runner:
     def use(self, kv: KVPool) -> None:
         """Keep keys and values there from now on: another pool, after warming up on a small one."""
         self._kv = kv
+        if self.steps is not None:
+            self.steps.use(kv)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
@@ -84,7 +93,7 @@ class Runner:
 
     def _launch(self, steps: Steps, batch: Batch) -> Tensor:
         launched = steps.launch(batch)
-        self._drawn_rows = launched.special
+        self._chosen, self._drawn_rows = launched.chosen, launched.special
         self._logits = None
         if len(self._drawn_rows):
             rows = upload(self._drawn_rows, self.device)
@@ -104,7 +113,9 @@ class Runner:
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
         pooled, self._pooled = self._pooled, None
-        return Pending(len(batch.slots), rows.tolist(), drawn, scores, pooled, self.device)
+        return Pending(
+            len(batch.slots), self._chosen, rows.tolist(), drawn, scores, pooled, self.device
+        )
 
 
 def _allowed(masks: Masks, drawn: Ints) -> Allowed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.batch import Batch, NewRow
@@ -63,7 +64,9 @@ class Slots:
         self.before: list[Tensor | None] = [None] * num_slots
         self.pools = Pools()
         self._counts: Tensor | None = None
-        self._num_pages = np.zeros(num_slots, dtype=np.int64)
+        # Whose tokens `sampler.draw` chooses: all, unless Steps does it for most.
+        self.special = np.ones(num_slots, dtype=np.bool_)
+        self._num_pages = np.zeros(num_slots, dtype=np.int32)
 
     @property
     def counts(self) -> Tensor:
@@ -75,10 +78,22 @@ class Slots:
 
     def begin(self, batch: Batch) -> None:
         """Take in what the batch says of new sequences and new pages."""
+        pages_before = self.begin_on_host(batch)
+        if batch.new_pages:
+            self.append_pages(batch, pages_before)
+
+    def begin_on_host(self, batch: Batch) -> NDArray[np.int32]:
+        """Take in all but the new pages.  Returns how many pages each row's slot had before, [B].
+
+        The caller sees to it that `page_table` gets the new ones.
+        """
         for row in batch.new_rows:
             self._start_over(row)
+        slots = np.asarray(batch.slots, dtype=np.int64)
+        pages_before = self._num_pages[slots]
         if batch.new_pages:
-            self._append_pages(batch)
+            self._num_pages[slots] = pages_before + np.asarray(batch.num_new_pages, dtype=np.int32)
+        return pages_before
 
     def _start_over(self, row: NewRow) -> None:
         slot, params = row.slot, row.params
@@ -89,7 +104,7 @@ class Slots:
         self.sets.start_over(slot, params, row.history[row.prompt_len :])
         self.pools.start_over(row)
         self.params[slot] = _columns(row)
-        if params.has_penalties:
+        if params.has_penalties and self.special[slot]:
             self._count(row)
 
     def _upload_bias(self, bias: dict[int, float]) -> tuple[Tensor, Tensor]:
@@ -105,17 +120,15 @@ class Slots:
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often the token occurs
 
-    def _append_pages(self, batch: Batch) -> None:
-        """Write the new pages behind those that each row's slot has."""
+    def append_pages(self, batch: Batch, pages_before: NDArray[np.int32]) -> None:
+        """Write the new pages behind those that each row's slot had."""
         added = np.asarray(batch.num_new_pages, dtype=np.int64)
-        slots = np.asarray(batch.slots, dtype=np.int64)
-        first = self._num_pages[slots]
-        self._num_pages[slots] = first + added
         before = np.cumsum(added) - added
-        columns = np.arange(len(batch.new_pages)) + np.repeat(first - before, added)
-        where = np.stack([np.repeat(slots, added), columns, np.asarray(batch.new_pages)])
-        rows, columns_on_device, pages = upload(where.astype(np.int64), self.device).unbind()
-        self.page_table[rows, columns_on_device] = pages.to(torch.int32)
+        columns = np.arange(len(batch.new_pages)) + np.repeat(pages_before - before, added)
+        rows = np.repeat(np.asarray(batch.slots, dtype=np.int64), added)
+        where = np.stack([rows, columns, np.asarray(batch.new_pages)])
+        slots, columns_on_device, pages = upload(where.astype(np.int64), self.device).unbind()
+        self.page_table[slots, columns_on_device] = pages.to(torch.int32)
 
 
 def _columns(row: NewRow) -> tuple[float | int | bool, ...]:

@@ -1,0 +1,94 @@
+"""Buckets: the sizes that steps are padded to, so that few graphs serve all steps.
+
+Steps in which every row feeds one token have buckets of their own: they need no prompt kernels, and
+every size up to 32 is there, since the time of a small step grows with each row of a product.
+Above MOST_MIXED tokens a step keeps the device busy for longer than the host needs to queue it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+MOST_MIXED = 2048  # tokens of a graph
+TILE = 128  # rows of a large product are computed so many at a time
+FEW_ROWS = (32, 256)  # besides the most: every row of a mixed step has its logits computed
+# Captured before the first request; the others follow in idle moments.
+EARLY_MIXED = (2048, 1024, 512, 256, 128, 64, 32)
+
+
+class Bucket(NamedTuple):
+    """What a step is padded to.  decode: no row feeds more than one token, so tokens == rows."""
+
+    tokens: int
+    rows: int
+    decode: bool
+
+
+class Buckets:
+    """All buckets of a server with so many rows and tokens at most."""
+
+    def __init__(self, most_rows: int, most_tokens: int) -> None:
+        assert most_rows <= most_tokens
+        self._most_tokens = most_tokens
+        self._decode = _cut(decode_sizes(most_rows), most_rows)
+        self._rows = _cut(FEW_ROWS, most_rows)
+        self._mixed = _cut(mixed_sizes(), min(most_tokens, MOST_MIXED))
+
+    @property
+    def largest(self) -> list[Bucket]:
+        """No other is larger in any number."""
+        most = self._decode[-1]
+        return [Bucket(self._most_tokens, most, False), Bucket(most, most, True)]
+
+    def fit(self, tokens: int, rows: int) -> Bucket:
+        """The smallest bucket for a step of so many tokens and rows."""
+        if tokens == rows:
+            size = self._decode[bisect_left(self._decode, rows)]
+            return Bucket(size, size, True)
+        if tokens > self._mixed[-1]:
+            padded = min(-(-tokens // TILE) * TILE, self._most_tokens)
+        else:
+            padded = self._mixed[bisect_left(self._mixed, tokens)]
+        return Bucket(padded, min(self._rows[bisect_left(self._rows, rows)], padded), False)
+
+    def graphs(self) -> list[Bucket]:
+        """All that get a graph, the largest first: smaller ones then fit into its memory."""
+        mixed = {
+            Bucket(tokens, min(rows, tokens), False)
+            for tokens in self._mixed
+            for rows in self._rows
+        }
+        decode = [Bucket(size, size, True) for size in self._decode]
+        return sorted(mixed, reverse=True) + decode[::-1]
+
+    def early(self) -> list[Bucket]:
+        """Those of `graphs` that a server has before its first request."""
+        sizes = {self._decode[-1], *(1 << power for power in range(9))}
+        mixed = {*EARLY_MIXED, self._mixed[-1]}
+        return [
+            bucket
+            for bucket in self.graphs()
+            if (bucket.tokens in sizes if bucket.decode else self._is_early(bucket, mixed))
+        ]
+
+    def _is_early(self, bucket: Bucket, sizes: set[int]) -> bool:
+        return bucket.tokens in sizes and bucket.rows == min(self._rows[-1], bucket.tokens)
+
+
+def decode_sizes(most_rows: int) -> list[int]:
+    step = 16 if most_rows <= 512 else 32
+    return [*range(1, 33), *range(40, 257, 8), *range(256 + step, 1024 + step, step)]
+
+
+def mixed_sizes() -> list[int]:
+    return [
+        *(16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512),
+        *range(640, 1025, 128),
+        *range(1280, MOST_MIXED + 1, 256),
+    ]
+
+
+def _cut(sizes: list[int] | tuple[int, ...], most: int) -> list[int]:
+    """The sizes below `most`, and that."""
+    return [*(size for size in sizes if size < most), most]

@@ -1,0 +1,122 @@
+"""Graphs: steps captured once a bucket and replayed with one call.
+
+A step of 400 kernels takes the host several milliseconds to queue and a graph of them a few
+microseconds.  All graphs share one pool of memory, since only one runs at a time: the largest is
+captured first, and the others find room where it left off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.buckets import Bucket, Buckets
+from runtime.device import free_bytes
+from runtime.whole_step import Outcome
+
+# A graph of at most so many times the tokens is better than no graph.
+MOST_PADDING = 2
+SMALL = 64  # tokens: up to here a step takes the same time, padded or not
+# Free memory below which nothing more is captured: what steps without a graph may need.
+RESERVE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    graph: torch.cuda.CUDAGraph
+    outcome: Outcome  # seen through aliases: the memory is the pool's, and the next graph's
+
+
+class Alias:
+    """Memory at an address, as a tensor that does not own it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        assert tensor.is_contiguous()
+        self.__cuda_array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def alias(tensor: Tensor) -> Tensor:
+    flat = torch.as_tensor(Alias(tensor), device=tensor.device)
+    return flat.view(tensor.dtype).view(tensor.shape)
+
+
+class Graphs:
+    """Runs steps: from a graph where there is one of a fitting size, else as they are called."""
+
+    def __init__(
+        self,
+        run: Callable[[Bucket], Outcome],
+        send_empty: Callable[[Bucket], None],
+        buckets: Buckets,
+        device: torch.device,
+    ) -> None:
+        """run: the step whose block is on the device.  send_empty: makes that one without rows."""
+        self._run, self._send_empty, self._device = run, send_empty, device
+        self.captured: dict[Bucket, Captured] = {}
+        self._buckets = buckets
+        self._waiting: list[Bucket] = []
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            self._pool = torch.cuda.graph_pool_handle()
+            self._waiting = buckets.graphs()[::-1]
+
+    def fit(self, tokens: int, rows: int) -> Bucket:
+        """The bucket that a step of so many tokens and rows is to be padded to."""
+        best = self._buckets.fit(tokens, rows)
+        if best in self.captured or not self.captured:
+            return best
+        most = max(MOST_PADDING * best.tokens, SMALL)
+        fitting = [
+            bucket
+            for bucket in self.captured
+            if best.tokens <= bucket.tokens <= most
+            and best.rows <= bucket.rows
+            and best.decode == bucket.decode
+        ]
+        return min(fitting, default=best)
+
+    def run(self, bucket: Bucket) -> Outcome:
+        captured = self.captured.get(bucket)
+        if captured is None:
+            return self._run(bucket)
+        captured.graph.replay()
+        return captured.outcome
+
+    def capture_early(self) -> None:
+        """What a server needs before its first request."""
+        early = set(self._buckets.early())
+        for bucket in self._buckets.graphs():
+            if bucket in early and self._waiting:
+                self._waiting.remove(bucket)
+                self._capture(bucket)
+
+    def capture_next(self) -> bool:
+        """Capture one more, some 30 ms of the host's time.  True if there are others after it."""
+        if self._waiting and free_bytes(self._device) < RESERVE_BYTES:
+            self._waiting = []
+        if self._waiting:
+            self._capture(self._waiting.pop())
+        return bool(self._waiting)
+
+    def _capture(self, bucket: Bucket) -> None:
+        """On a step without rows, which changes nothing."""
+        self._send_empty(bucket)
+        self._run(bucket)  # compiles what has not been compiled, outside of the graph
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outcome = self._run(bucket)
+            finally:
+                graph.capture_end()
+        aliases = Outcome(alias(outcome.hidden), alias(outcome.logits))
+        self.captured[bucket] = Captured(graph, aliases)

@@ -1,0 +1,1 @@
+"""Triton kernels of a step's ends: its inputs and its sampling."""

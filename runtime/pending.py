@@ -1,0 +1,92 @@
+"""Pending: a step whose results are on their way to the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.batch import LAST, Sampled
+from runtime.device import Download
+from runtime.messages import TokenLogprob
+from runtime.pooling import Pooled
+from runtime.prompt_scores import PromptScores, prompt_logprobs
+from runtime.results import Arrival
+from runtime.sampler import Drawn
+from runtime.scores import token_logprobs
+
+NOT_FINITE = "the model's output is not a number for this request"
+
+
+class Pending:
+    def __init__(
+        self,
+        num_rows: int,
+        chosen: Arrival | None,
+        drawn_rows: list[int],
+        drawn: Drawn | None,
+        prompt_scores: list[PromptScores],
+        pooled: Pooled | None,
+        device: torch.device,
+    ) -> None:
+        """chosen: tokens that the step itself chose; the other arguments are of the rest."""
+        self._num_rows = num_rows
+        self._chosen = chosen
+        self._rows = drawn_rows
+        self._drawn = drawn
+        self._prompt_scores = prompt_scores
+        self._pooled = pooled
+        tensors: list[Tensor] = []
+        if drawn is not None:
+            tensors += [drawn.tokens, drawn.usable]
+            tensors += drawn.scores.tensors() if drawn.scores is not None else []
+        for scores in prompt_scores:
+            tensors += scores.tensors()
+        if pooled is not None:
+            tensors.append(pooled.flat)
+        self._download = Download(tensors, device) if tensors or chosen is None else None
+
+    def wait(self) -> Sampled:
+        """Block until the device has finished the step."""
+        tokens, errors = self._own_tokens()
+        if self._download is None:
+            return Sampled(tokens, errors=errors)
+        arrived = self._download.wait()
+        logprobs: list[TokenLogprob | None] | None = None
+        vectors: dict[int, bytes] = {}
+        if self._pooled is not None:
+            *arrived, flat = arrived
+            for row, vector, finite in self._pooled.arrived(flat):
+                vectors[row] = vector
+                if not finite:
+                    errors[row] = NOT_FINITE
+        if self._drawn is not None:
+            chosen, usable, *arrived = arrived
+            for row, token, fine in zip(self._rows, chosen.tolist(), usable.tolist(), strict=True):
+                tokens[row] = token
+                if not fine:
+                    errors[row] = NOT_FINITE
+            if self._drawn.scores is not None:
+                logprobs = self._logprobs(self._drawn, arrived[:4], errors)
+                arrived = arrived[4:]
+        scores = prompt_logprobs(self._prompt_scores, arrived, self._num_rows)
+        return Sampled(tokens, logprobs, scores, errors, vectors)
+
+    def _own_tokens(self) -> tuple[list[int], dict[int, str]]:
+        """By row: LAST where the step chose none, and what went wrong."""
+        if self._chosen is None:
+            return [LAST] * self._num_rows, {}
+        self._chosen.wait()
+        wrong = np.flatnonzero(self._chosen.usable[: self._num_rows] == 0)
+        errors = dict.fromkeys(wrong.tolist(), NOT_FINITE)
+        return self._chosen.tokens[: self._num_rows].tolist(), errors
+
+    def _logprobs(
+        self, drawn: Drawn, arrived: list[Tensor], errors: dict[int, str]
+    ) -> list[TokenLogprob | None]:
+        rows: list[TokenLogprob | None] = [None] * self._num_rows
+        found = token_logprobs(arrived, drawn.widths)
+        for index, scored in zip(drawn.scored, found, strict=True):
+            row = self._rows[index]
+            rows[row] = None if row in errors else scored
+        return rows

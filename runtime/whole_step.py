@@ -1,0 +1,130 @@
+"""WholeStep: one step on static buffers, so that a CUDA graph can hold all of it.
+
+    apply       what new sequences say of sampling moves into their slots
+    prepare     tokens, positions, write slots, page tables (kernels/prepare.py)
+    plan        of the attention back end, from the lengths on the device
+    model       hidden states, logits of each row's last token
+    sample      tokens of the rows that want nothing special, into their slots and the results
+
+Everything that differs from step to step is read on the device: the host sends it beforehand
+(step_buffers.py).  On a CPU, with interpreted kernels, the same function is called by tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attention.backend import Backend
+from attention.kv_pool import KVPool
+from attention.metadata import ForwardMeta
+from model_zoo.inputs import ModelInput
+from runtime.buckets import Bucket, Buckets
+from runtime.inputs import Model
+from runtime.kernels import prepare
+from runtime.kernels.sample import sample
+from runtime.results import Results
+from runtime.sampler_state import SamplerState
+from runtime.slots import Slots
+from runtime.step_buffers import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """hidden [T, hidden], logits [R, vocab], padding included.  Valid until the next step."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class WholeStep:
+    """The buffers of the largest step, and the step itself on their first parts."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kv: KVPool,
+        backend: Backend,
+        slots: Slots,
+        sampler: SamplerState,
+        block: Tensor,
+        buckets: Buckets,
+    ) -> None:
+        """block: what StepBuffers copy to."""
+        self._model = model
+        self.kv = kv
+        self._backend, self._slots = backend, slots
+        self._sampler, self._block = sampler, block
+        most_tokens = max(bucket.tokens for bucket in buckets.largest)
+        most_rows = max(bucket.rows for bucket in buckets.largest)
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=block.device)
+
+        self._tokens, self._positions = numbers(most_tokens), numbers(most_tokens)
+        self._write_slots, self._logit_rows = numbers(most_tokens), numbers(most_rows)
+        max_pages = slots.page_table.shape[1]
+        self._row_pages = numbers(most_rows, max_pages, dtype=torch.int32)
+        self.results = Results(most_rows, block.device)
+
+    @torch.inference_mode()
+    def run(self, bucket: Bucket) -> Outcome:
+        """Run the step whose block is on the device."""
+        layout = Layout.of(bucket)
+        inp = self._input(layout)
+        self._sampler.apply(layout.new_rows(self._block))
+        prepare.prepare(
+            self._block,
+            self._slots.page_table,
+            self._slots.last_token,
+            stride=layout.stride,
+            tokens_at=layout.tokens_at,
+            pages_at=layout.pages_at,
+            tokens=inp.tokens,
+            positions=inp.positions,
+            write_slots=inp.meta.write_slots,
+            logit_rows=inp.logit_rows,
+            row_pages=inp.meta.page_table,
+            page_size=self.kv.page_size,
+        )
+        inp = replace(inp, meta=self._backend.plan(inp.meta, self.kv))
+        hidden = self._model(inp)
+        ends = hidden if bucket.decode else hidden.index_select(0, inp.logit_rows)
+        logits = self._model.logits(ends)
+        sample(
+            logits,
+            layout.column(self._block, prepare.SAMPLE_SLOT, bucket.rows),
+            inp.meta.cache_seqlens,  # a row's next token takes the place behind what it has stored
+            self._sampler,
+            self._slots.last_token,
+            *self.results.outputs(bucket.rows),
+        )
+        return Outcome(hidden, logits)
+
+    def _input(self, layout: Layout) -> ModelInput:
+        """What the model reads.  Lengths on the host are those of no step, but of the bucket: a
+        mixed one has rows of all kinds, so that the back end is ready for all."""
+        tokens, rows, decode = layout.bucket
+        meta = ForwardMeta(
+            cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),
+            cu_seqlens_k=layout.column(self._block, prepare.CU_K, rows + 1),
+            cache_seqlens=layout.column(self._block, prepare.KV_LEN, rows),
+            page_table=self._row_pages[:rows],
+            write_slots=self._write_slots[:tokens],
+            max_seqlen_q=1 if decode else tokens,
+            max_seqlen_k=self._row_pages.shape[1] * self.kv.page_size,
+            decode_rows=rows if decode else 0,
+            q_lens=(1,) * rows if decode else (0,) * rows,
+            kv_lens=(0,) * rows,
+        )
+        return ModelInput(
+            tokens=self._tokens[:tokens],
+            positions=self._positions[:tokens],
+            logit_rows=self._logit_rows[:rows],
+            meta=meta,
+            kv=self.kv,
+            backend=self._backend,
+        )
