@@ -18,6 +18,8 @@ from attention.planner.device import DevicePlanner
 from attention.planner.device_tiles import DeviceTiler
 from attention.planner.plan import PlanSpec, SplitPlan
 from attention.planner.tiles import TilePlan, TileSpec
+from model_zoo.layers.gemm.candidates import products_for
+from model_zoo.layers.gemm.products import BUCKETS, Plain, SplitK, Stream
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
@@ -163,11 +165,20 @@ def call_tiler() -> None:
     tiler.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
 
 
+def call_product(product: Stream | SplitK, rows: int) -> None:
+    product.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
+
+
 SHIPPED: dict[str, Callable[[], None]] = {"planner": call_planner, "tiler": call_tiler}
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)
     SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
     SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
+for rows in BUCKETS[1:]:
+    for product in products_for(132, (9, 0), rows, 6144, 4096):
+        if not isinstance(product, Plain):
+            name = f"{type(product).__name__} {product.block_n} at {rows}"
+            SHIPPED[name] = partial(call_product, product, rows)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
     SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)

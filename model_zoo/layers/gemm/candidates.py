@@ -12,14 +12,24 @@ PLAIN = Plain()
 
 
 def candidates(device: torch.device, rows: int, outputs: int, inputs: int) -> list[Product]:
-    """cuBLAS first, then what may be faster for x [rows, inputs] and W [outputs, inputs]."""
+    """products_for() the device."""
     properties = torch.cuda.get_device_properties(device)
-    programs = properties.multi_processor_count
+    capability = properties.major, properties.minor
+    return products_for(properties.multi_processor_count, capability, rows, outputs, inputs)
+
+
+def products_for(
+    programs: int, capability: tuple[int, int], rows: int, outputs: int, inputs: int
+) -> list[Product]:
+    """cuBLAS first, then what may be faster for x [rows, inputs] and W [outputs, inputs].
+
+    programs    multiprocessors of the device, of compute capability `capability`
+    """
     tried: list[Product] = [PLAIN]
     if rows == 1:
         tried.append(Plain(rows=8))
-    if (properties.major, properties.minor) == (9, 0):
-        tried += [Stream(64, 128, 6 if rows <= 8 else 4, programs)]
+    if capability == (9, 0):
+        tried.append(Stream(64, 128, 6 if rows <= 8 else 4, programs))
     for block_n in (32, 64):
         tiles = math.ceil(outputs / block_n)
         parts = max(1, min(4, round(2 * programs / tiles)))
