@@ -72,6 +72,17 @@ def choose_products(model: nn.Module, *, seconds: float = 1.5, file: Path | None
     use(layers, choices | made)
 
 
+def run_candidates(model: nn.Module) -> None:
+    """Call every product that choose_products may time once, so that all can be compiled ahead."""
+    from model_zoo.layers.gemm.candidates import candidates
+
+    for place, (layer, *_) in layers_by_place(model).items():
+        weight = layer.weight
+        x = torch.empty(place.rows, place.inputs, dtype=place.dtype, device=weight.device)
+        for product in candidates(weight.device, place.rows, place.outputs, place.inputs):
+            product.run(x, weight, layer.bias)
+
+
 def layers_by_place(model: nn.Module) -> dict[Place, list[Linear]]:
     """The layers that have a choice; one row first, and large layers first."""
     layers: dict[Place, list[Linear]] = defaultdict(list)
