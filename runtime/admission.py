@@ -17,7 +17,7 @@ class WaitingLine:
     The first few are kept apart from the heap, where all of them can be looked at.
     """
 
-    FRONT = 16  # enough to find a short prompt behind long ones
+    FRONT: int = 16  # enough to find a short prompt behind long ones
 
     def __init__(self) -> None:
         self._front: list[Sequence] = []  # ascending

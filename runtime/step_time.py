@@ -8,18 +8,19 @@ time of decoding nor one strange step makes the rest forgotten.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 SAMPLES = 8  # steps remembered of each size
 FIT_EVERY = 16  # steps, and only when somebody asks; the first few are fitted at once
 # What makes the weights comparable, so that what is not known yet is shared between them evenly.
-UNITS = np.array([1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0])
+UNITS = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0)
 RIDGE = 1e-4
 FOLLOW = 0.2  # of the newest step, in what the fit is corrected by
 MOST_OFF = 2.0  # that one step may count as
+PLACES = range(len(UNITS))
+
+Vector = list[float]
 
 
 class StepLoad(NamedTuple):
@@ -33,23 +34,30 @@ class StepLoad(NamedTuple):
 
 class StepTimes:
     def __init__(self) -> None:
-        self._weights: list[float] | None = None
+        self._weights: Vector | None = None
         self._knows_prompts = False
         self._correction = 1.0
-        # Of each size its first row in the table and how often it was noted; SAMPLES rows each.
-        self._sizes: dict[tuple[int, int], list[int]] = {}
-        self._table = np.zeros((64 * SAMPLES, 1 + len(UNITS)))  # seconds, then the five features
+        self._samples: dict[tuple[int, int], deque[Vector]] = {}
+        # Of all samples: their products with each other, and their sum.
+        self._square = [[0.0] * len(UNITS) for _ in PLACES]
+        self._right = [0.0] * len(UNITS)
         self._noted = 0
         self._fit_at = 1  # when so many were noted
 
     def note(self, load: StepLoad, seconds: float) -> None:
         """A step took so long."""
+        milliseconds = max(1000 * seconds, 1e-3)
+        # Divided by the time that they should add up to: a step that took ten times as long as it
+        # should is off by one, not by ten.
+        sample = [
+            value / unit / milliseconds for value, unit in zip((1.0, *load), UNITS, strict=True)
+        ]
         size = (load.rows.bit_length(), load.prompt_tokens.bit_length())
-        entry = self._sizes.get(size)
-        if entry is None:
-            entry = self._sizes[size] = [self._new_rows(), 0]
-        self._table[entry[0] + entry[1] % SAMPLES] = (max(seconds, 1e-6), 1.0, *load)
-        entry[1] += 1
+        ring = self._samples.setdefault(size, deque())
+        ring.append(sample)
+        self._add(sample, 1.0)
+        if len(ring) > SAMPLES:
+            self._add(ring.popleft(), -1.0)
         self._noted += 1
         if load.prompt_tokens:
             self._knows_prompts = True
@@ -58,18 +66,21 @@ class StepTimes:
                 off = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF) * self._correction
                 self._correction += FOLLOW * (off - self._correction)
 
-    def _new_rows(self) -> int:
-        first = len(self._sizes) * SAMPLES
-        if first == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        return first
+    def _add(self, sample: Vector, sign: float) -> None:
+        right = self._right
+        for place, row in enumerate(self._square):
+            value = sign * sample[place]
+            if value:
+                right[place] += value
+                for other in PLACES:
+                    row[other] += value * sample[other]
 
     def seconds(self, load: StepLoad) -> float | None:
         """What a step should take; None before a prompt has been run."""
         weights = self._fitted()
         return None if weights is None else self._sum(weights, load)
 
-    def _sum(self, weights: list[float], load: StepLoad) -> float:
+    def _sum(self, weights: Vector, load: StepLoad) -> float:
         one, rows, tokens, kv, pairs = weights
         total = one + rows * load.rows + tokens * load.prompt_tokens
         total += kv * load.kv_tokens + pairs * load.pairs
@@ -102,34 +113,46 @@ class StepTimes:
         root = (linear * linear + 2 * per_pair * left) ** 0.5
         return int(2 * left / (linear + root)) if linear + root > 0 else None
 
-    def _fitted(self) -> list[float] | None:
+    def _fitted(self) -> Vector | None:
         """The weights, fitted again if enough was noted; None before a prompt has been run."""
         if self._noted >= self._fit_at and self._knows_prompts:
             self._fit_at = self._noted + min(self._noted, FIT_EVERY)
-            self._weights = self._fit()
+            fitted = _non_negative(self._square, self._right)
+            self._weights = [
+                weight / unit / 1000 for weight, unit in zip(fitted, UNITS, strict=True)
+            ]
         return self._weights
 
-    def _fit(self) -> list[float]:
-        """Least squares of the relative error, without negative weights."""
-        table = self._table[: len(self._sizes) * SAMPLES]
-        table = table[table[:, 0] > 0]
-        seconds = table[:, :1]
-        scale = float(np.median(seconds))
-        # A step that took ten times as long as it should is off by one here, not by ten.
-        features = table[:, 1:] * (scale / (seconds * UNITS))
-        weights = _non_negative(features.T @ features, features.sum(axis=0))
-        return (weights * scale / UNITS).tolist()
 
-
-def _non_negative(square: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+def _non_negative(square: list[Vector], right: Vector) -> Vector:
     """w >= 0 with square @ w = right, nearly: what would be negative is left out."""
-    weights = np.zeros(len(right))
-    used = np.flatnonzero(right > 0)
-    while len(used):
-        some = square[np.ix_(used, used)] + RIDGE * np.eye(len(used))
-        solved = np.linalg.solve(some, right[used])
-        if solved.min() >= 0:
-            weights[used] = solved
+    weights = [0.0] * len(right)
+    used = [place for place in PLACES if right[place] > 0]
+    while used:
+        ridge = RIDGE * max(square[place][place] for place in used)
+        solved = _solve(
+            [[square[i][j] + ridge * (i == j) for j in used] for i in used],
+            [right[place] for place in used],
+        )
+        if min(solved) >= 0:
+            for place, value in zip(used, solved, strict=True):
+                weights[place] = value
             break
-        used = used[solved > 0] if (solved > 0).any() else used[:0]
+        used = [place for place, value in zip(used, solved, strict=True) if value > 0]
     return weights
+
+
+def _solve(rows: list[Vector], right: Vector) -> Vector:
+    """x with rows @ x = right, for a matrix that is symmetric and positive definite."""
+    size = len(rows)
+    for pivot in range(size):
+        for below in range(pivot + 1, size):
+            factor = rows[below][pivot] / rows[pivot][pivot]
+            right[below] -= factor * right[pivot]
+            for column in range(pivot, size):
+                rows[below][column] -= factor * rows[pivot][column]
+    solved = [0.0] * size
+    for place in reversed(range(size)):
+        known = sum(rows[place][column] * solved[column] for column in range(place + 1, size))
+        solved[place] = (right[place] - known) / rows[place][place]
+    return solved

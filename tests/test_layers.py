@@ -19,13 +19,13 @@ JOINT = "runtime.process"
 CONTROL_WING = {
     f"runtime.{name}"
     for name in (
-        *("admission", "batch", "channel", "client", "columns", "config", "engine", "messages"),
-        *("grammar", "grammar_messages", "grammar_worker", "matchers"),
-        *("outputs", "pages", "running", "scheduler", "sequence"),
+        *("admission", "batch", "channel", "chunks", "client", "columns", "config", "engine"),
+        *("grammar", "grammar_messages", "grammar_worker", "matchers", "memory_plan"),
+        *("messages", "outputs", "pages", "running", "scheduler", "sequence", "step_time"),
     )
 }
 # What the device wing knows of the control wing: values, never decisions.
-FOR_DEVICE_WING = {"runtime.batch", "runtime.config", "runtime.messages"}
+FOR_DEVICE_WING = {"runtime.batch", "runtime.config", "runtime.memory_plan", "runtime.messages"}
 FOUNDATIONS = {"torch", "triton", "numpy", "transformers", "safetensors"}
 CODE_RUNNERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
