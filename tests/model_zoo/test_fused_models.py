@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_shapes import QWEN3_8B, shape_of
 from paged import PagedRow
 from tiny_checkpoints import KINDS, write_checkpoint
 from torch import Tensor
 
-from attention.backend import Capacity, Shape, choose
-from model_zoo.config import ModelConfig, RopeConfig, read_config
+from attention.backend import Capacity, choose
+from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import fusing
 from model_zoo.loader import load_model
 from model_zoo.model import Model
@@ -55,39 +56,6 @@ def test_logits_on_a_gpu_are_those_of_the_cpu(kind: str, attention: str, tmp_pat
     row = PagedRow(model, config, torch.float32, device="cuda", backend=backend)
     logits = row.feed_in_steps(tokens.to(device), CUTS).cpu()
     assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
-
-
-def shape_of(config: ModelConfig, dtype: torch.dtype) -> Shape:
-    return Shape(
-        heads=config.num_heads,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_size=16,
-        dtype=dtype,
-        kv_dtype=dtype,
-    )
-
-
-QWEN3_8B = ModelConfig(
-    model_type="qwen3",
-    vocab_size=151_936,
-    hidden_size=4096,
-    intermediate_size=12_288,
-    num_layers=2,  # of 36
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position=4096,
-    norm_eps=1e-6,
-    rope=RopeConfig(theta=1e6),
-    tie_embeddings=False,
-    qkv_bias=False,
-    out_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-    eos_ids=(151_645,),
-    dtype="bfloat16",
-)
 
 
 @pytest.mark.gpu
