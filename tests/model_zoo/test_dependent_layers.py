@@ -65,7 +65,7 @@ def make_input(
 @pytest.mark.parametrize("prompts", [False, True], ids=["decode", "prompts too"])
 @torch.inference_mode()
 def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
-    prompts: bool, tmp_path: Path
+    prompts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     torch.manual_seed(3)
     sizes = {"vocab_size": 1000, "hidden_size": 1024, "intermediate_size": 3072, "num_heads": 16}
