@@ -9,6 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runtime.memory_plan import MemoryPlan, remedies, size
+
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "mha", "flash1", "flash2"]
@@ -85,10 +87,10 @@ def resolve(
     dtype: Literal["float32", "bfloat16", "float16"],
     kv_dtype: KVDTypeName,
     attention: str,
-    kv_budget_bytes: int,
+    memory: MemoryPlan,
     threads: int,
 ) -> Resolved:
-    """Settle every number.  `kv_budget_bytes` is the memory left for KV after the weights.
+    """Settle every number.
 
     Raises ConfigError if a wish exceeds what the model or the memory allows.
     """
@@ -99,25 +101,17 @@ def resolve(
             f"--max-model-len {wanted.max_model_len} exceeds the {facts.max_position} positions "
             f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
         )
-    on_gpu = device == "cuda"
-    budget = wanted.max_batched_tokens
-    max_num_seqs = wanted.max_num_seqs or min(256 if on_gpu else 64, budget or 256)
-    max_batched_tokens = budget or max(8192 if on_gpu else 512, max_num_seqs)
-    if max_batched_tokens < max_num_seqs:
-        raise ConfigError(
-            f"--max-batched-tokens {max_batched_tokens} is less than --max-num-seqs "
-            f"{max_num_seqs}, of which each may need a token in every step: raise the one or "
-            "lower the other"
-        )
+    max_num_seqs, max_batched_tokens = _step_limits(wanted, on_gpu=device == "cuda")
     longest = wanted.max_model_len or facts.max_position
-    page_bytes = wanted.page_size * facts.kv_bytes_per_token
-    num_pages = _num_pages(wanted, longest, max_num_seqs, page_bytes, kv_budget_bytes)
-    max_model_len = min(longest, num_pages * wanted.page_size)
-    if max_model_len < 2:
-        raise ConfigError(
-            f"KV pool: no page of {page_bytes} bytes fits in {kv_budget_bytes} bytes after the "
-            "weights: use a smaller model, a smaller --page-size or a larger --gpu-memory"
-        )
+    num_pages = _num_pages(
+        wanted,
+        memory,
+        page_bytes=wanted.page_size * facts.kv_bytes_per_token,
+        # More pages than every slot at full length could use would only waste memory.
+        most=max_num_seqs * -(-longest // wanted.page_size),
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+    )
     return Resolved(
         model=wanted.model,
         device=device,
@@ -125,7 +119,7 @@ def resolve(
         kv_dtype=kv_dtype,
         attention=attention,
         load_format=wanted.load_format,
-        max_model_len=max_model_len,
+        max_model_len=min(longest, num_pages * wanted.page_size),
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
         page_size=wanted.page_size,
@@ -137,30 +131,57 @@ def resolve(
     )
 
 
-def _num_pages(
-    wanted: EngineConfig, longest: int, max_num_seqs: int, page_bytes: int, kv_budget_bytes: int
-) -> int:
-    """Pages of KV; `longest` is the length of a sequence that --max-model-len or the model allows.
-
-    Raises ConfigError if they do not fit, or do not hold a sequence of --max-model-len.
-    """
-    fits = kv_budget_bytes // page_bytes
-    if wanted.kv_tokens:
-        num_pages = -(-wanted.kv_tokens // wanted.page_size)
-        if num_pages > fits:
-            raise ConfigError(
-                f"--kv-tokens {wanted.kv_tokens} needs {num_pages * page_bytes / 2**30:.2f} GiB, "
-                f"{kv_budget_bytes / 2**30:.2f} GiB are left after the weights: "
-                f"ask for at most {fits * wanted.page_size}"
-            )
-    else:
-        # More pages than every slot at full length could use would only waste memory.
-        num_pages = min(fits, max_num_seqs * -(-longest // wanted.page_size))
-    if wanted.max_model_len and num_pages * wanted.page_size < longest:
+def _step_limits(wanted: EngineConfig, *, on_gpu: bool) -> tuple[int, int]:
+    """Most sequences and most tokens of a step.  Raises ConfigError if they do not agree."""
+    budget = wanted.max_batched_tokens
+    max_num_seqs = wanted.max_num_seqs or min(256 if on_gpu else 64, budget or 256)
+    max_batched_tokens = budget or max(8192 if on_gpu else 512, max_num_seqs)
+    if max_batched_tokens < max_num_seqs:
         raise ConfigError(
-            f"KV pool: {num_pages} pages of {wanted.page_size} tokens fit in "
-            f"{kv_budget_bytes / 2**30:.2f} GiB, one request of --max-model-len {longest} needs "
-            f"{-(-longest // wanted.page_size)}: lower --max-model-len to "
-            f"{num_pages * wanted.page_size}, or raise --kv-tokens or --gpu-memory"
+            f"--max-batched-tokens {max_batched_tokens} is less than --max-num-seqs "
+            f"{max_num_seqs}, of which each may need a token in every step: raise the one or "
+            "lower the other"
         )
-    return num_pages
+    return max_num_seqs, max_batched_tokens
+
+
+def _num_pages(
+    wanted: EngineConfig,
+    memory: MemoryPlan,
+    *,
+    page_bytes: int,
+    most: int,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+) -> int:
+    """Pages of KV.
+
+    Raises ConfigError if those asked for do not fit, or do not hold a request of --max-model-len.
+    """
+    fits = memory.for_kv // page_bytes
+    asked = -(-wanted.kv_tokens // wanted.page_size)
+    needed = -(-(wanted.max_model_len or 2) // wanted.page_size)  # for one request
+    if asked and asked < needed:
+        raise ConfigError(
+            f"--kv-tokens {wanted.kv_tokens} is less than --max-model-len {wanted.max_model_len}, "
+            "and a request has to fit: raise the one or lower the other"
+        )
+    if asked > fits:
+        raise ConfigError(
+            f"--kv-tokens {wanted.kv_tokens} needs {size(asked * page_bytes)}: "
+            f"{memory.explained()}: ask for at most {fits * wanted.page_size}"
+        )
+    if fits < needed:
+        what = f"of --max-model-len {wanted.max_model_len}" if wanted.max_model_len else "at all"
+        raise ConfigError(
+            f"memory: KV for one request {what} takes {size(needed * page_bytes)}: "
+            f"{memory.explained()}: "
+            + remedies(
+                memory,
+                needed * page_bytes,
+                length_that_fits=fits * wanted.page_size,
+                batched_tokens=max_batched_tokens,
+                least_batched_tokens=max_num_seqs,
+            )
+        )
+    return asked or min(fits, most)

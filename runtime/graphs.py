@@ -20,6 +20,7 @@ from runtime.whole_step import Outcome
 # A graph of at most so many times the tokens is better than no graph.
 MOST_PADDING = 2
 SMALL = 64  # tokens: up to here a step takes the same time, padded or not
+SAMPLED = 4  # graphs beside the largest, to know what another one takes
 # Free memory below which nothing more is captured: what steps without a graph may need.
 RESERVE_BYTES = 512 << 20
 
@@ -90,6 +91,21 @@ class Graphs:
         captured.graph.replay()
         return captured.outcome
 
+    def measure(self) -> int:
+        """Bytes that all graphs will take.  The few that are captured for it are dropped again."""
+        largest, *others = self._buckets.graphs()
+        sample = others[:: -(-len(others) // SAMPLED)]
+        free = [free_bytes(self._device)]
+        for bucket in (largest, *sample):
+            self._capture(bucket)
+            self.captured[bucket].graph.replay()  # some memory is taken by the first one
+            torch.cuda.synchronize(self._device)
+            free.append(free_bytes(self._device))
+        self.captured.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+        each = (free[1] - free[-1]) / len(sample) if sample else 0.0
+        return free[0] - free[1] + round(each * len(others))
+
     def capture_early(self) -> None:
         """What a server needs before its first request."""
         early = set(self._buckets.early())
@@ -97,6 +113,10 @@ class Graphs:
             if bucket in early and self._waiting:
                 self._waiting.remove(bucket)
                 self._capture(bucket)
+
+    def capture_all(self) -> None:
+        while self.capture_next():
+            pass
 
     def capture_next(self) -> bool:
         """Capture one more, some 30 ms of the host's time.  True if there are others after it."""

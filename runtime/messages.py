@@ -184,6 +184,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     kv_bytes: int
     load_seconds: float
     hidden_size: int = 0  # numbers in a pooled vector
+    memory: list[tuple[str, int]] = []  # what the device's memory goes to, in bytes
+    phases: list[tuple[str, float]] = []  # of the start, in seconds
 
     @property
     def capacity_tokens(self) -> int:

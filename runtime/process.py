@@ -34,6 +34,7 @@ from runtime.messages import (
     StepOutput,
     ToEngine,
 )
+from runtime.timeline import Timeline
 
 IDLE_SECONDS = 1.0  # between two signs of life
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
@@ -50,6 +51,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     own_address: str
     client_addresses: list[str]
+    began: float | None = None  # when the launcher decided to start us, on the monotonic clock
 
 
 class Clients:
@@ -122,6 +124,8 @@ class ProgressReport:
 
 def serve(start: Start) -> NoReturn:
     """Load, say Ready, and run until SIGTERM."""
+    timeline = Timeline(start.began)
+    timeline.mark("process")
     decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
     with (
         closing(Receiver(start.own_address, decoder)) as receiver,
@@ -134,7 +138,8 @@ def serve(start: Start) -> NoReturn:
         from runtime.grammar import Grammars
         from runtime.loading import load
 
-        loaded = load(start.config, ProgressReport(clients), epoch=start.epoch)
+        timeline.mark("imports")
+        loaded = load(start.config, ProgressReport(clients), epoch=start.epoch, timeline=timeline)
         vocab_size = loaded.ready.vocab_size
         grammars = Grammars(
             Path(start.config.model) / "tokenizer.json",

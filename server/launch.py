@@ -176,6 +176,7 @@ class Launcher:
                 "epoch": self._epoch,
                 "own_address": self._engine_address,
                 "client_addresses": self._api_addresses,
+                "began": time.monotonic(),
             }
         )
 

@@ -13,6 +13,7 @@ from server.config import ServerConfig
 
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 10.0
+USUAL_TOKENS = 2048  # of a request, to show what fits
 GIB = 2**30
 
 
@@ -71,22 +72,32 @@ def start_report(config: ServerConfig, ready: Ready, seconds: float) -> str:
     name = config.served_names[0]
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
-    full = ready.capacity_tokens / ready.max_model_len
+    parts = ready.memory or [("weights", ready.weight_bytes), ("KV", ready.kv_bytes)]
+    memory = " | ".join(f"{name} {_size(count)}" for name, count in parts)
+    phases = " | ".join(f"{name} {took:.1f}" for name, took in ready.phases)
+    start = f"  start   {phases} s\n" if phases else ""
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return f"""
 wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
 attention {ready.attention}
-  memory  weights {_size(ready.weight_bytes)} | KV {_size(ready.kv_bytes)}
-  KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {full:.1f} requests of \
-{ready.max_model_len:,} tokens
+  memory  {memory}
+  KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
   limits  {ready.max_model_len:,} tokens a request | {ready.max_num_seqs} running | \
 {config.max_queue * config.api_workers} in all | {ready.max_batched_tokens:,} tokens a step
-  ready   {seconds:.1f} s    {url}/v1   docs /docs   metrics /metrics   health /health
+{start}  ready   {seconds:.1f} s    {url}/v1   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{body}'
 """
+
+
+def _requests(ready: Ready) -> str:
+    """How many requests the keys and values are enough for, of the longest and of usual ones."""
+    lengths = [ready.max_model_len, *(USUAL_TOKENS,) * (ready.max_model_len > USUAL_TOKENS)]
+    return ", ".join(
+        f"{ready.capacity_tokens / length:,.1f} requests of {length:,}" for length in lengths
+    )
 
 
 def busy_line(stats: Stats, before: Stats, seconds: float) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
 
 from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, resolve
+from runtime.memory_plan import MemoryPlan
 
 FACTS = ModelFacts(model_type="fake", max_position=512, vocab_size=100, kv_bytes_per_token=1024)
 
@@ -17,7 +21,7 @@ def settle(*, budget: int = 1 << 30, **wishes: int) -> Resolved:
         dtype="float32",
         kv_dtype="float32",
         attention="mha",
-        kv_budget_bytes=budget,
+        memory=MemoryPlan(free=budget, share=1.0),
         threads=1,
     )
 
@@ -34,7 +38,7 @@ def test_a_token_budget_below_the_sequences_asked_for_is_refused() -> None:
 
 
 def test_a_pool_too_small_for_one_request_of_the_length_asked_for_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lower --max-model-len to 64"):
+    with pytest.raises(ConfigError, match=r"--max-model-len 64$"):
         settle(budget=64 * 1024, max_model_len=128)
     assert settle(budget=64 * 1024).max_model_len == 64
 
@@ -42,3 +46,53 @@ def test_a_pool_too_small_for_one_request_of_the_length_asked_for_is_refused() -
 def test_more_kv_tokens_than_memory_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="ask for at most 64"):
         settle(budget=64 * 1024, kv_tokens=80)
+
+
+def test_less_kv_than_one_request_was_asked_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--kv-tokens 64 is less than --max-model-len 128"):
+        settle(kv_tokens=64, max_model_len=128)
+
+
+MIB = 2**20
+TIGHT = MemoryPlan(free=1000 * MIB, share=0.8, weights=500 * MIB, work=200 * MIB)
+
+
+def settle_tight(memory: MemoryPlan = TIGHT, **wishes: int) -> Resolved:
+    """A page of 16 tokens is 16 MiB: 100 MiB hold 6."""
+    return resolve(
+        EngineConfig(model="", max_batched_tokens=4096, max_num_seqs=8, **wishes),
+        msgspec.structs.replace(FACTS, kv_bytes_per_token=MIB),
+        device="cuda",
+        dtype="bfloat16",
+        kv_dtype="bfloat16",
+        attention="flash2",
+        memory=memory,
+        threads=1,
+    )
+
+
+def test_what_does_not_fit_names_three_numbers_of_which_each_makes_it_fit() -> None:
+    assert settle_tight().num_pages == 6
+    with pytest.raises(ConfigError) as caught:
+        settle_tight(max_model_len=160)
+    said = str(caught.value)
+    assert "less weights 500.0 MiB, less work of a step 200.0 MiB leaves 100.0 MiB" in said
+    options = dict(re.findall(r"(--[a-z-]+) ([\d.]+)", said.split("makes it fit: ")[1]))
+    assert list(options) == ["--max-model-len", "--max-batched-tokens", "--gpu-memory"]
+    assert settle_tight(max_model_len=int(options["--max-model-len"])).num_pages == 6
+    fewer = int(options["--max-batched-tokens"]) / 4096
+    smaller = msgspec.structs.replace(TIGHT, work=int(TIGHT.work * fewer))
+    assert settle_tight(smaller, max_model_len=160).num_pages >= 10
+    more = msgspec.structs.replace(TIGHT, share=float(options["--gpu-memory"]))
+    assert settle_tight(more, max_model_len=160).num_pages >= 10
+
+
+def test_weights_that_leave_nothing_are_told_apart_from_numbers_that_help() -> None:
+    with pytest.raises(ConfigError, match=r"one request at all takes 16\.0 MiB.*smaller model"):
+        settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1200 * MIB))
+
+
+def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:
+    lines = TIGHT.lines(96 * MIB)
+    assert [name for name, _ in lines] == ["weights", "work", "KV", "left"]
+    assert sum(count for _, count in lines) == TIGHT.free

@@ -26,7 +26,25 @@ def report(**changes: object) -> str:
 def test_the_report_tells_what_fits():
     text = report()
     assert "weights 3.0 GiB | KV 512 MiB" in text
-    assert "1,024 tokens (16 a page) = 2.0 requests of 512 tokens" in text
+    assert "1,024 tokens (16 a page) = 2.0 requests of 512\n" in text
+    whole = replace(FACTS, max_model_len=512 << 10, num_pages=1 << 17)
+    text = start_report(ServerConfig(), whole, 1.0)
+    assert "= 4.0 requests of 524,288, 1,024.0 requests of 2,048" in text
+
+
+def test_the_report_tells_where_memory_and_time_went():
+    told = replace(
+        FACTS,
+        memory=[("weights", 15 << 30), ("work", 2 << 30), ("KV", 50 << 30), ("left", 512 << 20)],
+        phases=[("imports", 2.94), ("weights", 1.5)],
+    )
+    text = start_report(ServerConfig(), told, 8.6)
+    assert "memory  weights 15.0 GiB | work 2.0 GiB | KV 50.0 GiB | left 512 MiB\n" in text
+    assert "start   imports 2.9 | weights 1.5 s\n" in text
+
+
+def test_the_report_tells_the_limits():
+    text = report()
     assert "64 running | 1024 in all | 512 tokens a step" in text
 
 

@@ -1,0 +1,124 @@
+"""Chosen: device, types and attention for the operator's wish, and what is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, dispatch
+from attention.kv_pool import KVPool
+from model_zoo.config import ModelConfig, read_config
+from model_zoo.loader import ModelLoading
+from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, resolve
+from runtime.device import (
+    DTYPES,
+    KV_DTYPES,
+    DTypeName,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    choose_threads,
+)
+from runtime.memory_plan import MemoryPlan, size
+from runtime.runner import Runner
+from runtime.whole_step import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the wish comes to before memory is looked at."""
+
+    wanted: EngineConfig
+    config: ModelConfig
+    device: torch.device
+    dtype: DTypeName
+    shape: Shape
+    choice: Choice
+    threads: int
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def settle(self, memory: MemoryPlan) -> Resolved:
+        """All numbers.  Raises ConfigError."""
+        return resolve(
+            self.wanted,
+            ModelFacts(
+                model_type=self.config.model_type,
+                max_position=self.config.max_position,
+                vocab_size=self.config.vocab_size,
+                kv_bytes_per_token=self.config.kv_bytes_per_token(self.shape.kv_dtype.itemsize),
+            ),
+            device="cuda" if self.on_gpu else "cpu",
+            dtype=self.dtype,
+            kv_dtype=choose_kv_dtype(self.wanted.kv_dtype, self.dtype),
+            attention=self.choice.backend,
+            memory=memory,
+            threads=self.threads,
+        )
+
+    def begin_loading(self, free: int) -> ModelLoading:
+        """The model with memory for its weights.  Raises ConfigError if `free` is too little."""
+        try:
+            return ModelLoading(
+                self.config,
+                Path(self.wanted.model),
+                dtype=DTYPES[self.dtype],
+                device=self.device,
+                load_format=self.wanted.load_format,
+            )
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                f"memory: the weights in {self.dtype} do not fit into the {size(free)} that are "
+                "free on this device: end other programs on it, or use a smaller model"
+            ) from None
+
+    def backend(self, resolved: Resolved) -> Backend:
+        capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
+        return build(self.choice, self.shape, capacity, self.device)
+
+    def kv_pool(self, pages: int, resolved: Resolved) -> KVPool:
+        return KVPool.allocate(
+            layers=self.config.num_layers,
+            pages=pages,
+            kv_heads=self.config.num_kv_heads,
+            page_size=resolved.page_size,
+            head_dim=self.config.head_dim,
+            dtype=self.shape.kv_dtype,
+            device=self.device,
+        )
+
+    def runner(self, model: nn.Module, resolved: Resolved, kv: KVPool, backend: Backend) -> Runner:
+        return Runner(
+            cast(Model, model),
+            resolved=resolved,
+            vocab_size=self.config.vocab_size,
+            kv=kv,
+            backend=backend,
+            device=self.device,
+        )
+
+
+def choose(wanted: EngineConfig) -> Chosen:
+    """Device, types and attention.  Raises ConfigError, ModelError or UnsupportedAttention."""
+    device = choose_device(wanted.device)
+    threads = choose_threads(wanted.threads)
+    torch.set_num_threads(threads)
+    torch.manual_seed(wanted.seed)
+    config = read_config(Path(wanted.model))
+    dtype = choose_dtype(wanted.dtype, config.dtype, device)
+    shape = Shape(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        page_size=wanted.page_size,
+        dtype=DTYPES[dtype],
+        kv_dtype=KV_DTYPES[choose_kv_dtype(wanted.kv_dtype, dtype)],
+    )
+    choice = dispatch(Machine.of(device), wanted.attention, shape, wanted.split_planner)
+    return Chosen(wanted, config, device, dtype, shape, choice, threads)

@@ -1,0 +1,85 @@
+"""MemoryPlan: what the device's memory goes to, and what to change if it is too little.
+
+Keys and values get what is left of the share that may be used.  On a GPU the rest is measured: the
+weights when they have their memory, what slots and planners keep when they are made, the working
+memory by running the largest steps, graphs by capturing some.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+GIB = 2**30
+HEADROOM = 1.03  # in suggestions: what they change is measured when they are followed
+MOST_SHARE = 0.98  # somebody else, the display or a driver, may want a little
+TOKEN_STEPS = 64  # suggested token budgets are multiples of it
+
+
+class MemoryPlan(Struct, frozen=True, kw_only=True):
+    """Bytes.  `free` could be allocated before anything was, `share` of it may be used."""
+
+    free: int
+    share: float
+    weights: int = 0
+    state: int = 0  # slots, plans and buffers, which are kept from step to step
+    work: int = 0  # of the largest steps
+    graphs: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """All but keys and values."""
+        return self.weights + self.state + self.work + self.graphs
+
+    @property
+    def for_kv(self) -> int:
+        return max(0, int(self.free * self.share) - self.fixed)
+
+    def lines(self, kv: int) -> list[tuple[str, int]]:
+        """For the start report, with the keys and values that were allocated."""
+        parts = [("weights", self.weights), ("state", self.state), ("work", self.work)]
+        parts += [("graphs", self.graphs), ("KV", kv)]
+        parts.append(("left", self.free - self.fixed - kv))
+        return [(name, count) for name, count in parts if count]
+
+    def explained(self) -> str:
+        """Where the memory went, for an error."""
+        parts = {"weights": self.weights, "state": self.state, "work of a step": self.work}
+        parts["graphs"] = self.graphs
+        taken = [f"less {name} {size(count)}" for name, count in parts.items() if count]
+        share = f"--gpu-memory {self.share:g} of {size(self.free)}"
+        return f"{', '.join([share, *taken])} leaves {size(self.for_kv)}"
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+def remedies(
+    plan: MemoryPlan,
+    needed: int,
+    *,
+    length_that_fits: int,
+    batched_tokens: int,
+    least_batched_tokens: int,
+) -> str:
+    """What would make room for `needed` bytes of KV: those of three options that do it alone."""
+    found: list[str] = []
+    if length_that_fits >= 2:
+        found.append(f"--max-model-len {length_that_fits}")
+    missing = (needed - plan.for_kv) * HEADROOM
+    # Working memory grows with the tokens of a step.
+    tokens = int(batched_tokens * (plan.work - missing) / plan.work) if plan.work else 0
+    tokens -= tokens % TOKEN_STEPS
+    if tokens >= max(least_batched_tokens, TOKEN_STEPS):
+        found.append(f"--max-batched-tokens {tokens}")
+    share = math.ceil(100 * (plan.fixed + needed * HEADROOM) / max(plan.free, 1)) / 100
+    if plan.share < share <= MOST_SHARE:
+        found.append(f"--gpu-memory {share:g}")
+    if not found:
+        return (
+            "no --max-model-len, --max-batched-tokens or --gpu-memory changes that: use a smaller "
+            "model, --kv-dtype fp8_e4m3 or a device with more memory"
+        )
+    return f"each of these makes it fit: {', '.join(found)}"

@@ -1,0 +1,85 @@
+"""Trial: the largest steps on a few pages of KV, to know what they take before KV gets the rest.
+
+Kernels are compiled meanwhile, and the weights read: the kernels' results mean nothing yet.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from msgspec.structs import replace
+
+from model_zoo.layers.gemm.choose import run_candidates
+from model_zoo.model import Model
+from runtime.chosen import Chosen
+from runtime.compiling import compiling_only
+from runtime.config import ConfigError
+from runtime.device import free_bytes
+from runtime.memory_plan import MemoryPlan
+from runtime.warm_up import every_kind, largest, run
+
+PAGES = 16  # all tokens are kept in the first one, which holds anything then
+
+
+class Trial:
+    """A runner of the full size on a few pages.  GPUs only."""
+
+    def __init__(self, plan: MemoryPlan, chosen: Chosen, model: Model) -> None:
+        """Raises ConfigError if the plan, with the weights alone, is too small."""
+        self._plan, self._device, self._model = plan, chosen.device, model
+        # With more KV than there will be, and so for sequences no shorter than they can be.
+        self._resolved = chosen.settle(plan)
+        self._kv = chosen.kv_pool(PAGES, self._resolved)
+        before = torch.cuda.memory_allocated(self._device)
+        self.backend = chosen.backend(self._resolved)
+        self.runner = chosen.runner(model, self._resolved, self._kv, self.backend)
+        self._state = torch.cuda.memory_allocated(self._device) - before
+
+    def compile(self) -> None:
+        """Every kernel, before the weights are there."""
+        with compiling_only():
+            run_candidates(self._model)
+            for batch in every_kind(self._resolved):
+                run(self.runner, batch)
+
+    def measure(self) -> MemoryPlan:
+        """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
+        _give_back()
+        try:
+            for batch in largest(self._resolved, self._resolved.max_batched_tokens):
+                run(self.runner, batch)
+        except torch.OutOfMemoryError:
+            raise self._too_large() from None
+        plan, kv = self._plan, self._kv.num_bytes
+        work = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
+        graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
+        _give_back()
+        return replace(plan, state=self._state, work=work, graphs=graphs)
+
+    def _too_large(self) -> ConfigError:
+        """With numbers that leave room: half of the tokens that have been seen to fit."""
+        resolved, tokens = self._resolved, self._resolved.max_batched_tokens // 2
+        while tokens > 2 * resolved.max_num_seqs and not self._fits(tokens):
+            tokens //= 2
+        return ConfigError(
+            f"memory: a step of --max-batched-tokens {resolved.max_batched_tokens} and "
+            f"--max-num-seqs {resolved.max_num_seqs} does not fit beside the weights: try "
+            f"--max-batched-tokens {max(tokens // 2, 64)}, --max-num-seqs "
+            f"{min(resolved.max_num_seqs, 32)}, --max-model-len {min(resolved.max_model_len, 4096)}"
+        )
+
+    def _fits(self, tokens: int) -> bool:
+        _give_back()
+        try:
+            for batch in largest(self._resolved, tokens):
+                run(self.runner, batch)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+
+def _give_back() -> None:
+    """What is allocated and not used."""
+    gc.collect()
+    torch.cuda.empty_cache()
