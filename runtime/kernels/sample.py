@@ -1,0 +1,81 @@
+"""sample: one token a row from its logits, in three launches of fixed grids, all on the device.
+
+    scan_groups        what there is to know of each 256 neighbouring logits
+    search_thresholds  rows with top-k, top-p or min-p: what they keep
+    finish_rows        the token, and what its slot remembers
+
+A row pays for what it asks; no batch changes a bit of its result.  Tokens are those of
+runtime/sampler.py but for rounding: where a cumulative weight meets the random number, or a
+nucleus its border, to about six digits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.kernels.launch import dependent_launch
+from runtime.kernels.sample_finish import finish_rows
+from runtime.kernels.sample_row import GROUP
+from runtime.kernels.sample_scan import scan_groups
+from runtime.kernels.sample_search import search_thresholds
+from runtime.sampler_state import IN_PROMPT, SamplerState
+
+# Low bits that are 0 in each type's numbers as float32.
+SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+PROGRAMS = 2048  # enough of the scan's to fill a GPU: fewer groups each where rows are few
+SEARCH_CHUNK, SEARCH_WARPS = 32, 16
+
+
+def sample(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    state: SamplerState,
+    last_token: Tensor,
+    tokens_out: Tensor,
+    usable_out: Tensor,
+) -> None:
+    """Choose a token for each row of logits [R, vocab] bf16, fp16 or fp32; a graph may capture it.
+
+    slots:      [R] int32, each row's; negative: the row is padding or does not sample
+    positions:  [R] int32, the places that the tokens take in their sequences
+    last_token: [slots], any integers; the row's slot gets the token
+    tokens_out: [R], any integers; -1 in rows that are left out
+    usable_out: [R] int8 or bool; false where a logit is NaN or +inf or all are -inf, and the token
+                means nothing
+    Also counts the token in rows with penalties.  Needs 12 bytes of scratch for 256 logits.
+    """
+    num_rows, vocab = logits.shape
+    assert logits.dtype in SHIFTS and logits.stride(1) == 1 and vocab == state.vocab_size
+    assert slots.shape == positions.shape == tokens_out.shape == usable_out.shape == (num_rows,)
+    assert slots.dtype == positions.dtype == torch.int32
+    if num_rows == 0:
+        return
+    groups = triton.cdiv(vocab, GROUP.value)
+    maxima, sums = torch.empty((2, num_rows, groups), dtype=torch.float32, device=logits.device)
+    active = torch.empty((num_rows, groups), dtype=torch.int32, device=logits.device)
+    thresholds = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    inputs = (logits, slots, positions, state.rows, state.counts, maxima, sums)
+    sizes = {"VOCAB": vocab, "GROUPS": groups, "IN_PROMPT": IN_PROMPT}
+    padded = triton.next_power_of_2(groups)
+    options = _options(logits.device)
+    tile = min(16, triton.next_power_of_2(triton.cdiv(groups * num_rows, PROGRAMS)))
+    scan_groups[(triton.cdiv(groups, tile), num_rows)](
+        *inputs, logits.stride(0), TILE=tile, **sizes, num_warps=min(4, tile), **options
+    )
+    search_thresholds[(num_rows,)](
+        *inputs, thresholds, active, logits.stride(0), SHIFT=SHIFTS[logits.dtype], PADDED=padded,
+        CHUNK=SEARCH_CHUNK, **sizes, num_warps=SEARCH_WARPS, **options,
+    )  # fmt: skip
+    finish_rows[(num_rows,)](
+        *inputs, thresholds, last_token, tokens_out, usable_out, logits.stride(0), PADDED=padded,
+        **sizes, num_warps=4, **options,
+    )  # fmt: skip
+
+
+def _options(device: torch.device) -> dict[str, bool]:
+    """A penalty's product is rounded before it is subtracted, as in torch."""
+    fusion = {"enable_fp_fusion": False} if device.type == "cuda" else {}
+    return {**dependent_launch(device), **fusion}
