@@ -94,7 +94,7 @@ class Graphs:
     def measure(self) -> int:
         """Bytes that all graphs will take.  The few that are captured for it are dropped again."""
         largest, *others = self._buckets.graphs()
-        sample = others[:: -(-len(others) // SAMPLED)]
+        sample = others[:: max(1, len(others) // SAMPLED)]
         free = [free_bytes(self._device)]
         for bucket in (largest, *sample):
             self._capture(bucket)
