@@ -41,6 +41,10 @@ class Executor(Protocol):
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> Pending: ...
 
+    def prepare(self) -> bool:
+        """Use an idle moment, for no longer than a short step.  True if there is more to do."""
+        ...
+
 
 class Engine:
     """Requests in, Outputs out.  Not thread-safe: one thread owns it."""
@@ -86,6 +90,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return not self.idle
+
+    def prepare(self) -> bool:
+        """Let the executor use a moment without work.  True if it could use another."""
+        return self.idle and self._executor.prepare()
 
     def add(self, request: Request) -> None:
         """Queue a request.  One that can never run is answered by the next step().

@@ -17,5 +17,9 @@ class Local:
     def forward(self, batch: Batch) -> None:
         self._runner.forward(batch)
 
+    def prepare(self) -> bool:
+        """Use an idle moment, for no longer than a short step.  True if there is more to do."""
+        return self._runner.prepare()
+
     def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
         return self._runner.sample(batch, masks)

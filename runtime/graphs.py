@@ -7,6 +7,7 @@ captured first, and the others find room where it left off.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,8 +22,11 @@ from runtime.whole_step import Outcome
 MOST_PADDING = 2
 SMALL = 64  # tokens: up to here a step takes the same time, padded or not
 SAMPLED = 4  # graphs beside the largest, to know what another one takes
+MEASURED = 4  # graphs besides the largest
 # Free memory below which nothing more is captured: what steps without a graph may need.
 RESERVE_BYTES = 512 << 20
+
+log = logging.getLogger("wavefill.graphs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,14 @@ class Graphs:
         self._run, self._send_empty, self._device = run, send_empty, device
         self.captured: dict[Bucket, Captured] = {}
         self._buckets = buckets
-        self._waiting: list[Bucket] = []
+        self._waiting: list[Bucket] = []  # the next one last
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            self._pool = torch.cuda.graph_pool_handle()
-            self._waiting = buckets.graphs()[::-1]
+            self._begin()
+
+    def _begin(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._waiting = self._buckets.graphs()[::-1]
 
     def fit(self, tokens: int, rows: int) -> Bucket:
         """The bucket that a step of so many tokens and rows is to be padded to."""
@@ -114,6 +121,24 @@ class Graphs:
                 self._waiting.remove(bucket)
                 self._capture(bucket)
 
+    def measure(self) -> int:
+        """Bytes of device memory that all graphs will take.
+
+        Found by capturing some and forgetting them: what they took is given back.
+        """
+        buckets = self._buckets.graphs()
+        some = buckets[1 :: max((len(buckets) - 1) // MEASURED, 1)][:MEASURED]
+        before = free_bytes(self._device)
+        self._capture(buckets[0])
+        first = free_bytes(self._device)
+        for bucket in some:
+            self._capture(bucket)
+        others = (first - free_bytes(self._device)) / max(len(some), 1) * (len(buckets) - 1)
+        self.captured.clear()
+        self._begin()
+        torch.cuda.empty_cache()
+        return before - first + int(others)
+
     def capture_all(self) -> None:
         while self.capture_next():
             pass
@@ -121,6 +146,7 @@ class Graphs:
     def capture_next(self) -> bool:
         """Capture one more, some 30 ms of the host's time.  True if there are others after it."""
         if self._waiting and free_bytes(self._device) < RESERVE_BYTES:
+            log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._waiting))
             self._waiting = []
         if self._waiting:
             self._capture(self._waiting.pop())

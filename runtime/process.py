@@ -153,7 +153,8 @@ def serve(start: Start) -> NoReturn:
         gc.set_threshold(GC_THRESHOLD)
         clients.tell(loaded.ready)
         while True:
-            for message in receiver.receive(0.0 if engine.has_work else IDLE_SECONDS):
+            idle = not engine.has_work and not engine.prepare()
+            for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
                 match message:
                     case Request():
                         if clients.expect(message, engine.stats()):

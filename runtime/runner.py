@@ -74,6 +74,10 @@ class Runner:
         if self.steps is not None:
             self.steps.use(kv)
 
+    def prepare(self) -> bool:
+        """Capture one more graph, if any is left.  True if others are left after it."""
+        return self.steps is not None and self.steps.graphs.capture_next()
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
         """Store the keys and values of the batch's tokens; make the logits of rows that sample."""
