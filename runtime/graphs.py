@@ -22,7 +22,6 @@ from runtime.whole_step import Outcome
 MOST_PADDING = 2
 SMALL = 64  # tokens: up to here a step takes the same time, padded or not
 SAMPLED = 4  # graphs beside the largest, to know what another one takes
-MEASURED = 4  # graphs besides the largest
 # Free memory below which nothing more is captured: what steps without a graph may need.
 RESERVE_BYTES = 512 << 20
 
@@ -70,11 +69,8 @@ class Graphs:
         self._waiting: list[Bucket] = []  # the next one last
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            self._begin()
-
-    def _begin(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._waiting = self._buckets.graphs()[::-1]
+            self._pool = torch.cuda.graph_pool_handle()
+            self._waiting = buckets.graphs()[::-1]
 
     def fit(self, tokens: int, rows: int) -> Bucket:
         """The bucket that a step of so many tokens and rows is to be padded to."""
@@ -105,7 +101,6 @@ class Graphs:
         free = [free_bytes(self._device)]
         for bucket in (largest, *sample):
             self._capture(bucket)
-            self.captured[bucket].graph.replay()  # some memory is taken by the first one
             torch.cuda.synchronize(self._device)
             free.append(free_bytes(self._device))
         self.captured.clear()
@@ -120,24 +115,6 @@ class Graphs:
             if bucket in early and self._waiting:
                 self._waiting.remove(bucket)
                 self._capture(bucket)
-
-    def measure(self) -> int:
-        """Bytes of device memory that all graphs will take.
-
-        Found by capturing some and forgetting them: what they took is given back.
-        """
-        buckets = self._buckets.graphs()
-        some = buckets[1 :: max((len(buckets) - 1) // MEASURED, 1)][:MEASURED]
-        before = free_bytes(self._device)
-        self._capture(buckets[0])
-        first = free_bytes(self._device)
-        for bucket in some:
-            self._capture(bucket)
-        others = (first - free_bytes(self._device)) / max(len(some), 1) * (len(buckets) - 1)
-        self.captured.clear()
-        self._begin()
-        torch.cuda.empty_cache()
-        return before - first + int(others)
 
     def capture_all(self) -> None:
         while self.capture_next():
@@ -164,5 +141,6 @@ class Graphs:
                 outcome = self._run(bucket)
             finally:
                 graph.capture_end()
+        graph.replay()  # the first launch takes longer, and some memory
         aliases = Outcome(alias(outcome.hidden), alias(outcome.logits))
         self.captured[bucket] = Captured(graph, aliases)
