@@ -138,7 +138,7 @@ def norm_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subjec
     norms = [norm_of(shape.hidden, device) for _ in range(count)]
 
     def fused(i: int, num_warps: int | None = None) -> None:
-        add_rms_norm(x[i], residual[i], norms[i].weight, 1e-6, x[i], num_warps=num_warps)
+        add_rms_norm(x[i], residual[i], norms[i].weight, 1e-6, num_warps=num_warps)
 
     def separate(i: int) -> Tensor:
         return norms[i](residual[i] + x[i])
@@ -165,18 +165,21 @@ def gate_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subjec
 
 def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subject:
     """Of a step, not of a layer."""
-    num_bytes = 2 * tokens * (2 * shape.hidden + shape.head_dim)
+    num_bytes = 2 * tokens * (3 * shape.hidden + shape.head_dim)
     weight = random(32_768, shape.hidden, device=device)
     count = sets_of(num_bytes)
     ids = torch.randint(len(weight), (count, tokens), device=device)
     positions = torch.randint(4096, (tokens,), device=device)
     rope = Rope(RopeConfig(theta=1e6), shape.head_dim).to(device)
 
-    def separate(i: int) -> tuple[Tensor, Tensor]:
-        return F.embedding(ids[i], weight), rope.rows(positions, torch.bfloat16)
+    norm = norm_of(shape.hidden, device)
 
-    def fused(i: int) -> tuple[Tensor, Tensor]:
-        return embed(ids[i], positions, weight, rope.frequencies, 1.0)
+    def separate(i: int) -> tuple[Tensor, ...]:
+        residual = F.embedding(ids[i], weight)
+        return norm(residual), residual, rope.rows(positions, torch.bfloat16)
+
+    def fused(i: int) -> tuple[Tensor, ...]:
+        return embed(ids[i], positions, weight, norm.weight, 1e-6, rope.frequencies, 1.0)
 
     return Subject("embed", num_bytes, count, fused, separate, {})
 

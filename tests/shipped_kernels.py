@@ -134,7 +134,7 @@ def call_turn(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
 
 def call_add_norm(tokens: int) -> None:
     x = tensor(tokens, 4096)
-    add_rms_norm(x, x, tensor(4096), 1e-6, x)
+    add_rms_norm(x, x, tensor(4096), 1e-6)
 
 
 def call_silu(tokens: int) -> None:
@@ -143,7 +143,7 @@ def call_silu(tokens: int) -> None:
 
 def call_embed(tokens: int) -> None:
     ids = tensor(tokens, dtype=torch.int64)
-    embed(ids, ids, tensor(1000, 4096), tensor(64, dtype=FP32), 1.0)
+    embed(ids, ids, tensor(1000, 4096), tensor(4096), 1e-6, tensor(64, dtype=FP32), 1.0)
 
 
 def call_planner() -> None:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from model_zoo.layers import fusing
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 
 
@@ -22,16 +23,17 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def embed_and_turn(
-    embedding: Embedding, rope: Rope, tokens: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The first operations of a step: embeddings [T, size] and rotations [T, head_dim]."""
+def embed(
+    embedding: Embedding, norm: RMSNorm, rope: Rope, tokens: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How a step begins: norm of embeddings, embeddings [T, size], rotations [T, head_dim]."""
     weight = embedding.weight
     if not fusing.fuses(tokens.device):
-        return embedding(tokens), rope.rows(positions, weight.dtype)
-    from model_zoo.layers.kernels.embed import embed
+        residual = embedding(tokens)
+        return norm(residual), residual, rope.rows(positions, weight.dtype)
+    from model_zoo.layers.kernels.embed import embed as fused
 
-    return embed(tokens, positions, weight, rope.frequencies, rope.scale)
+    return fused(tokens, positions, weight, norm.weight, norm.eps, rope.frequencies, rope.scale)
 
 
 class Head(Linear):

@@ -24,19 +24,15 @@ class RMSNorm(nn.Module):
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
 
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
-
-        Without a residual the sum is x, and stays.
-        """
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten."""
         if not fusing.fuses(x.device):
-            total = x if residual is None else residual + x
+            total = residual + x
             return self(total), total
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
-        out = torch.empty_like(x) if residual is None else x
-        add_rms_norm(x, residual, self.weight, self.eps, out)
-        return out, x if residual is None else residual
+        add_rms_norm(x, residual, self.weight, self.eps)
+        return x, residual
 
 
 class LayerNorm(nn.Module):
@@ -53,7 +49,7 @@ class LayerNorm(nn.Module):
             x, self.weight.shape, self.weight, self.bias, self.eps
         )
 
-    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum)."""
-        total = x if residual is None else residual + x
+        total = residual + x
         return self(total), total

@@ -24,11 +24,9 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype=dtype)
 
-    def forward(self, x: Tensor, residual: Tensor | None, inp: ModelInput) -> tuple[Tensor, Tensor]:
-        """x and residual in and out: what the last block made, and the sum of all before it."""
-        x, residual = self.attention_norm.add(x, residual)
-        x = self.attention(x, inp, None)
-        x, residual = self.mlp_norm.add(x, residual)
+    def forward(self, x: Tensor, residual: Tensor, inp: ModelInput) -> tuple[Tensor, Tensor]:
+        """x, the norm of residual -> what the layer adds last, and the sum of all before it."""
+        x, residual = self.mlp_norm.add(self.attention(x, inp, None), residual)
         return self.mlp(x), residual
 
 
@@ -50,11 +48,12 @@ class GPT2(Model):
         )
 
     def forward(self, inp: ModelInput) -> Tensor:
-        x = self.embedding(inp.tokens) + self.position(inp.positions)
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, inp)
-        return self.norm.add(x, residual)[0]
+        residual = self.embedding(inp.tokens) + self.position(inp.positions)
+        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        x = norms[0](residual)
+        for layer, norm in zip(self.layers, norms[1:], strict=True):
+            x, residual = norm.add(*layer(x, residual, inp))
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
-from model_zoo.layers.embedding import Embedding, Head, embed_and_turn
+from model_zoo.layers.embedding import Embedding, Head, embed
 from model_zoo.layers.mlp import GatedMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
@@ -30,10 +30,9 @@ class Layer(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, inp: ModelInput, rotation: Tensor
+        self, x: Tensor, residual: Tensor, inp: ModelInput, rotation: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """x and residual in and out: what the last block made, and the sum of all before it."""
-        x, residual = self.attention_norm.add(x, residual)
+        """x, the norm of residual -> what the layer adds last, and the sum of all before it."""
         x = self.attention(x, inp, rotation)
         x, residual = self.mlp_norm.add(x, residual)
         return self.mlp(x), residual
@@ -58,11 +57,13 @@ class Llama(Model):
         )
 
     def forward(self, inp: ModelInput) -> Tensor:
-        x, rotation = embed_and_turn(self.embedding, self.rope, inp.tokens, inp.positions)
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, inp, rotation)
-        return self.norm.add(x, residual)[0]
+        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        x, residual, rotation = embed(
+            self.embedding, norms[0], self.rope, inp.tokens, inp.positions
+        )
+        for layer, norm in zip(self.layers, norms[1:], strict=True):
+            x, residual = norm.add(*layer(x, residual, inp, rotation))
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -1,12 +1,15 @@
-# embed: the first kernel of a step gathers embeddings and makes the table of rotations.
-#   grid      (T, 2): a program copies a token's embedding, or computes its row of the table
-#   reads     tokens, positions [T] int64; weight [rows, N] bf16, fp16 or fp32;
-#             frequencies [D / 2] fp32
-#   writes    out [T, N]; rotation [T, D] of the same type: cos(angle) * scale, then sin
-#   math      angle = position * frequency rounded to fp32; cos and sin of it by libdevice's
-#             functions for fp32, exact to 2 units in the last place however large the angle is
-#   launch    a small kernel: its successor starts at once; it reads weights only before it waits
-#   bound     latency at few tokens; memory: T * (2 * N + D) * bytes
+# embed: the first kernel of a step gathers embeddings, norms them for the first layer, and makes
+# the table of rotations.
+#   grid      (T, 2): a program has a token's embedding, or its row of the table
+#   reads     tokens, positions [T] int64; embeddings [rows, N] bf16, fp16 or fp32; weight [N] of
+#             the norm; frequencies [D / 2] fp32
+#   writes    residual [T, N], the embeddings; x [T, N], their norm; rotation [T, D] of the same
+#             type: cos(angle) * scale, then sin
+#   math      the norm as in add_rms_norm.py; angle = position * frequency rounded to fp32; cos and
+#             sin of it by libdevice's functions for fp32, exact to 2 units in the last place
+#             however large the angle is
+#   launch    a small kernel: its successor starts at once.  Before it waits it reads weights
+#   bound     latency at few tokens; memory: T * (3 * N + D) * bytes
 #   checked   tests/model_zoo/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
 
@@ -16,53 +19,69 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.kernels.launch import dependent_launch, start_successor_and_wait
+from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 
 @triton.jit
 def _embed(
-    TOKENS, POSITIONS, WEIGHT, FREQUENCIES, OUT, ROTATION, scale, weight_row,
-    N: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    TOKENS, POSITIONS, EMBEDDINGS, WEIGHT, FREQUENCIES, X, RESIDUAL, ROTATION, eps, scale,
+    embedding_row, N: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = D // 2
     row = tl.program_id(0).to(tl.int64)
-    dim = tl.arange(0, BLOCK_HALF)
-    frequency = tl.load(FREQUENCIES + dim, mask=dim < HALF, other=0.0)
-    if DEPENDENT:
-        start_successor_and_wait()
     if tl.program_id(1) == 0:
-        token = tl.load(TOKENS + row).to(tl.int64)
         column = tl.arange(0, BLOCK)
-        values = tl.load(WEIGHT + token * weight_row + column, mask=column < N)
-        tl.store(OUT + row * N + column, values, mask=column < N)
+        mask = column < N
+        weight = tl.load(WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
+        if DEPENDENT:
+            start_successor_and_wait()
+        token = tl.load(TOKENS + row).to(tl.int64)
+        x = tl.load(EMBEDDINGS + token * embedding_row + column, mask=mask, other=0.0)
+        tl.store(RESIDUAL + row * N + column, x, mask=mask)
+        tl.store(X + row * N + column, rms_norm(x, weight, eps, N), mask=mask)
     else:
+        dim = tl.arange(0, BLOCK_HALF)
+        there = dim < HALF
+        frequency = tl.load(FREQUENCIES + dim, mask=there, other=0.0)
+        if DEPENDENT:
+            start_successor_and_wait()
         angle = tl.load(POSITIONS + row).to(tl.float32) * frequency
         at = ROTATION + row * D + dim
         dtype = ROTATION.dtype.element_ty
-        tl.store(at, (tl.cos(angle) * scale).to(dtype), mask=dim < HALF)
-        tl.store(at + HALF, (tl.sin(angle) * scale).to(dtype), mask=dim < HALF)
+        tl.store(at, (tl.cos(angle) * scale).to(dtype), mask=there)
+        tl.store(at + HALF, (tl.sin(angle) * scale).to(dtype), mask=there)
 
 
 def embed(
-    tokens: Tensor, positions: Tensor, weight: Tensor, frequencies: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Rows of weight [rows, N] by tokens [T], and the rotations of positions [T].
+    tokens: Tensor,
+    positions: Tensor,
+    embeddings: Tensor,
+    weight: Tensor,
+    eps: float,
+    frequencies: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of embeddings [rows, N] by tokens [T], their RMSNorm, and rotations of positions [T].
 
+    weight, eps: of the norm, weight [N]
     frequencies: [head_dim / 2] float32, the angle that a position adds
     scale:       what cos and sin are multiplied with
-    Returns [T, N] and [T, head_dim], cos of all angles and then sin, in the type of weight.
+    Returns the norm and the embeddings, [T, N] each, and the rotations [T, head_dim], cos of all
+    angles and then sin; all in the type of embeddings.
     """
-    rows, size, half = len(tokens), weight.shape[1], len(frequencies)
-    assert tokens.shape == positions.shape == (rows,)
+    rows, size, half = len(tokens), embeddings.shape[1], len(frequencies)
+    assert tokens.shape == positions.shape == (rows,) and weight.shape == (size,)
     assert tokens.is_contiguous() and positions.is_contiguous() and frequencies.is_contiguous()
-    assert frequencies.dtype == torch.float32 and weight.stride(1) == 1
-    out = torch.empty(rows, size, dtype=weight.dtype, device=weight.device)
-    rotation = torch.empty(rows, 2 * half, dtype=weight.dtype, device=weight.device)
+    assert frequencies.dtype == torch.float32 and embeddings.stride(1) == weight.stride(0) == 1
+    x, residual = (embeddings.new_empty(rows, size) for _ in range(2))
+    rotation = embeddings.new_empty(rows, 2 * half)
     if rows:
         block = triton.next_power_of_2(size)
         _embed[(rows, 2)](
-            tokens, positions, weight, frequencies, out, rotation, scale, weight.stride(0),
-            N=size, BLOCK=block, D=2 * half, BLOCK_HALF=triton.next_power_of_2(half),
-            num_warps=max(1, min(8, block // 256)), **dependent_launch(weight.device),
+            tokens, positions, embeddings, weight, frequencies, x, residual, rotation, eps, scale,
+            embeddings.stride(0), N=size, BLOCK=block, D=2 * half,
+            BLOCK_HALF=triton.next_power_of_2(half), num_warps=norm_warps(rows, block),
+            **dependent_launch(embeddings.device),
         )  # fmt: skip
-    return out, rotation
+    return x, residual, rotation
