@@ -6,6 +6,7 @@ Kernels are compiled meanwhile, and the weights read: the kernels' results mean 
 from __future__ import annotations
 
 import gc
+from importlib.util import find_spec
 
 import torch
 from msgspec.structs import replace
@@ -37,7 +38,9 @@ class Trial:
         self._state = torch.cuda.memory_allocated(self._device) - before
 
     def compile(self) -> None:
-        """Every kernel, before the weights are there."""
+        """Every kernel, before the weights are there.  Without Triton there are none."""
+        if find_spec("triton") is None:
+            return
         with compiling_only():
             run_candidates(self._model)
             for batch in every_kind(self._resolved):
