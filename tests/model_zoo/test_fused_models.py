@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,3 +86,17 @@ def test_bfloat16_errs_no_more_with_fused_kernels_at_the_shapes_of_a_large_model
     wanted, separate = logits(exact, torch.float32), logits(rounded, torch.bfloat16)
     errors = [(found - wanted).abs().mean() for found in (fused, separate)]
     assert errors[0] <= 1.1 * errors[1] and errors[1] < 0.05 * wanted.abs().mean()
+
+
+def test_models_need_no_triton_where_they_do_not_fuse():
+    """On a CPU neither the package nor a kernel of ours is loaded."""
+    code = (
+        "import sys, torch; import model_zoo.models.llama, model_zoo.models.gpt2\n"
+        "from model_zoo.layers.fusing import fuses\n"
+        "assert not fuses(torch.device('cpu'))\n"
+        "found = [m for m in sys.modules if m == 'triton' or 'kernels' in m.split('.')]\n"
+        "assert not found, found"
+    )
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
