@@ -82,11 +82,13 @@ async def serve(start: Start) -> None:
         stats=lambda: client.stats,
         alive=lambda: client.ready is not None and client.unhealthy() is None,
     )
-    history = RequestLog(config.request_history)
+    history, lines = RequestLog(config.request_history), RequestLog(config.request_history)
     store = response_store(start)
     await store.open()
     batches = open_batches(config)
-    state = ServerState(config, client, tokenizer, metrics, history, store, batches)
+    state = ServerState(
+        config, client, tokenizer, metrics, history, store, batches, batch_requests=lines
+    )
     app = create_app(state)
     server = Server(
         uvicorn.Config(

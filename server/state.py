@@ -28,6 +28,7 @@ class ServerState:
     tokenizer: ChatTokenizer
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
+    batch_requests: RequestLog = field(default_factory=RequestLog)  # lines, which are many
     responses: ResponseStore = field(default_factory=ResponseStore)
     batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)

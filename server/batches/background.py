@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 
 from runtime.client import EngineClient, Mailbox
 from runtime.messages import BACKGROUND, SamplingParams
-from server.explain import RequestLog
+from server.explain import exchange
 from server.metrics import Metrics
 from server.state import ServerState
 
@@ -62,7 +62,7 @@ def in_background(state: ServerState) -> ServerState:
         state,
         client=cast("EngineClient", BackgroundClient(state.client)),
         metrics=cast("Metrics", BackgroundMetrics()),
-        requests=RequestLog(0),
+        requests=state.batch_requests,
     )
 
 
@@ -91,13 +91,12 @@ class Answer:
             self._pieces.append(message.get("body", b""))
 
 
-async def ask(
-    app: ASGIApp, endpoint: str, state: dict[str, bytes], body: bytes
-) -> tuple[int, bytes]:
+async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -> tuple[int, bytes]:
     """Status and body of the application's answer to a POST.
 
-    state   what the middleware would have noted about the request: whose it is
+    state   what the middleware would have noted about the request: its id, and whose it is
     """
+    exchange.set(state)
     answer = Answer(body)
     scope = {
         "type": "http",

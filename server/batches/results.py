@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ class Result(NamedTuple):
     body: bytes = b""
     code: str = ""  # why there was none
     message: str = ""
+    request_id: str = ""  # as X-Request-Id would have said, if it was answered
 
     @property
     def completed(self) -> bool:
@@ -44,7 +44,7 @@ class Result(NamedTuple):
         if self.status:
             response = {
                 "status_code": self.status,
-                "request_id": uuid.uuid4().hex,
+                "request_id": self.request_id,
                 "body": orjson.Fragment(self.body),
             }
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -18,6 +19,7 @@ from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Res
 from server.batches.slots import Slots
 from server.batches.store import BatchStore
 from server.errors import RequestError, UnsupportedParameter, internal_error
+from server.explain import REQUEST_ID
 from server.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
@@ -30,6 +32,8 @@ REFUSED = {
     "background": "a line gets its answer when there is one, leave it out",
     "priority": "lines come after all other requests, leave it out",
 }
+# The answers are in the output file; stored as well, those of one batch would drive out the others.
+DEFAULTS: dict[str, dict[str, object]] = {"/v1/responses": {"store": False}}
 NOT_RUN = {
     CANCELLED: "the batch was cancelled before this request was executed",
     EXPIRED: "this request could not be executed before the completion window expired",
@@ -198,9 +202,10 @@ class BatchRun:
         try:
             check_body(line)
         except RequestError as error:
-            return Result(line.number, line.custom_id, error.status, error.body())
+            name = uuid.uuid4().hex
+            return Result(line.number, line.custom_id, error.status, error.body(), request_id=name)
         while True:
-            status, body = await self._ask(line)
+            status, body, request_id = await self._ask(line)
             if status not in (429, 503):
                 break
             await asyncio.sleep(RETRY_SECONDS)  # the server's own trouble is none of the line's
@@ -209,19 +214,22 @@ class BatchRun:
             self._failures[line.number] = count
             if count < MAX_FAILURES:
                 return None
-        return Result(line.number, line.custom_id, status, body)
+        return Result(line.number, line.custom_id, status, body, request_id=request_id)
 
-    async def _ask(self, line: Line) -> tuple[int, bytes]:
-        endpoint = self._stored.batch.endpoint
-        body = await asyncio.to_thread(orjson.dumps, line.body)
-        asking = asyncio.create_task(ask(self._app, endpoint, self._scope, body))
+    async def _ask(self, line: Line) -> tuple[int, bytes, str]:
+        """Status and body of the answer, and the request's id."""
+        endpoint, name = self._stored.batch.endpoint, uuid.uuid4().hex
+        scope = self._scope | {REQUEST_ID: name}
+        fields = DEFAULTS.get(endpoint, {}) | line.body
+        body = await asyncio.to_thread(orjson.dumps, fields)
+        asking = asyncio.create_task(ask(self._app, endpoint, scope, body))
         losing = asyncio.create_task(self._slots.lost())
         try:
             await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
-                return asking.result()
+                return *asking.result(), name
             # Perhaps because of this line: it shall not be sent again as if nothing had happened.
-            return 500, internal_error()
+            return 500, internal_error(), name
         finally:
             asking.cancel()
             losing.cancel()

@@ -18,7 +18,7 @@ async def get_request(request: Request, name: str) -> Response:
     """By X-Request-Id or by the answer's id, while it runs and for a while afterwards."""
     state = state_of(request)
     key: bytes = request.scope.get("state", {}).get(KEY_DIGEST, b"")
-    found = state.requests.find(name, key)
+    found = state.requests.find(name, key) or state.batch_requests.find(name, key)
     if found is None:
         limit = state.requests.limit
         shared = (

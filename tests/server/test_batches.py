@@ -47,6 +47,10 @@ async def test_a_batch_answers_every_line_as_its_route_would(server: BatchServer
         assert record["error"] is None
         assert set(record["response"]) == {"status_code", "request_id", "body"}
         assert record["response"]["body"]["choices"] == direct.json()["choices"]
+        request_id = record["response"]["request_id"]
+        by_id = (await server.http.get(f"/v1/requests/{request_id}")).json()
+        assert (by_id["request_id"], by_id["state"]) == (request_id, "finished")
+        assert record["response"]["body"]["id"] == f"chatcmpl-{by_id['id']}"
     tokens = sum(record["response"]["body"]["usage"]["total_tokens"] for record in records)
     assert batch["usage"]["total_tokens"] == tokens > 0
 
@@ -93,6 +97,22 @@ async def test_lines_may_go_to_every_endpoint_that_batches_know(server: BatchSer
     (record,) = await server.records(batch["output_file_id"] or batch["error_file_id"])
     assert record["response"]["status_code"] == 200, record
     assert batch["usage"]["input_tokens"] > 0
+
+
+@pytest.mark.parametrize("store", [None, False, True])
+async def test_a_lines_response_is_stored_only_if_it_says_so(
+    server: BatchServer, store: bool | None
+):
+    server.run_batches()
+    fields = {} if store is None else {"store": store}
+    body = {"model": "fake", "input": "Hi"} | fields
+    whole = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    batch = await server.until((await server.create(json.dumps(whole), "/v1/responses"))["id"])
+    (record,) = await server.records(batch["output_file_id"])
+    response = record["response"]["body"]
+    assert response["store"] is bool(store)
+    kept = await server.http.get(f"/v1/responses/{response['id']}")
+    assert kept.status_code == (200 if store else 404)
 
 
 async def test_pages_of_batches_hold_each_once_the_newest_first(server: BatchServer):

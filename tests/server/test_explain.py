@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -152,6 +153,35 @@ def test_a_chat_is_explained_as_well(fake: FakeServer):
     assert httpx.post(url, json=body, headers={"x-request-id": "a-chat"}).status_code == 200
     record = look(fake, "a-chat").json()
     assert (record["route"], record["choices"][0]["finish_reason"]) == ("chat", "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/generate", {"prompt": "Hi", "raw": True}),
+    ],
+)
+def test_requests_of_other_dialects_are_found_too(
+    fake: FakeServer, path: str, body: dict[str, Any], stream: bool
+):
+    answer = httpx.post(fake.url + path, json={"model": "fake", "stream": stream} | body)
+    assert answer.status_code == 200
+    record = look(fake, answer.headers["x-request-id"]).json()
+    assert (record["state"], record["stream"]) == ("finished", stream)
+    names = re.findall(r'"id": ?"((?:resp|msg)_\w+)"', answer.text)
+    if path.startswith("/v1/"):
+        assert look(fake, names[0]).json() == record
+
+
+def test_a_response_in_the_background_is_found(fake: FakeServer):
+    body = {"model": "fake", "input": "Hi", "background": True}
+    made = httpx.post(f"{fake.url}/v1/responses", json=body).json()
+    assert when(fake, made["id"], "finished")["usage"]["completion_tokens"] > 0
 
 
 def test_a_request_can_be_watched_from_queue_to_end(fake: FakeServer):
