@@ -18,6 +18,7 @@ SplitPlanner = Literal["auto", "fa3", "greedy", "uneven"]
 KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
+LARGE_GPU_BYTES = 32 << 30  # free: with so much, the working memory of 8192 tokens is a small part
 
 
 class ConfigError(ValueError):
@@ -101,7 +102,12 @@ def resolve(
             f"--max-model-len {wanted.max_model_len} exceeds the {facts.max_position} positions "
             f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
         )
-    max_num_seqs, max_batched_tokens = _step_limits(wanted, on_gpu=device == "cuda")
+    usual_tokens = 512
+    if device == "cuda":
+        usual_tokens = 8192 if memory.free >= LARGE_GPU_BYTES else 2048
+    max_num_seqs, max_batched_tokens = _step_limits(
+        wanted, 256 if device == "cuda" else 64, usual_tokens
+    )
     longest = wanted.max_model_len or facts.max_position
     num_pages = _num_pages(
         wanted,
@@ -131,11 +137,11 @@ def resolve(
     )
 
 
-def _step_limits(wanted: EngineConfig, *, on_gpu: bool) -> tuple[int, int]:
+def _step_limits(wanted: EngineConfig, usual_seqs: int, usual_tokens: int) -> tuple[int, int]:
     """Most sequences and most tokens of a step.  Raises ConfigError if they do not agree."""
     budget = wanted.max_batched_tokens
-    max_num_seqs = wanted.max_num_seqs or min(256 if on_gpu else 64, budget or 256)
-    max_batched_tokens = budget or max(8192 if on_gpu else 512, max_num_seqs)
+    max_num_seqs = wanted.max_num_seqs or min(usual_seqs, budget or usual_seqs)
+    max_batched_tokens = budget or max(usual_tokens, max_num_seqs)
     if max_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"--max-batched-tokens {max_batched_tokens} is less than --max-num-seqs "

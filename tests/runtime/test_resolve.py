@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import msgspec
 import pytest
@@ -51,6 +52,26 @@ def test_more_kv_tokens_than_memory_holds_are_refused() -> None:
 def test_less_kv_than_one_request_was_asked_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="--kv-tokens 64 is less than --max-model-len 128"):
         settle(kv_tokens=64, max_model_len=128)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "tokens", "sequences"),
+    [("cuda", 79 << 30, 8192, 256), ("cuda", 20 << 30, 2048, 256), ("cpu", 79 << 30, 512, 64)],
+)
+def test_the_usual_step_is_as_large_as_the_device(
+    device: Literal["cpu", "cuda"], free: int, tokens: int, sequences: int
+) -> None:
+    resolved = resolve(
+        EngineConfig(model=""),
+        FACTS,
+        device=device,
+        dtype="float16",
+        kv_dtype="float16",
+        attention="flash2",
+        memory=MemoryPlan(free=free, share=0.9),
+        threads=1,
+    )
+    assert (resolved.max_batched_tokens, resolved.max_num_seqs) == (tokens, sequences)
 
 
 MIB = 2**20
