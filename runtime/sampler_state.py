@@ -76,7 +76,7 @@ class SamplerState:
         """Take in a packed block [N, ROW_WORDS] int32 on the device; a graph may capture it."""
         assert block.dtype == torch.int32 and block.shape[1] == ROW_WORDS and block.is_contiguous()
         options: dict[str, Any] = {"num_warps": 1, **dependent_launch(self.device)}
-        apply_rows[(len(block),)](block, self.rows, WIDTH=ROW_WORDS, **options)
+        apply_rows[(len(block),)](block, self.rows, **options)
 
     def count(self, slot: int, history: Sequence[int], prompt_len: int) -> None:
         """Start the slot's counts over with the tokens known so far, the prompt's first.

@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 
 from attention.kernels.launch import start_successor_and_wait
+from runtime.kernels.sample_row import WIDTH
 
 LANES = tl.constexpr(32)
 
 
 @triton.jit
-def apply_rows(block, rows, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr):
+def apply_rows(block, rows, DEPENDENT: tl.constexpr):
     place = tl.program_id(0)
     if DEPENDENT:
         start_successor_and_wait()

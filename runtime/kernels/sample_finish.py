@@ -14,6 +14,7 @@ import triton.language as tl
 
 from attention.kernels.launch import start_successor_and_wait
 from runtime.kernels.sample_row import (
+    GREEDY_BELOW,
     GROUP,
     LOG2E,
     PENALTIES,
@@ -82,7 +83,7 @@ def finish_rows(
         usable = (best > -float("inf")) & (best < float("inf"))
         drawing = draws(row) & usable
         trimmed = drawing & trims(row)
-        factor = LOG2E / number(row, TEMPERATURE)
+        factor = LOG2E / tl.maximum(number(row, TEMPERATURE), GREEDY_BELOW)
         chosen = _first(group, highest == best, 0)
         rest = tl.zeros([], tl.float64)
         if drawing:

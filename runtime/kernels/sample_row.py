@@ -91,15 +91,15 @@ def adjusted(logits, counts, row, token, early, VOCAB: tl.constexpr, IN_PROMPT: 
     """
     inside = token < VOCAB
     x = tl.load(logits + token, mask=inside, other=-float("inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("inf"))
     if tl.load(row + PENALTIES) != 0:
         seen = tl.load(counts + token, mask=inside, other=0).to(tl.int32)
         output = seen & (IN_PROMPT - 1)
         repetition = number(row, REPETITION)
-        repeated = tl.where(x > 0, _divided(x, repetition), x * repetition)
+        repeated = tl.where(x > 0, _divided(tl.maximum(x, 0.0), repetition), x * repetition)
         x = tl.where(seen > 0, repeated, x)
         x -= number(row, FREQUENCY) * output.to(tl.float32)
         x -= tl.where(output > 0, number(row, PRESENCE), 0.0)
+    x = tl.where(x == x, x, float("inf"))
     if early:
         for stop in tl.static_range(NUM_STOPS):
             x = tl.where(token == tl.load(row + STOPS + stop), -float("inf"), x)

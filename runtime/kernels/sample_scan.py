@@ -65,6 +65,6 @@ def scan_groups(
         tl.store(maxima + out, highest, mask=group < GROUPS)
         if draws(row):
             # A group that is masked as a whole has weight 0: -inf - -inf would be NaN.
-            base = tl.where(highest == -float("inf"), 0.0, highest)
+            base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
             weights = tl.exp2((x - base[:, None]) * (LOG2E / number(row, TEMPERATURE)))
             tl.store(sums + out, tl.sum(weights, 1), mask=group < GROUPS)
