@@ -9,12 +9,32 @@ or ~/.triton/cache.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from runtime.config import ConfigError
+
 MOST_THREADS = 16
+
+
+def check_cache() -> None:
+    """Raises ConfigError if kernels cannot be kept where Triton will write them."""
+    from triton import knobs
+
+    folder = Path(knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"compiled kernels are kept in {folder}: {error.strerror}: set TRITON_CACHE_DIR to a "
+            "folder that this user may write to"
+        ) from None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from model_zoo.layers.gemm.choose import run_candidates
 from model_zoo.model import Model
 from runtime.chosen import Chosen
-from runtime.compiling import compiling_only
+from runtime.compiling import check_cache, compiling_only
 from runtime.config import ConfigError
 from runtime.device import free_bytes
 from runtime.memory_plan import MemoryPlan
@@ -41,6 +41,7 @@ class Trial:
         """Every kernel, before the weights are there.  Without Triton there are none."""
         if find_spec("triton") is None:
             return
+        check_cache()
         with compiling_only():
             run_candidates(self._model)
             for batch in every_kind(self._resolved):

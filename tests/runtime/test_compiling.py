@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.compiling import check_cache
+from runtime.config import ConfigError
+
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
 TESTS = Path(__file__).parent.parent
@@ -80,3 +83,15 @@ def test_a_kernel_that_does_not_compile_raises(tmp_path: Path):
     done = run(BROKEN, tmp_path)
     assert done.returncode != 0
     assert "nobody_knows_this" in done.stderr
+
+
+def test_a_place_for_kernels_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    check_cache()
+    assert (tmp_path / "new" / "cache").is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"kept in .*file: File exists: set TRITON_CACHE_DIR"):
+        check_cache()
