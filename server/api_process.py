@@ -82,12 +82,18 @@ async def serve(start: Start) -> None:
         stats=lambda: client.stats,
         alive=lambda: client.ready is not None and client.unhealthy() is None,
     )
-    history, lines = RequestLog(config.request_history), RequestLog(config.request_history)
     store = response_store(start)
     await store.open()
     batches = open_batches(config)
     state = ServerState(
-        config, client, tokenizer, metrics, history, store, batches, batch_requests=lines
+        config,
+        client,
+        tokenizer,
+        metrics,
+        requests=RequestLog(config.request_history),
+        batch_requests=RequestLog(config.request_history),
+        responses=store,
+        batches=batches,
     )
     app = create_app(state)
     server = Server(
