@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_step --fake               scheduler and engine CPU, no model
     python -m benchmarks.bench_step --model PATH         whole steps on this machine
+    python -m benchmarks.bench_step --shape qwen3-8b     steps from graphs on a GPU, random weights
 
 `--fake` keeps N sequences decoding on an executor that answers at once, and reports the time in
 schedule() and commit() of a step, encoding of the Batch apart.  The target is 300 us at 256 rows.
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -191,16 +194,53 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
         )
 
 
+def bench_shape(arguments: argparse.Namespace) -> None:
+    """Steps of rows that decode at each context, and of 32 such rows beside a prompt."""
+    from benchmarks.shapes import write_model
+    from benchmarks.step_parts import bench_engine, bench_steps
+    from runtime.loading import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_model(arguments.shape, Path(folder) / "model", layers=arguments.layers)
+        config = EngineConfig(
+            model=str(path), device="cuda", load_format="dummy", max_num_seqs=max(arguments.rows),
+            max_model_len=max(8192, *arguments.contexts),
+        )  # fmt: skip
+        loaded = load(config, lambda phase, done, total: None)
+    ready = loaded.ready
+    print(f"{arguments.shape} on {ready.device}, {ready.dtype}, attention {ready.attention}")
+    print(f"ready after {ready.load_seconds:.1f} s; " + ", ".join(
+        f"{name} {seconds:.2f} s" for name, seconds in ready.phases
+    ))  # fmt: skip
+    print(", ".join(f"{name} {count / 2**30:.2f} GiB" for name, count in ready.memory))
+    steps = [[(1, context)] * rows for rows in arguments.rows for context in arguments.contexts]
+    few = min(31, max(arguments.rows) - 1)
+    steps += [[(1, 1024)] * few + [(prompt, prompt)] for prompt in arguments.prompts]
+    bench_steps(loaded, steps, bandwidth=arguments.bandwidth, kernels=arguments.kernels)
+    for rows in sorted({1, min(32, max(arguments.rows)), max(arguments.rows)}):
+        bench_engine(loaded, rows, 128, 60)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    numbers = {"type": int, "nargs": "*"}
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--fake", action="store_true", help="the host's work alone, no model")
     which.add_argument("--model", metavar="PATH", help="directory of a model")
+    which.add_argument("--shape", help="name of a published shape: random weights, on a GPU")
+    parser.add_argument("--rows", default=[1, 8, 32, 128, 256], help="that decode", **numbers)
+    parser.add_argument("--contexts", default=[256, 1024, 4096], help="KV lengths", **numbers)
+    parser.add_argument("--prompts", default=[33, 481, 2017], help="tokens beside rows", **numbers)
+    parser.add_argument("--layers", type=int, default=0, help="with --shape, fewer than it has")
+    parser.add_argument("--bandwidth", type=float, default=3.08e12, help="bytes/s, for floors")
+    parser.add_argument("--kernels", action="store_true", help="the longest kernels of each step")
     parser.add_argument("--steps", type=int, default=300, help="steps measured a case")
     parser.add_argument("--prompt-len", type=int, default=64, help="prompt tokens, with --model")
     arguments = parser.parse_args()
     if arguments.fake:
         bench_fake(arguments.steps)
+    elif arguments.shape:
+        bench_shape(arguments)
     else:
         bench_model(arguments.model, arguments.steps, arguments.prompt_len)
 
