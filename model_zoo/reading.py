@@ -84,7 +84,6 @@ class Reading:
         self._done = 0
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
-        self._files = {piece.source.path: -1 for piece in work}
         self._work = iter(work)
         self._stopped = False
         device = next(iter(places.values())).device
@@ -93,9 +92,6 @@ class Reading:
         if device.type == "cuda":
             before = torch.cuda.Event()
             before.record()
-        with contextlib.ExitStack() as stack:
-            self._open(stack)
-            self._close = stack.pop_all().close
         self._threads = [
             threading.Thread(
                 target=self._run, args=(device, largest, before), name="weights", daemon=True
@@ -118,30 +114,19 @@ class Reading:
             self._stopped = True
             for thread in self._threads:
                 thread.join()
-            self._close()
         if self._errors:
             raise self._errors[0]
         progress(self._done, self.total)
 
-    def _open(self, stack: contextlib.ExitStack) -> None:
-        for path in self._files:
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise _unreadable(path, error) from None
-            stack.callback(os.close, descriptor)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            self._files[path] = descriptor
-
     def _run(self, device: torch.device, largest: int, before: torch.cuda.Event | None) -> None:
         try:
-            lane = _Lane(device, largest, before)
-            for piece in self._taken():
-                lane.fill(piece, self._files[piece.source.path])
-                with self._lock:
-                    self._done += piece.num_bytes
-            lane.wait()
+            with contextlib.closing(_Files()) as files:
+                lane = _Lane(device, largest, before)
+                for piece in self._taken():
+                    lane.fill(piece, files.descriptor(piece.source.path))
+                    with self._lock:
+                        self._done += piece.num_bytes
+                lane.wait()
         except BaseException as error:
             self._errors.append(error)
             self._stopped = True
@@ -154,6 +139,28 @@ class Reading:
             if piece is None:
                 return
             yield piece
+
+
+class _Files:
+    """One thread's open files: the system reads ahead by what each of them was last read at."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def descriptor(self, path: Path) -> int:
+        if path not in self._descriptors:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise _unreadable(path, error) from None
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            self._descriptors[path] = descriptor
+        return self._descriptors[path]
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
 
 
 class _Lane:

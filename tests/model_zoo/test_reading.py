@@ -120,5 +120,6 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path):
     tensors = made_up(tmp_path / "model")
     sources = Checkpoint.open(tmp_path / "model").sources
     (tmp_path / "model" / "a.safetensors").unlink()
+    reading = Reading({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
     with pytest.raises(ModelError, match=r"a\.safetensors: cannot be read: No such file"):
-        Reading({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+        reading.finish(lambda done, total: None)
