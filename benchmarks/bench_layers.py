@@ -156,10 +156,13 @@ def gate_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subjec
         gate, up = gate_up[i].chunk(2, -1)
         return F.silu(gate) * up
 
-    def fused(i: int, num_warps: int = 4) -> Tensor:
-        return silu_mul(gate_up[i], num_warps=num_warps)
+    def fused(i: int, **config: int) -> Tensor:
+        return silu_mul(gate_up[i], **config)
 
-    variants = {f"{w} warps": partial(fused, num_warps=w) for w in (1, 2, 4, 8)}
+    variants = {
+        f"{block} by {warps}": partial(fused, block=block, num_warps=warps)
+        for block, warps in ((512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8), (4096, 16))
+    }
     return Subject("silu_mul", num_bytes, count, fused, separate, variants)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from attention.kernels.launch import dependent_launch, start_successor_and_wait
 
-FEW_ROWS = 256  # up to here a launch is bound by latency: 16 bytes of each tensor a thread
-
 
 @triton.jit
 def rms_norm(x, weight, eps, N: tl.constexpr):
@@ -45,9 +43,13 @@ def _add_rms_norm(
     tl.store(x_at, rms_norm(total, weight, eps, N), mask=mask)
 
 
-def norm_warps(rows: int, block: int) -> int:
-    """Warps for a row padded to `block` numbers."""
-    return max(1, min(16 if rows <= FEW_ROWS else 8, block // 256))
+def norm_warps(block: int) -> int:
+    """Warps for a row padded to `block` numbers.
+
+    The same for any number of rows, so that a row's sum has the same bits in every batch.  On an
+    H100 4 to 16 warps are within 3 % of each other for 4096 numbers, 2 to 8 for 1024.
+    """
+    return max(1, min(block // 256, max(4, block // 1024)))
 
 
 def add_rms_norm(
@@ -66,5 +68,5 @@ def add_rms_norm(
     block = triton.next_power_of_2(size)
     _add_rms_norm[(rows,)](
         x, residual, weight, eps, x.stride(0), residual.stride(0), N=size, BLOCK=block,
-        num_warps=num_warps or norm_warps(rows, block), **dependent_launch(x.device),
+        num_warps=num_warps or norm_warps(block), **dependent_launch(x.device),
     )  # fmt: skip

@@ -81,7 +81,7 @@ def embed(
         _embed[(rows, 2)](
             tokens, positions, embeddings, weight, frequencies, x, residual, rotation, eps, scale,
             embeddings.stride(0), N=size, BLOCK=block, D=2 * half,
-            BLOCK_HALF=triton.next_power_of_2(half), num_warps=norm_warps(rows, block),
+            BLOCK_HALF=triton.next_power_of_2(half), num_warps=norm_warps(block),
             **dependent_launch(embeddings.device),
         )  # fmt: skip
     return x, residual, rotation

@@ -26,7 +26,7 @@ from torch import Tensor
 from attention.kernels.launch import dependent_launch, start_successor_and_wait
 from attention.kernels.write_kv import to_pages
 
-FEW_TOKENS = 256  # up to here a launch is bound by latency
+FEW_TOKENS = 64  # up to here a launch is bound by latency
 
 
 @triton.jit

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from attention.kernels.launch import dependent_launch, start_successor_and_wait
 
-BLOCK = 1024  # columns a program, of either half: 16 bytes a thread
-
 
 @triton.jit
 def _silu_mul(
@@ -36,15 +34,18 @@ def _silu_mul(
     tl.store(OUT + row * N + column, product.to(gate.dtype), mask=mask)
 
 
-def silu_mul(gate_up: Tensor, *, num_warps: int = 4) -> Tensor:
-    """silu(gate) * up of gate_up [T, 2 * I], rows at any stride -> [T, I]."""
+def silu_mul(gate_up: Tensor, *, block: int = 1024, num_warps: int = 4) -> Tensor:
+    """silu(gate) * up of gate_up [T, 2 * I], rows at any stride -> [T, I].
+
+    block, num_warps: columns of either half that a program has, and its warps
+    """
     rows, both = gate_up.shape
     assert both % 2 == 0 and gate_up.stride(1) == 1
     size = both // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _silu_mul[(rows, triton.cdiv(size, BLOCK))](
-            gate_up, out, gate_up.stride(0), N=size, BLOCK=BLOCK,
+        _silu_mul[(rows, triton.cdiv(size, block))](
+            gate_up, out, gate_up.stride(0), N=size, BLOCK=block,
             num_warps=num_warps, **dependent_launch(gate_up.device),
         )  # fmt: skip
     return out
