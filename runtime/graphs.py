@@ -8,6 +8,8 @@ captured first, and the others find room where it left off.
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +23,10 @@ from runtime.whole_step import Outcome
 # A graph of at most so many times the tokens is better than no graph.
 MOST_PADDING = 2
 SMALL = 64  # tokens: up to here a step takes the same time, padded or not
+# Under load, a size that was missed so often gets its graph, one every few seconds: capturing it
+# holds all answers up for about 30 ms.
+MISSES = 16
+SECONDS_APART = 3.0
 SAMPLED = 4  # graphs beside the largest, to know what another one takes
 # Free memory below which nothing more is captured: what steps without a graph may need.
 RESERVE_BYTES = 512 << 20
@@ -67,16 +73,20 @@ class Graphs:
         self.captured: dict[Bucket, Captured] = {}
         self._buckets = buckets
         self._waiting: list[Bucket] = []  # the next one last
+        self._missed: Counter[Bucket] = Counter()
+        self._next_missed = 0.0  # time.monotonic()
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._pool = torch.cuda.graph_pool_handle()
-            self._waiting = buckets.graphs()[::-1]
+            # Steps of few tokens come first: what they lose without a graph is most of their time.
+            self._waiting = sorted(buckets.graphs(), key=lambda b: (b.decode, -b.tokens, -b.rows))
 
     def fit(self, tokens: int, rows: int) -> Bucket:
         """The bucket that a step of so many tokens and rows is to be padded to."""
         best = self._buckets.fit(tokens, rows)
         if best in self.captured or not self.captured:
             return best
+        self._missed[best] += 1
         most = max(MOST_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
@@ -116,18 +126,35 @@ class Graphs:
                 self._waiting.remove(bucket)
                 self._capture(bucket)
 
+    def capture_missed(self) -> None:
+        """Between two steps: what the last ones would have needed."""
+        if not self._missed or time.monotonic() < self._next_missed:
+            return
+        [(bucket, count)] = self._missed.most_common(1)
+        if count >= MISSES:
+            self._missed.clear()
+            if bucket in self._waiting and self._has_room():
+                self._waiting.remove(bucket)
+                self._capture(bucket)
+            self._next_missed = time.monotonic() + SECONDS_APART
+
     def capture_all(self) -> None:
         while self.capture_next():
             pass
 
     def capture_next(self) -> bool:
         """Capture one more, some 30 ms of the host's time.  True if there are others after it."""
-        if self._waiting and free_bytes(self._device) < RESERVE_BYTES:
-            log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._waiting))
-            self._waiting = []
-        if self._waiting:
+        if self._waiting and self._has_room():
             self._capture(self._waiting.pop())
         return bool(self._waiting)
+
+    def _has_room(self) -> bool:
+        """Whether there is memory for another graph; else none is waited for any more."""
+        if free_bytes(self._device) >= RESERVE_BYTES:
+            return True
+        log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._waiting))
+        self._waiting = []
+        return False
 
     def _capture(self, bucket: Bucket) -> None:
         """On a step without rows, which changes nothing."""

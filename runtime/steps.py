@@ -69,6 +69,7 @@ class Steps:
 
     def launch(self, batch: Batch) -> Launched:
         """Queue the step of a batch, and the copy of its results."""
+        self.graphs.capture_missed()
         bucket = self.graphs.fit(len(batch.tokens), len(batch.slots))
         layout = Layout.of(bucket)
         plain = self._begin(batch, layout)
