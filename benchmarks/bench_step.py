@@ -197,7 +197,7 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
 def bench_shape(arguments: argparse.Namespace) -> None:
     """Steps of rows that decode at each context, and of 32 such rows beside a prompt."""
     from benchmarks.shapes import write_model
-    from benchmarks.step_parts import bench_engine, bench_steps
+    from benchmarks.step_parts import bench_captures, bench_engine, bench_steps
     from runtime.loading import load
 
     with tempfile.TemporaryDirectory() as folder:
@@ -214,6 +214,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
     ))  # fmt: skip
     print(", ".join(f"{name} {count / 2**30:.2f} GiB" for name, count in ready.memory))
     steps = [[(1, context)] * rows for rows in arguments.rows for context in arguments.contexts]
+    bench_captures(loaded)
     few = min(31, max(arguments.rows) - 1)
     steps += [[(1, 1024)] * few + [(prompt, prompt)] for prompt in arguments.prompts]
     bench_steps(loaded, steps, bandwidth=arguments.bandwidth, kernels=arguments.kernels)

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -180,6 +181,17 @@ def bench_steps(
                 print(
                     f"        {sum(times):>9.1f} us {len(times):>4} x {middle:>7.2f}  {name[:80]}"
                 )
+
+
+def bench_captures(loaded: Loaded, count: int = 8) -> None:
+    """What one more graph takes, of the host's time and of the device's memory."""
+    free, times = torch.cuda.mem_get_info()[0], [time.perf_counter()]
+    for _ in range(count):
+        loaded.executor.prepare()
+        times.append(time.perf_counter())
+    each = [1000 * (end - begin) for begin, end in pairwise(times)]
+    taken = (free - torch.cuda.mem_get_info()[0]) / 2**20 / count
+    print(f"a graph: {statistics.median(each):.1f} ms, at most {max(each):.1f}; {taken:.2f} MiB")
 
 
 def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None:
