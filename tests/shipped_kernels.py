@@ -24,6 +24,7 @@ from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
+from runtime.kernels.prepare import prepare
 
 META = torch.device("meta")
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -165,17 +166,39 @@ def call_tiler() -> None:
     tiler.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
 
 
+def call_prepare() -> None:
+    ids, table = tensor(TOKENS, dtype=torch.int64), tensor(256, 2048, dtype=INT32)
+    prepare(
+        tensor(9000, dtype=INT32),
+        table,
+        ids,
+        stride=264,
+        tokens_at=3000,
+        pages_at=5000,
+        tokens=ids,
+        positions=ids,
+        write_slots=ids,
+        logit_rows=tensor(256, dtype=torch.int64),
+        row_pages=table,
+        page_size=16,
+    )
+
+
 def call_product(product: Stream | SplitK, rows: int) -> None:
     product.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
-SHIPPED: dict[str, Callable[[], None]] = {"planner": call_planner, "tiler": call_tiler}
+SHIPPED: dict[str, Callable[[], None]] = {
+    "planner": call_planner,
+    "tiler": call_tiler,
+    "prepare": call_prepare,
+}
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)
     SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
     SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
 for rows in BUCKETS[1:]:
-    for product in products_for(132, (9, 0), rows, 6144, 4096):
+    for product in {*products_for(132, (9, 0), rows, 6144, 4096), SplitK(64, 128, 2)}:
         if not isinstance(product, Plain):
             name = f"{type(product).__name__} {product.block_n} at {rows}"
             SHIPPED[name] = partial(call_product, product, rows)

@@ -14,10 +14,11 @@ from model_zoo.layers.gemm.workspace import workspace
 ROWS = (1, 2, 7, 8, 13, 16, 32, 33, 64)
 SHAPES = ((64, 128), (200, 72), (333, 520), (6144, 4096), (4096, 12288))
 STREAMS = [
-    Stream(64, 128, 4, 132),
+    Stream(64, 256, 3, 132),
     Stream(64, 128, 4, 264, lead=3, ahead=8),
     Stream(128, 64, 6, 100, lead=0),
-    Stream(64, 64, 3, 7, ahead=2),
+    Stream(32, 256, 4, 7, ahead=2),
+    Stream(16, 512, 4, 132),
 ]
 SPLITS = [SplitK(32, 64, 1), SplitK(64, 128, 2), SplitK(16, 128, 4)]
 
@@ -130,6 +131,8 @@ def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(product
         (Stream(64, 128, 4, 132), (64, 151936, 4096), True),
         (Stream(64, 128, 4, 132), (1, 64, 100), False),  # rows that are not 16-byte aligned
         (Stream(64, 128, 4, 132, grain=3), (1, 64, 512), False),
+        (Stream(16, 512, 4, 132), (32, 64, 512), True),
+        (Stream(16, 512, 4, 132), (33, 64, 512), False),  # its product would be too wide
     ],
 )
 def test_a_product_says_what_it_serves(product: Product, shape: tuple[int, int, int], serves: bool):

@@ -29,9 +29,12 @@ def products_for(
     if rows == 1:
         tried.append(Plain(rows=8))
     if capability == (9, 0):
-        tried.append(Stream(64, 128, 6 if rows <= 8 else 4, programs))
-    for block_n in (32, 64):
-        tiles = math.ceil(outputs / block_n)
-        parts = max(1, min(4, round(2 * programs / tiles)))
-        tried.append(SplitK(block_n, 128, parts))
+        # As many units as shared memory holds, with runs of 512 bytes of each row: shorter ones
+        # take longer, whatever their number.
+        tried.append(Stream(64, 256, 6 if rows <= 8 else 5 if rows <= 32 else 3, programs))
+    else:
+        for block_n in (32, 64):
+            tiles = math.ceil(outputs / block_n)
+            parts = max(1, min(4, round(2 * programs / tiles)))
+            tried.append(SplitK(block_n, 128, parts))
     return [product for product in tried if product.serves(rows, outputs, inputs)]

@@ -14,6 +14,7 @@ from model_zoo.layers.gemm.workspace import PARTS_BYTES, TILES, workspace
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
 MOST_ROWS = BUCKETS[-1]
 AT_START = 1 << 30
+X_STAGES = 3  # units of x in flight, which come from L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +71,26 @@ class SplitK:
 class Stream:
     """stream_hopper.py: compute capability 9.0."""
 
-    block_n: int  # 64 or 128 rows of weights
-    block_k: int  # columns: a multiple of 64
+    block_n: int  # 16 or 32, 64 or 128 rows of weights
+    block_k: int  # columns of a unit: a multiple of 64, of 128 for 32 rows, of 256 for 16
     stages: int  # units of weights in flight in a program
     programs: int
     grain: int = 1  # units that are not cut; a divisor of a tile's
     lead: int = AT_START  # units left to be asked for when the next kernel may start
     ahead: int = 0  # units asked of L2 while a program waits for its x
 
+    @property
+    def fold(self) -> int:
+        """A product has 64 rows of weights at least: they may be 16 rows' runs of columns."""
+        return max(1, 64 // self.block_n)
+
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
         parts_bytes = 4 * 2 * self.programs * self.block_n * block_m(rows, 8)
         fits = tiles <= TILES and parts_bytes <= PARTS_BYTES
-        return rows <= MOST_ROWS and inputs % 8 == 0 and blocks % self.grain == 0 and fits
+        width = self.fold * block_m(rows, 8)  # of a product; wider, it is slower than memory
+        fits = fits and rows <= MOST_ROWS and width <= 2 * MOST_ROWS
+        return fits and inputs % 8 == 0 and blocks % self.grain == 0
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
@@ -94,12 +102,13 @@ class Stream:
         out = x.new_empty(rows, outputs)
         parts, arrived = workspace(x.device)
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
-        units = -(-outputs // self.block_n) * k_blocks
+        units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         _stream[(min(self.programs, units // self.grain),)](
-            boxes(weight, self.block_n, self.block_k), boxes(x, height, self.block_k), weight,
+            boxes(weight, self.block_n, columns), boxes(x, height, columns), weight,
             parts, arrived, out, bias, rows, outputs, inputs, k_blocks, self.grain, self.lead,
-            self.ahead, STAGES=self.stages, num_warps=4,
-            maxnreg=168 if self.block_n * height > 4096 else 96, **dependent_launch(x.device),
+            self.ahead, FOLD=self.fold, STAGES=self.stages, X_STAGES=min(X_STAGES, self.stages),
+            num_warps=4, maxnreg=_registers(self.fold * self.block_n * self.fold * height),
+            **dependent_launch(x.device),
         )  # fmt: skip
         return out
 
@@ -110,6 +119,11 @@ Product = Plain | SplitK | Stream
 def block_m(rows: int, least: int) -> int:
     """The rows of x as a kernel has them: the next power of two, `least` at least."""
     return max(least, 1 << (rows - 1).bit_length())
+
+
+def _registers(sums: int) -> int:
+    """Of a thread of Stream, for so many sums of a product: none may be spilled."""
+    return 96 if sums < 4096 else 168 if sums < 8192 else 216
 
 
 def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:

@@ -47,69 +47,85 @@ def _share(N, k_blocks, grain, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _copy_weights(w_boxes, weights, full, unit, stage, k_blocks, bytes: gl.constexpr):
-    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
-    BLOCK_K: gl.constexpr = w_boxes.block_type.shape[1]
-    mbarrier.expect(full.index(stage), bytes)
-    tma.async_copy_global_to_shared(
-        w_boxes, [unit // k_blocks * BLOCK_N, unit % k_blocks * BLOCK_K],
-        full.index(stage), weights.index(stage),
-    )  # fmt: skip
+def _copy(boxes, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
+    """Start the copy of rows from `first` on: FOLD runs of a unit's columns, under each other."""
+    ROWS: gl.constexpr = boxes.block_type.shape[0]
+    COLUMNS: gl.constexpr = boxes.block_type.shape[1]
+    mbarrier.expect(full.index(slot), FOLD * boxes.block_type.nbytes)
+    column = unit % k_blocks * (FOLD * COLUMNS)
+    for j in gl.static_range(FOLD):
+        tma.async_copy_global_to_shared(
+            boxes, [first, column + j * COLUMNS], full.index(slot),
+            tiles.index(slot).slice(j * ROWS, ROWS, 0),
+        )  # fmt: skip
 
 
 @gluon.jit
-def _copy_rows(x_boxes, rows, full, unit, stage, k_blocks):
-    BLOCK_K: gl.constexpr = x_boxes.block_type.shape[1]
-    tma.async_copy_global_to_shared(
-        x_boxes, [0, unit % k_blocks * BLOCK_K], full.index(stage), rows.index(stage)
-    )
-
-
-@gluon.jit
-def _ask_l2(W, begin, end, N, K, k_blocks, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+def _ask_l2(W, begin, end, N, K, k_blocks, BLOCK_N: gl.constexpr, UNIT: gl.constexpr):
     """Have the weights of units begin to end brought into L2: a run of each row of their tiles."""
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
         first = gl.maximum(begin - tile * k_blocks, 0)
         last = gl.minimum(end - tile * k_blocks, k_blocks)
         row = gl.minimum(tile * BLOCK_N + gl.arange(0, BLOCK_N, lanes), N - 1)
-        run = (gl.minimum(last * BLOCK_K, K) - first * BLOCK_K) * 2
+        run = (gl.minimum(last * UNIT, K) - first * UNIT) * 2
         gl.inline_asm_elementwise(
             "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
-            [(W + row.to(gl.int64) * K + first * BLOCK_K).to(gl.int64), gl.zeros_like(row) + run],
+            [(W + row.to(gl.int64) * K + first * UNIT).to(gl.int64), gl.zeros_like(row) + run],
             dtype=gl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
 
 @gluon.jit
 def _load(
-    w_boxes, x_boxes, weights, rows, full, empty, W, N, K, k_blocks, grain, lead, ahead,
-    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    w_boxes, x_boxes, weights, rows, w_full, x_full, empty, W, N, K, k_blocks, grain, lead, ahead,
+    FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The load warp; the next kernel may start when `lead` units are left to be asked for."""
     BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
-    BLOCK_K: gl.constexpr = w_boxes.block_type.shape[1]
-    BYTES: gl.constexpr = w_boxes.block_type.nbytes + x_boxes.block_type.nbytes
+    UNIT: gl.constexpr = FOLD * w_boxes.block_type.shape[1]
+    STAGES: gl.constexpr = weights.shape[0]
+    X_STAGES: gl.constexpr = rows.shape[0]
     begin, count = _share(N, k_blocks, grain, BLOCK_N)
     filled = gl.minimum(count, STAGES)
     for i in range(filled):
-        _copy_weights(w_boxes, weights, full, begin + i, i, k_blocks, BYTES)
+        unit = begin + i
+        _copy(w_boxes, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
     if DEPENDENT:
         if lead > count - filled:
             gdc_launch_dependents()
         if ahead > 0:
             end = begin + gl.minimum(count, STAGES + ahead)
-            _ask_l2(W, begin + filled, end, N, K, k_blocks, BLOCK_N, BLOCK_K)
+            _ask_l2(W, begin + filled, end, N, K, k_blocks, BLOCK_N, UNIT)
         gdc_wait()
-    for i in range(filled):
-        _copy_rows(x_boxes, rows, full, begin + i, i, k_blocks)
-    for i in range(filled, count):
+    for i in range(gl.minimum(count, X_STAGES)):
+        _copy(x_boxes, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
+    for i in range(count - X_STAGES):
         stage = i % STAGES
-        mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
-        _copy_weights(w_boxes, weights, full, begin + i, stage, k_blocks, BYTES)
-        _copy_rows(x_boxes, rows, full, begin + i, stage, k_blocks)
-        if DEPENDENT and i == count - lead:
-            gdc_launch_dependents()
+        mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
+        _copy(
+            x_boxes, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD
+        )  # fmt: skip
+        if i + STAGES < count:
+            unit = begin + i + STAGES
+            row = unit // k_blocks * BLOCK_N
+            _copy(w_boxes, weights, w_full, row, unit, stage, k_blocks, FOLD)
+            if DEPENDENT and i + STAGES == count - lead:
+                gdc_launch_dependents()
+
+
+@gluon.jit
+def _unfold(acc, FOLD: gl.constexpr):
+    """Sum of the runs of columns: of run j of W, the product with run j of x."""
+    if FOLD > 1:
+        HEIGHT: gl.constexpr = acc.shape[0] // FOLD
+        WIDTH: gl.constexpr = acc.shape[1] // FOLD
+        r = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout)) // HEIGHT
+        c = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout)) // WIDTH
+        acc = gl.where(r[:, None] == c[None, :], acc, 0.0)
+        acc = gl.sum(acc.reshape([FOLD, HEIGHT, FOLD, WIDTH]), 2)
+        acc = gl.sum(acc, 0)
+    return acc
 
 
 @gluon.jit
@@ -161,22 +177,25 @@ def _write_part(
 
 @gluon.jit
 def _compute(
-    weights, rows, full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
-    STAGES: gl.constexpr,
+    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+    FOLD: gl.constexpr,
 ):  # fmt: skip
     """Four warps: the products, and what becomes of them at the end of each tile."""
-    BLOCK_N: gl.constexpr = weights.shape[1]
-    BLOCK_M: gl.constexpr = rows.shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    begin, count = _share(N, k_blocks, grain, BLOCK_N)
-    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    STAGES: gl.constexpr = weights.shape[0]
+    X_STAGES: gl.constexpr = rows.shape[0]
+    HEIGHT: gl.constexpr = weights.shape[1]
+    WIDTH: gl.constexpr = rows.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    begin, count = _share(N, k_blocks, grain, HEIGHT // FOLD)
+    acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
     for i in range(count):
         unit = begin + i
         block = unit % k_blocks
         stage = i % STAGES
-        mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
+        mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
         product = warpgroup_mma(
-            weights.index(stage), rows.index(stage).permute((1, 0)), acc,
+            weights.index(stage), rows.index(i % X_STAGES).permute((1, 0)), acc,
             use_acc=(block != 0) & (i != 0), is_async=True,
         )  # fmt: skip
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
@@ -185,37 +204,40 @@ def _compute(
             starts = i >= block  # whether the program has the tile's first unit
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
             _write_part(
-                acc, starts & (block == k_blocks - 1), unit // k_blocks, slot, PARTS, ARRIVED, OUT,
-                BIAS, M, N, k_blocks, grain,
+                _unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
+                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
             )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["M", "N", "K", "k_blocks", "grain", "lead", "ahead"])
 def _stream(
     w_boxes, x_boxes, W, PARTS, ARRIVED, OUT, BIAS, M, N, K, k_blocks, grain, lead, ahead,
-    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
-    BLOCK_K: gl.constexpr = w_boxes.block_type.shape[1]
-    BLOCK_M: gl.constexpr = x_boxes.block_type.shape[0]
+    COLUMNS: gl.constexpr = w_boxes.block_type.shape[1]
+    HEIGHT: gl.constexpr = FOLD * w_boxes.block_type.shape[0]
+    WIDTH: gl.constexpr = FOLD * x_boxes.block_type.shape[0]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    weights = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, BLOCK_N, BLOCK_K], swizzled)
-    rows = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, BLOCK_M, BLOCK_K], swizzled)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    weights = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
+    rows = gl.allocate_shared_memory(w_boxes.dtype, [X_STAGES, WIDTH, COLUMNS], swizzled)
+    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(w_full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(X_STAGES):
+        mbarrier.init(x_full.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (_compute, (
-                weights, rows, full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
-                STAGES,
+                weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
+                grain, FOLD,
             )),
             (_load, (
-                w_boxes, x_boxes, weights, rows, full, empty, W, N, K, k_blocks, grain, lead,
-                ahead, STAGES, DEPENDENT,
+                w_boxes, x_boxes, weights, rows, w_full, x_full, empty, W, N, K, k_blocks, grain,
+                lead, ahead, FOLD, DEPENDENT,
             )),
         ],
         [1], [40],
