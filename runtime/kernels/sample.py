@@ -11,6 +11,8 @@ nucleus its border, to about six digits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -24,8 +26,10 @@ from runtime.sampler_state import IN_PROMPT, SamplerState
 
 # Low bits that are 0 in each type's numbers as float32.
 SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
-PROGRAMS = 2048  # enough of the scan's to fill a GPU: fewer groups each where rows are few
+SCAN_TILE, SCAN_WARPS = 8, 4
+FULL = 4096  # groups that fill a GPU: with fewer of them, a warp reads one
 SEARCH_CHUNK, SEARCH_WARPS = 32, 16
+FINISH_WARPS = 4
 
 
 def sample(
@@ -45,7 +49,8 @@ def sample(
     tokens_out: [R], any integers; -1 in rows that are left out
     usable_out: [R] int8 or bool; false where a logit is NaN or +inf or all are -inf, and the token
                 means nothing
-    Also counts the token in rows with penalties.  Needs 12 bytes of scratch for 256 logits.
+    Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
+    256 logits.
     """
     num_rows, vocab = logits.shape
     assert logits.dtype in SHIFTS and logits.stride(1) == 1 and vocab == state.vocab_size
@@ -53,29 +58,29 @@ def sample(
     assert slots.dtype == positions.dtype == torch.int32
     if num_rows == 0:
         return
-    groups = triton.cdiv(vocab, GROUP.value)
+    groups = 16 * triton.cdiv(vocab, 16 * GROUP.value)  # rows of them begin at 64 bytes
     maxima, sums = torch.empty((2, num_rows, groups), dtype=torch.float32, device=logits.device)
     active = torch.empty((num_rows, groups), dtype=torch.int32, device=logits.device)
     thresholds = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     inputs = (logits, slots, positions, state.rows, state.counts, maxima, sums)
-    sizes = {"VOCAB": vocab, "GROUPS": groups, "IN_PROMPT": IN_PROMPT}
+    sizes = (logits.stride(0), vocab, groups)
+    options = {"IN_PROMPT": IN_PROMPT, **_options(logits.device)}
     padded = triton.next_power_of_2(groups)
-    options = _options(logits.device)
-    tile = min(16, triton.next_power_of_2(triton.cdiv(groups * num_rows, PROGRAMS)))
+    tile = SCAN_TILE if num_rows * groups >= FULL else SCAN_WARPS
     scan_groups[(triton.cdiv(groups, tile), num_rows)](
-        *inputs, logits.stride(0), TILE=tile, **sizes, num_warps=min(4, tile), **options
+        *inputs, *sizes, TILE=tile, num_warps=SCAN_WARPS, **options
     )
     search_thresholds[(num_rows,)](
-        *inputs, thresholds, active, logits.stride(0), SHIFT=SHIFTS[logits.dtype], PADDED=padded,
-        CHUNK=SEARCH_CHUNK, **sizes, num_warps=SEARCH_WARPS, **options,
+        *inputs, thresholds, active, *sizes, SHIFT=SHIFTS[logits.dtype], PADDED=padded,
+        CHUNK=SEARCH_CHUNK, num_warps=SEARCH_WARPS, **options,
     )  # fmt: skip
     finish_rows[(num_rows,)](
-        *inputs, thresholds, last_token, tokens_out, usable_out, logits.stride(0), PADDED=padded,
-        **sizes, num_warps=4, **options,
+        *inputs, thresholds, last_token, tokens_out, usable_out, *sizes, PADDED=padded,
+        num_warps=FINISH_WARPS, **options,
     )  # fmt: skip
 
 
-def _options(device: torch.device) -> dict[str, bool]:
+def _options(device: torch.device) -> dict[str, Any]:
     """A penalty's product is rounded before it is subtracted, as in torch."""
     fusion = {"enable_fp_fusion": False} if device.type == "cuda" else {}
     return {**dependent_launch(device), **fusion}

@@ -60,9 +60,9 @@ def finish_rows(
     tokens_out,
     usable_out,
     stride_logits,
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PADDED: tl.constexpr,  # GROUPS, rounded up to a power of two
+    vocab,
+    num_groups,
+    PADDED: tl.constexpr,  # groups, rounded up to a power of two
     IN_PROMPT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -77,8 +77,8 @@ def finish_rows(
         row = rows + slot * WIDTH
         position = tl.load(positions + place)
         group = tl.arange(0, PADDED)
-        inside = group < GROUPS
-        highest = tl.load(maxima + place * GROUPS + group, mask=inside, other=-float("inf"))
+        inside = group < num_groups
+        highest = tl.load(maxima + place * num_groups + group, mask=inside, other=-float("inf"))
         best = tl.max(highest, 0)
         usable = (best > -float("inf")) & (best < float("inf"))
         drawing = draws(row) & usable
@@ -87,7 +87,7 @@ def finish_rows(
         chosen = _first(group, highest == best, 0)
         rest = tl.zeros([], tl.float64)
         if drawing:
-            weights = tl.load(sums + place * GROUPS + group, mask=inside, other=0.0)
+            weights = tl.load(sums + place * num_groups + group, mask=inside, other=0.0)
             if not trimmed:
                 weights *= tl.exp2((highest - best) * factor)
             weights = weights.to(tl.float64)
@@ -98,11 +98,11 @@ def finish_rows(
         token = chosen * GROUP + index
         x = adjusted(
             logits + place * stride_logits,
-            counts + slot * VOCAB,
+            counts + slot * vocab,
             row,
             token,
             too_early(row, position),
-            VOCAB,
+            vocab,
             IN_PROMPT,
         )
         winner = _first(index, x == best, 0)
@@ -112,12 +112,12 @@ def finish_rows(
                 keeps = kept(x, best, tl.load(thresholds + place), row)
                 weights = tl.where(keeps, weights, 0.0)
             winner, _ = _pick(index, weights.to(tl.float64), rest)
-        winner = tl.minimum(chosen * GROUP + winner, VOCAB - 1)
+        winner = tl.minimum(chosen * GROUP + winner, vocab - 1)
         tl.store(tokens_out + place, winner.to(tokens_out.dtype.element_ty))
         tl.store(usable_out + place, usable.to(usable_out.dtype.element_ty))
         tl.store(last_token + slot, winner.to(last_token.dtype.element_ty))
         if tl.load(row + PENALTIES) != 0:
-            seen = counts + slot * VOCAB + winner
+            seen = counts + slot * vocab + winner
             old = tl.load(seen).to(tl.int32)
             full = (old & (IN_PROMPT - 1)) == IN_PROMPT - 1
             tl.store(seen, tl.where(full, old, old + 1).to(counts.dtype.element_ty))

@@ -84,12 +84,12 @@ def _divided(x, by):
 
 
 @triton.jit
-def adjusted(logits, counts, row, token, early, VOCAB: tl.constexpr, IN_PROMPT: tl.constexpr):
+def adjusted(logits, counts, row, token, early, vocab, IN_PROMPT: tl.constexpr):
     """float32 logits of the tokens after penalties and stop ids; -inf outside the vocabulary.
 
     NaN becomes +inf: what is not a number must win, or nobody would notice it.
     """
-    inside = token < VOCAB
+    inside = token < vocab
     x = tl.load(logits + token, mask=inside, other=-float("inf")).to(tl.float32)
     if tl.load(row + PENALTIES) != 0:
         seen = tl.load(counts + token, mask=inside, other=0).to(tl.int32)

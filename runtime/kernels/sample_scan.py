@@ -36,8 +36,8 @@ def scan_groups(
     maxima,
     sums,
     stride_logits,
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
+    vocab,
+    num_groups,
     TILE: tl.constexpr,
     IN_PROMPT: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -53,18 +53,18 @@ def scan_groups(
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = adjusted(
             logits + place * stride_logits,
-            counts + slot * VOCAB,
+            counts + slot * vocab,
             row,
             token,
             early,
-            VOCAB,
+            vocab,
             IN_PROMPT,
         )
         highest = tl.max(x, 1)
-        out = place * GROUPS + group
-        tl.store(maxima + out, highest, mask=group < GROUPS)
+        out = place * num_groups + group
+        tl.store(maxima + out, highest, mask=group < num_groups)
         if draws(row):
             # A group that is masked as a whole has weight 0: -inf - -inf would be NaN.
             base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
             weights = tl.exp2((x - base[:, None]) * (LOG2E / number(row, TEMPERATURE)))
-            tl.store(sums + out, tl.sum(weights, 1), mask=group < GROUPS)
+            tl.store(sums + out, tl.sum(weights, 1), mask=group < num_groups)

@@ -96,18 +96,18 @@ def _chunk(
     start,
     end,
     early,
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
+    vocab,
+    num_groups,
     CHUNK: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
     """(groups [CHUNK], their adjusted logits [CHUNK, LANES, GROUP / LANES])."""
     at = start + tl.arange(0, CHUNK)
-    group = tl.load(active + at, mask=at < end, other=GROUPS)
+    group = tl.load(active + at, mask=at < end, other=num_groups)
     lane = tl.arange(0, LANES)[:, None] * (GROUP // LANES)
     token = lane + tl.arange(0, GROUP // LANES)[None, :]
     token = group[:, None, None] * GROUP + token[None, :, :]
-    return group, adjusted(logits, counts, row, token, early, VOCAB, IN_PROMPT)
+    return group, adjusted(logits, counts, row, token, early, vocab, IN_PROMPT)
 
 
 @triton.jit
@@ -151,8 +151,8 @@ def _measure(
     best,
     factor,
     early,
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
+    vocab,
+    num_groups,
     CHUNK: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
@@ -165,7 +165,7 @@ def _measure(
     t1, t2, t3 = t0, t0, t0
     for start in range(0, end, CHUNK):
         _, x = _chunk(
-            logits, counts, row, active, start, end, early, VOCAB, GROUPS, CHUNK, IN_PROMPT
+            logits, counts, row, active, start, end, early, vocab, num_groups, CHUNK, IN_PROMPT
         )
         weight = tl.where(by_number, 1.0, tl.exp2((x - best) * factor))
         t0, t1 = _added(t0, x, p0, weight), _added(t1, x, p1, weight)
@@ -191,8 +191,8 @@ def _narrow(
     factor,
     early,
     shift,
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
+    vocab,
+    num_groups,
     CHUNK: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
@@ -211,7 +211,7 @@ def _narrow(
         keys = _pivots(low, above, passes < EVEN_PASSES, shift)
         measures = _measure(
             logits, counts, row, active, end, _value(keys, shift), by_number, best, factor, early,
-            VOCAB, GROUPS, CHUNK, IN_PROMPT,
+            vocab, num_groups, CHUNK, IN_PROMPT,
         )  # fmt: skip
         reached = tl.sum((measures >= target).to(tl.int32), 0)
         if reached > 0:
@@ -241,8 +241,8 @@ def _search(
     factor,
     early,
     SHIFT: tl.constexpr,
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
+    vocab,
+    num_groups,
     CHUNK: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
@@ -253,7 +253,7 @@ def _search(
     wanted = float("inf")
     if (top_p < 1.0) & (top_k == 0):  # else the whole is not known before top-k is
         # Tokens that weigh less than this are too few to weigh more than what may be dropped.
-        spare = 0.5 * (1.0 - top_p) * total.to(tl.float32) / VOCAB
+        spare = 0.5 * (1.0 - top_p) * total.to(tl.float32) / vocab
         least = tl.maximum(least, best + temperature * tl.minimum(tl.log(spare), 0.0))
         wanted = top_p * total.to(tl.float32) * 1.0001
     least = _hint(high, ratio, best, least, top_k, wanted)
@@ -266,7 +266,7 @@ def _search(
             target = tl.where(by_number, top_k.to(tl.float64), top_p.to(tl.float64) * total)
             low, above, above_measure, left = _narrow(
                 logits, counts, row, active, group, high, low, top, target, by_number, best,
-                factor, early, shift, VOCAB, GROUPS, CHUNK, IN_PROMPT,
+                factor, early, shift, vocab, num_groups, CHUNK, IN_PROMPT,
             )  # fmt: skip
             if by_number & (top_p < 1.0):
                 # Exactly k tokens make up the whole, though all that equal the last of them stay.
@@ -275,7 +275,7 @@ def _search(
                 index = tl.arange(0, PIVOTS)
                 weights = _measure(
                     logits, counts, row, active, end, tl.where(index == 0, at_k, next_up),
-                    False, best, factor, early, VOCAB, GROUPS, CHUNK, IN_PROMPT,
+                    False, best, factor, early, vocab, num_groups, CHUNK, IN_PROMPT,
                 )  # fmt: skip
                 equal = tl.exp2((at_k - best) * factor).to(tl.float64)
                 total = _at(index, weights, 1) + (target - above_measure) * equal
@@ -295,9 +295,9 @@ def search_thresholds(
     thresholds,
     active,
     stride_logits,
+    vocab,
+    num_groups,
     SHIFT: tl.constexpr,  # low bits that are 0 in the logits' type as float32
-    VOCAB: tl.constexpr,
-    GROUPS: tl.constexpr,
     PADDED: tl.constexpr,
     CHUNK: tl.constexpr,
     IN_PROMPT: tl.constexpr,
@@ -311,8 +311,8 @@ def search_thresholds(
         row = rows + slot * WIDTH
         if draws(row) & trims(row):
             group = tl.arange(0, PADDED)
-            inside = group < GROUPS
-            mine = place * GROUPS
+            inside = group < num_groups
+            mine = place * num_groups
             high = tl.load(maxima + mine + group, mask=inside, other=-float("inf"))
             best = tl.max(high, 0)
             if (best > -float("inf")) & (best < float("inf")):
@@ -321,22 +321,22 @@ def search_thresholds(
                 weights = tl.load(sums + mine + group, mask=inside, other=0.0) * ratio
                 early = too_early(row, tl.load(positions + place))
                 logits += place * stride_logits
-                counts += slot * VOCAB
+                counts += slot * vocab
                 threshold = _search(
                     logits, counts, row, active + mine, group, high, ratio,
                     tl.sum(weights.to(tl.float64), 0), best, factor, early,
-                    SHIFT, VOCAB, GROUPS, CHUNK, IN_PROMPT,
+                    SHIFT, vocab, num_groups, CHUNK, IN_PROMPT,
                 )  # fmt: skip
                 tl.store(thresholds + place, threshold)
                 on = kept(high, best, threshold, row) & inside
                 tl.store(sums + mine + group, tl.zeros([PADDED], tl.float32), mask=inside)
                 end = _activate(active + mine, group, on)
                 for start in range(0, end, CHUNK):
-                    groups, x = _chunk(
+                    some, x = _chunk(
                         logits, counts, row, active + mine, start, end, early,
-                        VOCAB, GROUPS, CHUNK, IN_PROMPT,
+                        vocab, num_groups, CHUNK, IN_PROMPT,
                     )  # fmt: skip
                     weight = tl.exp2((x - best) * factor)
                     weight = tl.where(kept(x, best, threshold, row), weight, 0.0)
                     weight = tl.sum(tl.sum(weight, 2), 1)
-                    tl.store(sums + mine + groups, weight, mask=groups < GROUPS)
+                    tl.store(sums + mine + some, weight, mask=some < num_groups)
