@@ -1,7 +1,7 @@
 """The OpenAPI document: what FastAPI makes of the routes, with what it cannot know about them.
 
-Routes read their own bodies and write their own answers.  So the document says here which errors
-they answer with, and of which type a stream is.
+Routes read their own bodies and write their own answers.  So the document says here what and which
+errors they answer with, and of which type a stream is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from server.dialects.errors import is_anthropic, is_ollama
+from server.schema.answers import ANSWERS
 from server.schema.base import fields_of
 
 METHODS = ("get", "post", "delete")
@@ -56,12 +57,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for path, item in whole["paths"].items():
         for method in METHODS:
             if method in item:
-                _complete(path, item[method])
+                _complete(path, method, item[method])
     whole["components"] = {"schemas": ERRORS}
     return whole
 
 
-def _complete(path: str, operation: dict[str, Any]) -> None:
+def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own, which no route gives
     name = "Error"
@@ -73,13 +74,13 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     content = {"application/json": {"schema": schema}}
     responses["4XX"] = {"description": "The request is refused", "content": content}
     responses["5XX"] = {"description": "The server cannot answer", "content": content}
-    responses["200"]["content"] = _answers(path, operation)
+    responses["200"]["content"] = _answers(path, method, operation)
 
 
-def _answers(path: str, operation: dict[str, Any]) -> dict[str, Any]:
+def _answers(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
     if path in OTHER_TYPES:
         return {kind: {"schema": TEXT} for kind in OTHER_TYPES[path]}
-    answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    answers: dict[str, Any] = {"application/json": {"schema": ANSWERS[method, path]}}
     if _streams(operation):
         kind = "application/x-ndjson" if is_ollama(path) else "text/event-stream"
         answers[kind] = {"schema": TEXT}

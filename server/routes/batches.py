@@ -16,6 +16,7 @@ from server.routes.body import read_body
 from server.routes.files import listed, query_of, store_of
 from server.schema.base import parse
 from server.schema.batches import BatchQuery, BatchRequest
+from server.schema.response_queries import openapi_query
 from server.schema.sampling import openapi_body
 from server.state import owner_of, state_of
 
@@ -43,7 +44,12 @@ async def create_batch(request: Request) -> Response:
     return _shown(await asyncio.to_thread(store.create, owner_of(request), wanted))
 
 
-@router.get("/v1/batches", summary="List batches", response_model=None)
+@router.get(
+    "/v1/batches",
+    summary="List batches",
+    response_model=None,
+    openapi_extra=openapi_query(BatchQuery),
+)
 async def list_batches(request: Request) -> Response:
     store = store_of(state_of(request))
     query = parse(BatchQuery, query_of(request))

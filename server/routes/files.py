@@ -17,6 +17,7 @@ from server.batches.upload import receive_upload
 from server.errors import NotFound, RequestError
 from server.schema.base import parse
 from server.schema.batches import FileQuery, form_fields
+from server.schema.response_queries import openapi_query
 from server.state import ServerState, owner_of, state_of
 
 router = APIRouter()
@@ -92,7 +93,12 @@ async def upload_file(request: Request) -> Response:
     return JSONResponse(file.shown())
 
 
-@router.get("/v1/files", summary="List files", response_model=None)
+@router.get(
+    "/v1/files",
+    summary="List files",
+    response_model=None,
+    openapi_extra=openapi_query(FileQuery),
+)
 async def list_files(request: Request) -> Response:
     files = store_of(state_of(request)).files
     query = parse(FileQuery, query_of(request))
