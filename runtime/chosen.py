@@ -13,7 +13,7 @@ from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, 
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
-from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, resolve
+from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
 from runtime.device import (
     DTYPES,
     KV_DTYPES,
@@ -44,16 +44,20 @@ class Chosen:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(
+            model_type=self.config.model_type,
+            max_position=self.config.max_position,
+            vocab_size=self.config.vocab_size,
+            kv_bytes_per_token=self.config.kv_bytes_per_token(self.shape.kv_dtype.itemsize),
+        )
+
     def settle(self, memory: MemoryPlan) -> Resolved:
         """All numbers.  Raises ConfigError."""
         return resolve(
             self.wanted,
-            ModelFacts(
-                model_type=self.config.model_type,
-                max_position=self.config.max_position,
-                vocab_size=self.config.vocab_size,
-                kv_bytes_per_token=self.config.kv_bytes_per_token(self.shape.kv_dtype.itemsize),
-            ),
+            self.facts,
             device="cuda" if self.on_gpu else "cpu",
             dtype=self.dtype,
             kv_dtype=choose_kv_dtype(self.wanted.kv_dtype, self.dtype),
@@ -121,4 +125,6 @@ def choose(wanted: EngineConfig) -> Chosen:
         kv_dtype=KV_DTYPES[choose_kv_dtype(wanted.kv_dtype, dtype)],
     )
     choice = dispatch(Machine.of(device), wanted.attention, shape, wanted.split_planner)
-    return Chosen(wanted, config, device, dtype, shape, choice, threads)
+    chosen = Chosen(wanted, config, device, dtype, shape, choice, threads)
+    check(wanted, chosen.facts)
+    return chosen

@@ -18,6 +18,7 @@ SplitPlanner = Literal["auto", "fa3", "greedy", "uneven"]
 KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
+PAGE_SIZES = (16, 32, 64, 128)
 LARGE_GPU_BYTES = 32 << 30  # free: with so much, the working memory of 8192 tokens is a small part
 
 
@@ -80,6 +81,20 @@ class Resolved(Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.page_size)
 
 
+def check(wanted: EngineConfig, facts: ModelFacts) -> None:
+    """Raises ConfigError for a wish that no memory could fulfil: before anything is loaded."""
+    if wanted.page_size not in PAGE_SIZES:
+        sizes = ", ".join(map(str, PAGE_SIZES))
+        raise ConfigError(f"--page-size {wanted.page_size}: choose one of {sizes}")
+    if wanted.max_model_len == 1:
+        raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
+    if wanted.max_model_len > facts.max_position:
+        raise ConfigError(
+            f"--max-model-len {wanted.max_model_len} exceeds the {facts.max_position} positions "
+            f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
+        )
+
+
 def resolve(
     wanted: EngineConfig,
     facts: ModelFacts,
@@ -91,17 +106,10 @@ def resolve(
     memory: MemoryPlan,
     threads: int,
 ) -> Resolved:
-    """Settle every number.
+    """Settle every number of wishes that `check` has passed.
 
-    Raises ConfigError if a wish exceeds what the model or the memory allows.
+    Raises ConfigError if one exceeds what the memory allows.
     """
-    if wanted.page_size not in (16, 32, 64, 128):
-        raise ConfigError(f"--page-size {wanted.page_size}: choose one of 16, 32, 64, 128")
-    if wanted.max_model_len > facts.max_position:
-        raise ConfigError(
-            f"--max-model-len {wanted.max_model_len} exceeds the {facts.max_position} positions "
-            f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
-        )
     usual_tokens = 512
     if device == "cuda":
         usual_tokens = 8192 if memory.free >= LARGE_GPU_BYTES else 2048
