@@ -14,7 +14,6 @@ from model_zoo.layers.gemm.workspace import PARTS_BYTES, TILES, workspace
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
 MOST_ROWS = BUCKETS[-1]
 AT_START = 1 << 30
-X_STAGES = 3  # units of x in flight, which come from L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,7 @@ class Stream:
     grain: int = 1  # units that are not cut; a divisor of a tile's
     lead: int = AT_START  # units left to be asked for when the next kernel may start
     ahead: int = 0  # units asked of L2 while a program waits for its x
+    x_stages: int = 3  # units of x in flight, which come from L2; no more than stages
 
     @property
     def fold(self) -> int:
@@ -87,7 +87,7 @@ class Stream:
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
         parts_bytes = 4 * 2 * self.programs * self.block_n * block_m(rows, 8)
-        fits = tiles <= TILES and parts_bytes <= PARTS_BYTES
+        fits = tiles <= TILES and parts_bytes <= PARTS_BYTES and self.x_stages <= self.stages
         width = self.fold * block_m(rows, 8)  # of a product; wider, it is slower than memory
         fits = fits and rows <= MOST_ROWS and width <= 2 * MOST_ROWS
         return fits and inputs % 8 == 0 and blocks % self.grain == 0
@@ -106,7 +106,7 @@ class Stream:
         _stream[(min(self.programs, units // self.grain),)](
             boxes(weight, self.block_n, columns), boxes(x, height, columns), weight,
             parts, arrived, out, bias, rows, outputs, inputs, k_blocks, self.grain, self.lead,
-            self.ahead, FOLD=self.fold, STAGES=self.stages, X_STAGES=min(X_STAGES, self.stages),
+            self.ahead, FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages,
             num_warps=4, maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(x.device),
         )  # fmt: skip
