@@ -57,6 +57,7 @@ class Slots:
         self.page_table = torch.zeros((num_slots, max_pages), dtype=torch.int32, device=device)
         self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.params = np.zeros(num_slots, dtype=PARAMS)
+        self.params["prompt_logprobs"] = -1
         self.stop_ids: list[tuple[int, ...]] = [()] * num_slots
         self.bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots  # ids, values
         self.sets = TokenSets(num_slots, device)
