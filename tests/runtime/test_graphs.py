@@ -1,0 +1,95 @@
+"""Which graph a step gets, and which graphs are made when; captures themselves need a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime import graphs as module
+from runtime.buckets import Bucket, Buckets
+from runtime.graphs import MISSES, RESERVE_BYTES, Captured, Graphs
+from runtime.whole_step import Outcome
+
+NOTHING = Outcome(torch.zeros(0), torch.zeros(0))
+
+
+class Replayed:
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    """Of 256 rows, none captured yet; a capture only notes its bucket."""
+    buckets = Buckets(256, 8192)
+    made = Graphs(lambda bucket: NOTHING, lambda bucket: None, buckets, torch.device("cpu"))
+    made._waiting = buckets.graphs()
+
+    def note(bucket: Bucket) -> None:
+        made.captured[bucket] = Captured(Replayed(), NOTHING)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(made, "_capture", note)
+    monkeypatch.setattr(module, "free_bytes", lambda device: RESERVE_BYTES)
+    return made
+
+
+def test_a_step_without_a_graph_takes_the_next_larger_one(graphs: Graphs) -> None:
+    graphs.capture_early()
+    assert graphs.fit(5, 5) == Bucket(8, 8, True)
+    assert graphs.fit(129, 129) == Bucket(256, 256, True)
+    assert graphs.fit(200, 3) == Bucket(256, 256, False)
+    while graphs.capture_next():
+        pass
+    assert graphs.fit(5, 5) == Bucket(5, 5, True)
+    assert graphs.fit(200, 3) == Bucket(256, 32, False)
+
+
+def test_a_step_is_not_padded_to_more_than_twice_its_tokens(graphs: Graphs) -> None:
+    assert graphs.fit(700, 9) == Bucket(768, 32, False)
+    graphs._capture(Bucket(2048, 256, False))
+    assert graphs.fit(700, 9) == Bucket(768, 32, False), "as it is, without a graph"
+    assert graphs.fit(1030, 9) == Bucket(2048, 256, False)
+
+
+def test_rows_that_decode_and_prompts_have_graphs_of_their_own(graphs: Graphs) -> None:
+    graphs._capture(Bucket(32, 32, False))
+    assert graphs.fit(20, 20) == Bucket(20, 20, True)
+    graphs._capture(Bucket(32, 32, True))
+    assert graphs.fit(20, 20) == Bucket(32, 32, True)
+    assert graphs.fit(20, 19) == Bucket(32, 32, False)
+
+
+def test_a_loaded_server_captures_what_it_misses_most(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    graphs.capture_early()
+    known = len(graphs.captured)
+
+    def step(rows: int) -> None:
+        graphs.capture_missed()
+        graphs.fit(rows, rows)
+
+    for _ in range(MISSES):
+        step(16)
+        step(17)
+    assert len(graphs.captured) == known
+    step(17)
+    assert graphs.fit(17, 17) == Bucket(17, 17, True)
+    for _ in range(5 * MISSES):
+        step(200)
+    assert len(graphs.captured) == known + 1, "the next one waits for some seconds"
+    now += module.SECONDS_APART
+    step(200)
+    assert graphs.fit(200, 200) == Bucket(200, 200, True)
+
+
+def test_nothing_is_captured_when_memory_is_short(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs.capture_early()
+    known = len(graphs.captured)
+    monkeypatch.setattr(module, "free_bytes", lambda device: RESERVE_BYTES - 1)
+    assert not graphs.capture_next()
+    assert len(graphs.captured) == known
