@@ -37,7 +37,7 @@ from server.schema.chat import ChatRequest
 from server.splitting import Splitting, plain
 from server.state import ServerState
 from server.template_options import template_options
-from server.tool_grammar import GrammarMarks, after_thought, tool_grammar
+from server.tool_grammar import after_thought, tool_grammar
 
 WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
 ChatFinish = FinishReason | Literal["tool_calls"]
@@ -183,11 +183,10 @@ async def _grammar(
     state: ServerState, ready: Ready, body: ChatRequest, splitting: Splitting | None
 ) -> str:
     """For SamplingParams.grammar: of the answer's format and its tool calls, after reasoning."""
-    wanted = await requested_grammar(body)
+    wanted = await requested_grammar(state, body)
     if wanted is None and not body.offered_tools():
         return ""
-    template = state.tokenizer.template
-    marks = GrammarMarks(state.tokenizer.special_words())
+    template, marks = state.tokenizer.template, state.grammar_marks
     formats = state.formats.formats
     source = "" if template is None else template.source
     grammar = tool_grammar(body, wanted, formats.tools, source, marks)

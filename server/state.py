@@ -15,6 +15,7 @@ from server.config import ServerConfig
 from server.errors import NotFound
 from server.explain import KEY_DIGEST, OWNER, RequestLog
 from server.grammar_client import GrammarChecker
+from server.grammar_marks import GrammarMarks
 from server.metrics import Metrics
 from server.responses.store import ResponseStore
 from server.splitting import AnswerFormats
@@ -39,6 +40,11 @@ class ServerState:
         """How the model writes reasoning and calls of tools."""
         config = self.config
         return AnswerFormats.of(self.tokenizer, config.tool_format, config.reasoning_format)
+
+    @cached_property
+    def grammar_marks(self) -> GrammarMarks:
+        """The special tokens as parts of grammars."""
+        return GrammarMarks(self.tokenizer.special_words())
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless the name is one that this server serves."""

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from server.errors import RequestError
+from server.grammar_marks import TEXT, GrammarMarks, literal
 from server.json_schema import check_schema, forbid_additional
 from server.schema.base import fields_of, items_of, kind_of
 from server.schema.structured import MAX_CHOICES, ResponseFormat, StructuredOutputs
@@ -21,8 +22,6 @@ from server.schema.structured import MAX_CHOICES, ResponseFormat, StructuredOutp
 # At each place one space, or a new line and its indentation: a model that is not sure how to go on
 # goes on with white space for as long as it may.
 WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
-TEXT = r"/(?s:.*)/"
-SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 MOST_CHOICE_BYTES = 262_144
 
 
@@ -48,7 +47,9 @@ class Tag:
 
 
 def requested(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+    response_format: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None,
+    marks: GrammarMarks,
 ) -> Grammar | None:
     """The grammar of an answer; None if any text will do.
 
@@ -60,10 +61,10 @@ def requested(
             return json_grammar({"type": "object"}, "response_format")
         param = "response_format.json_schema.schema"
         return json_grammar(check_schema(wanted.schema_, param), param)
-    return None if structured_outputs is None else _structured(structured_outputs)
+    return None if structured_outputs is None else _structured(structured_outputs, marks)
 
 
-def _structured(wanted: StructuredOutputs) -> Grammar:
+def _structured(wanted: StructuredOutputs, marks: GrammarMarks) -> Grammar:
     name = wanted.given()[0]
     param = f"structured_outputs.{name}"
     if name == "json" or name == "json_object":
@@ -83,7 +84,7 @@ def _structured(wanted: StructuredOutputs) -> Grammar:
     if wanted.choice is not None:
         return _choice(wanted.choice, param)
     if wanted.structural_tag is not None:
-        return _structural_tag(_object(wanted.structural_tag, param), param)
+        return _structural_tag(_object(wanted.structural_tag, param), param, marks)
     assert wanted.grammar is not None
     return Grammar([{"lark_grammar": wanted.grammar}], param=param, ebnf="::=" in wanted.grammar)
 
@@ -140,18 +141,6 @@ def escaped(regex: str) -> str:
     return "".join(parts)
 
 
-def literal(text: str) -> str:
-    """A regular expression for exactly this text."""
-    return "".join(
-        [
-            f"\\{char}" if char in SPECIAL_IN_REGEX
-            else char if char.isprintable()
-            else f"\\x{{{ord(char):x}}}"
-            for char in text
-        ]
-    )  # fmt: skip
-
-
 def _choice(choices: list[str], param: str) -> Grammar:
     if sum(map(len, choices)) > MOST_CHOICE_BYTES:
         raise RequestError(
@@ -163,7 +152,7 @@ def _choice(choices: list[str], param: str) -> Grammar:
     return _lark(f"start: CHOICE\nCHOICE: /{'|'.join(map(literal, choices))}/", param)
 
 
-def _structural_tag(wanted: dict[str, Any], param: str) -> Grammar:
+def _structural_tag(wanted: dict[str, Any], param: str, marks: GrammarMarks) -> Grammar:
     """vLLM's and SGLang's form: structures of begin, schema, end, and what triggers them."""
     structures, triggers = items_of(wanted.get("structures")), items_of(wanted.get("triggers"))
     if not structures or len(structures) > MAX_CHOICES or not triggers:
@@ -188,10 +177,12 @@ def _structural_tag(wanted: dict[str, Any], param: str) -> Grammar:
             )
         place = f"{path}.schema"
         tags.append(Tag(begin, check_schema(fields_of(schema), place), end, place))
-    return _tagged(tags, [str(trigger) for trigger in triggers], param)
+    return _tagged(tags, [each for each in triggers if isinstance(each, str)], param, marks)
 
 
-def _tagged(tags: Sequence[Tag], triggers: Sequence[str], param: str) -> Grammar:
+def _tagged(
+    tags: Sequence[Tag], triggers: Sequence[str], param: str, marks: GrammarMarks
+) -> Grammar:
     """Anything may be said until one of `triggers` is; then a tag follows whose `begin` starts with
     it; then anything again."""
     rules: list[str] = []
@@ -203,14 +194,10 @@ def _tagged(tags: Sequence[Tag], triggers: Sequence[str], param: str) -> Grammar
         grammars.append({"name": f"schema{index}", "json_schema": whole})
         schemas[tag.param] = whole
         trigger = max((t for t in triggers if tag.begin.startswith(t)), key=len)
-        begin, end = _word(tag.begin[len(trigger) :]), _word(tag.end)
-        rules.append(f"lead{index}[lazy]: /(?s:.*){literal(trigger)}/")
+        lead = marks.whole_tokens(tag.begin, len(trigger))
+        begin, end = marks.of(tag.begin[lead:]), marks.of(tag.end)
+        rules.append(marks.after_any(f"lead{index}", tag.begin[:lead]))
         rules.append(f"tag{index}: lead{index} {begin} @schema{index} {end}")
         names.append(f"tag{index}")
     lark = "\n".join([f"start: tag* tail\ntag: {' | '.join(names)}\ntail: {TEXT}", *rules])
     return Grammar([{"lark_grammar": lark}, *grammars], schemas, param)
-
-
-def _word(text: str) -> str:
-    """A text as it stands, or nothing."""
-    return f"/{literal(text)}/" if text else ""

@@ -6,17 +6,17 @@ text, in which the calls of strict tools must be right; with a response_format, 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.errors import RequestError, UnsupportedParameter
+from server.grammar_marks import TEXT, GrammarMarks
 from server.json_schema import check_schema
 from server.parsing.formats import ReasoningFormat, ToolFormat
 from server.schema.chat import ChatRequest
 from server.schema.tools import Tool
-from server.structured import TEXT, WHITESPACE, Grammar, literal
+from server.structured import WHITESPACE, Grammar
 
 MOST_CALLS = 32  # of one answer that must call
 
@@ -54,38 +54,6 @@ FORMS = {
     ),
 }
 OLD_MISTRAL = CallForm("[TOOL_CALLS]", '[{"name": "NAME", "arguments": ', "}]")
-
-
-class GrammarMarks:
-    """Texts as parts of a grammar: special tokens in them can only be named by their ids."""
-
-    def __init__(self, special: Mapping[int, str]) -> None:
-        self._ids = {word: id for id, word in special.items() if word}
-        words = sorted(self._ids, key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, words))})") if words else None
-
-    def of(self, text: str) -> str:
-        """Exactly this text."""
-        return " ".join(self._parts(text))
-
-    def after_any(self, rule: str, text: str) -> str:
-        """A rule of this name for anything up to and with this text.
-
-        A special token is reached by a token, all else by a lazy regular expression.
-        """
-        first, *others = self._parts(text)
-        rest = " ".join(others)
-        if first.startswith("<["):
-            return f"{rule}: {TEXT} {first} {rest}".rstrip()
-        return f"{rule}: {rule}_begun {rest}\n{rule}_begun[lazy]: /(?s:.*){first[1:-1]}/"
-
-    def _parts(self, text: str) -> list[str]:
-        parts = [text] if self._pattern is None else self._pattern.split(text)
-        return [self._part(part) for part in parts if part]
-
-    def _part(self, text: str) -> str:
-        id = self._ids.get(text)
-        return f"/{literal(text)}/" if id is None else f"<[{id}]>"
 
 
 def form_of(format: ToolFormat, template: str) -> CallForm | None:

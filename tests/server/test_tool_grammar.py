@@ -11,12 +11,14 @@ from fake_engine import write_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from server.errors import RequestError
+from server.grammar_marks import GrammarMarks
 from server.parsing.answer import AnswerParser
 from server.parsing.deltas import ToolCallDelta
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.schema.chat import ChatRequest
-from server.structured import Grammar, json_grammar
-from server.tool_grammar import FORMS, OLD_MISTRAL, GrammarMarks, after_thought, tool_grammar
+from server.schema.structured import StructuredOutputs
+from server.structured import Grammar, json_grammar, requested
+from server.tool_grammar import FORMS, OLD_MISTRAL, after_thought, tool_grammar
 
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "</think>", "<|tool_call_begin|>"]
 PARAMETERS = {
@@ -181,3 +183,25 @@ def test_reasoning_may_come_before_the_call(tokenizer: Tokenizer, begun: bool, r
     assert accepts(tokenizer, grammar, ("" if begun else "<think>") + thought + right)
     assert accepts(tokenizer, grammar, right) == (not begun)
     assert not accepts(tokenizer, grammar, "Hello")
+
+
+def test_marks_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
+    def grammar(begin: str, trigger: str, end: str) -> Grammar:
+        tag = {"begin": begin, "schema": {"type": "integer"}, "end": end}
+        wanted = StructuredOutputs(structural_tag={"triggers": [trigger], "structures": [tag]})
+        found = requested(None, wanted, marks_of(tokenizer))
+        assert found is not None
+        return found
+
+    for begin, trigger in (
+        ("<|tool_call|>", "<|tool_call|>"),
+        ("<|tool_call|>f=", "<|tool_call|>"),
+        ("<|tool_call|>f=", "<|tool"),  # ends within the token
+        ("f:<|tool_call|>", "f:"),
+        ("<f>", "<f"),
+    ):
+        each = grammar(begin, trigger, "[ARGS]")
+        assert accepts(tokenizer, each, f"so {begin}12[ARGS] then {begin}3[ARGS]"), begin
+        assert not accepts(tokenizer, each, f"so {begin}x[ARGS]", whole=False), begin
+        assert not accepts(tokenizer, each, f"so {begin}12 and more", whole=False), begin
+        assert accepts(tokenizer, each, "nothing of it")

@@ -1,0 +1,65 @@
+"""Texts as parts of a grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+TEXT = r"/(?s:.*)/"
+SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
+
+def literal(text: str) -> str:
+    """A regular expression for exactly this text."""
+    return "".join(
+        [
+            f"\\{char}" if char in SPECIAL_IN_REGEX
+            else char if char.isprintable()
+            else f"\\x{{{ord(char):x}}}"
+            for char in text
+        ]
+    )  # fmt: skip
+
+
+class GrammarMarks:
+    """Texts as parts of a grammar: special tokens in them can only be named by their ids."""
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self._ids = {word: id for id, word in special.items() if word}
+        words = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, words))})") if words else None
+
+    def of(self, text: str) -> str:
+        """Exactly this text."""
+        return " ".join(self._parts(text))
+
+    def whole_tokens(self, text: str, length: int) -> int:
+        """How long a beginning of the text is that has `length` characters and splits no token."""
+        end = 0
+        for part in self._split(text):
+            end += len(part)
+            if end >= length:
+                return end if part in self._ids else length
+        return length
+
+    def after_any(self, rule: str, text: str) -> str:
+        """A rule of this name for anything up to and with this text.
+
+        A special token is reached by a token, all else by a lazy regular expression.
+        """
+        first, *others = self._parts(text)
+        rest = " ".join(others)
+        if first.startswith("<["):
+            return f"{rule}: {TEXT} {first} {rest}".rstrip()
+        return f"{rule}: {rule}_begun {rest}\n{rule}_begun[lazy]: /(?s:.*){first[1:-1]}/"
+
+    def _parts(self, text: str) -> list[str]:
+        return [self._part(part) for part in self._split(text)]
+
+    def _split(self, text: str) -> list[str]:
+        parts = [text] if self._pattern is None else self._pattern.split(text)
+        return [part for part in parts if part]
+
+    def _part(self, text: str) -> str:
+        id = self._ids.get(text)
+        return f"/{literal(text)}/" if id is None else f"<[{id}]>"
