@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -47,16 +48,21 @@ def fake_engine(own: str, client: str, interval: float) -> None:
                 left[message.id] = message.params.max_tokens
             elif isinstance(message, Abort):
                 left.pop(message.id, None)
+        ids, tokens = array("q"), array("i")
         outputs: list[Output] = []
         for place, (id, rest) in enumerate(list(left.items())):
             token = 1000 + (steps * 7 + place * 13) % 2000
-            outputs.append(Output(id, [token], "length" if rest == 1 else None))
             left[id] = rest - 1
             if rest == 1:
+                outputs.append(Output(id, [token], "length"))
                 del left[id]
-        if outputs:
+            else:
+                ids.append(id)
+                tokens.append(token)
+        if ids or outputs:
             steps += 1
-            sender.send(StepOutput(outputs, Stats(running=len(outputs), steps=steps)))
+            stats = Stats(running=len(left), steps=steps)
+            sender.send(StepOutput(outputs, stats, ids.tobytes(), tokens.tobytes()))
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
@@ -91,6 +97,13 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 
 async def load(port: int, streams: int, tokens: int) -> int:
     return sum(await asyncio.gather(*[read_stream(port, tokens) for _ in range(streams)]))
+
+
+def measure(pid: int, port: int, streams: int, tokens: int) -> tuple[list[float], int]:
+    """User and system seconds of the API process for so many streams, and their chunks."""
+    before = cpu_seconds(pid)
+    chunks = asyncio.run(load(port, streams, tokens))
+    return [x - y for x, y in zip(cpu_seconds(pid), before, strict=True)], chunks
 
 
 def wait_until_ready(port: int) -> None:
@@ -138,17 +151,18 @@ def main() -> None:
         port = listener.getsockname()[1]
         wait_until_ready(port)
         asyncio.run(load(port, 8, 8))
-        before, began = cpu_seconds(api.pid), time.monotonic()
-        chunks = asyncio.run(load(port, args.streams, args.tokens))
-        user, system = (x - y for x, y in zip(cpu_seconds(api.pid), before, strict=True))
+        alone, _ = measure(api.pid, port, args.streams, 1)
+        began = time.monotonic()
+        whole, chunks = measure(api.pid, port, args.streams, args.tokens)
         elapsed = time.monotonic() - began
-        tokens = args.streams * args.tokens
+        tokens = args.streams * (args.tokens - 1)
+        user, system = (1e6 * (x - y) / tokens for x, y in zip(whole, alone, strict=True))
         print(
             f"{args.streams} streams x {args.tokens} tokens in {elapsed:.1f} s "
-            f"({tokens / elapsed:.0f} tok/s), {chunks} chunks\n"
-            f"API process: {1e6 * (user + system) / tokens:.1f} us a token "
-            f"({1e6 * user / tokens:.1f} user + {1e6 * system / tokens:.1f} system), "
-            f"{1e6 * (user + system) / chunks:.1f} us a chunk, requests included"
+            f"({(tokens + args.streams) / elapsed:.0f} tok/s), {chunks} chunks\n"
+            f"API process: {1e6 * sum(alone) / args.streams:.0f} us a request of one token, "
+            f"{user + system:.1f} us a token more ({user:.1f} user + {system:.1f} system), "
+            f"{1e6 * sum(whole) / (tokens + args.streams):.1f} us a token with its request"
         )
         api.kill()
         engine.kill()

@@ -27,6 +27,7 @@ STEPS = 2  # that what waits is spread over, at least
 FEWEST = 256  # prompt tokens: smaller steps would only read the weights more often
 FIRST_GUESS = 512  # while nothing was measured
 TILE = 128  # tokens that a matrix product computes together
+LARGE = 1152  # tokens: above, steps are padded to whole pairs of tiles
 
 
 class Prompts(NamedTuple):
@@ -58,7 +59,8 @@ class ChunkBudget:
         if rows:
             fits = min(fits, prompts.tokens // STEPS)
         fewest = -(-(rows + FEWEST) // TILE) * TILE
-        total = max((rows + fits) // TILE * TILE, fewest)
+        tile = TILE if rows + fits < LARGE else 2 * TILE
+        total = max((rows + fits) // tile * tile, fewest)
         return min(room, total - rows)
 
     def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:

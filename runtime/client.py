@@ -1,14 +1,17 @@
 """EngineClient: what an API process uses to reach the engine process, and a Mailbox per request.
 
-One message a step arrives and is spread over the mailboxes by a callback.  A mailbox holds at most
-one Output: what arrives while its reader is busy is merged into it, so a slow reader costs its
-own tokens and nothing else.
+One message a step arrives and is spread over the mailboxes by a callback.  A reader that can take
+Outputs as they come is called at once; no task has to wake for a token.  For the others a mailbox
+holds at most one Output: what arrives while its reader is busy is merged into it, so a slow reader
+costs its own tokens and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from array import array
+from collections.abc import Callable
 
 import msgspec
 
@@ -60,13 +63,14 @@ def merged(first: Output, then: Output) -> Output:
 class Mailbox:
     """The outputs of one request, for one reader."""
 
-    __slots__ = ("_output", "_waiter", "aborted", "delivered", "request")
+    __slots__ = ("_output", "_take", "_waiter", "aborted", "delivered", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.delivered = False  # the reader has seen an Output: the request cannot start over
         self.aborted = False
         self._output: Output | None = None
+        self._take: Callable[[Output], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -82,21 +86,48 @@ class Mailbox:
     async def get(self) -> Output:
         """Wait for the next Output.  After the one with `finish` set there is none."""
         while self._output is None:
-            assert self._waiter is None, "a mailbox has one reader"
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait()
         output, self._output = self._output, None
         self.delivered = True
         return output
 
+    async def pour(self, take: Callable[[Output], bool]) -> None:
+        """Call `take` with every Output as it comes, until it returns False.
+
+        What `take` raises is raised here.
+        """
+        while self._output is not None:
+            if not take(await self.get()):
+                return
+        self._take = take
+        try:
+            await self._wait()
+        finally:
+            self._take = None
+
+    async def _wait(self) -> None:
+        assert self._waiter is None, "a mailbox has one reader"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
     def put(self, output: Output) -> None:
-        self._output = output if self._output is None else merged(self._output, output)
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if waiter is None or waiter.done():
+            self._output = output if self._output is None else merged(self._output, output)
+            return
+        if self._take is None:
+            self._output = output
             waiter.set_result(None)
+            return
+        self.delivered = True
+        try:
+            if not self._take(output):
+                waiter.set_result(None)
+        except Exception as error:
+            waiter.set_exception(error)
 
     def start_over(self, id: int) -> None:
         """Forget what the reader has not seen: the request runs again, under a new id."""
@@ -223,6 +254,11 @@ class EngineClient:
             return  # a late word of an engine that died: its requests start over or have ended
         self.stats = step.stats
         mailboxes = self._open
+        ids, tokens = array("q", step.ids), array("i", step.tokens)
+        for id, token in zip(ids, tokens, strict=True):
+            mailbox = mailboxes.get(id)
+            if mailbox is not None:
+                mailbox.put(Output(id, [token]))
         for output in step.outputs:
             mailbox = mailboxes.get(output.id)
             if mailbox is None:

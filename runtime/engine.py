@@ -18,6 +18,7 @@ from runtime.columns import Launch
 from runtime.config import Resolved
 from runtime.grammar import Grammars
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Output, Request, Stats
+from runtime.outputs import News
 from runtime.scheduler import Scheduler
 
 COMPILE_WAIT_SECONDS = 0.002  # in one step: a message may come meanwhile
@@ -125,6 +126,10 @@ class Engine:
 
         What the executor raises is fatal for the engine and passes through.
         """
+        return self.advance().all()
+
+    def advance(self) -> News:
+        """step(), which says what it made in the form that costs least."""
         began = self._clock()
         if self._grammars is not None and self._grammars.compiling:
             self._take_compiled(self._grammars)
@@ -139,7 +144,7 @@ class Engine:
             if not self._executor.overlap:
                 self._read()
             self._count(launch.batch.num_tokens, self._clock() - began)
-        return self._take_outputs()
+        return self._take_news()
 
     def _read(self) -> None:
         if self._under_way is not None:
@@ -188,16 +193,16 @@ class Engine:
             if launch.batch.sample[row] and sequence.finish is None
         )
 
-    def _take_outputs(self) -> list[Output]:
-        outputs = self.scheduler.take_outputs()
+    def _take_news(self) -> News:
+        news = self.scheduler.take_news()
         if self._refusals:
-            outputs += self._refusals
+            news.outputs.extend(self._refusals)
             self._refusals = []
         if self._grammars is not None and self._grammars.open:
-            for output in outputs:
+            for output in news.outputs:
                 if output.finish is not None:
                     self._grammars.forget(output.id)
-        return outputs
+        return news
 
     def _count(self, tokens: int, seconds: float) -> None:
         self._steps += 1

@@ -152,10 +152,16 @@ class Stats(Struct, frozen=True, array_like=True):
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
-    """Everything one step made for one API process; also sent once a second as a sign of life."""
+    """Everything one step made for one API process; also sent once a second as a sign of life.
+
+    Requests that got one token each and have nothing else to tell are columns: `ids` are 8 bytes
+    a request, `tokens` 4 bytes, both in the byte order of the host.
+    """
 
     outputs: list[Output]
     stats: Stats
+    ids: bytes = b""
+    tokens: bytes = b""
 
 
 class Progress(Struct, frozen=True, array_like=True, tag="progress"):

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import structs
 
 from runtime.messages import FinishReason, Output, TokenLogprob
 from runtime.sequence import Sequence
+
+
+class News(NamedTuple):
+    """What a step has to tell: one token for each of `ids`, and all that is more than that."""
+
+    ids: list[int]
+    tokens: list[int]
+    outputs: list[Output]
+
+    def all(self) -> list[Output]:
+        plain = [Output(id, [token]) for id, token in zip(self.ids, self.tokens, strict=True)]
+        return plain + self.outputs
 
 
 def next_output(sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from runtime.messages import (
     StepOutput,
     ToEngine,
 )
+from runtime.outputs import News
 from runtime.timeline import Timeline
 
 IDLE_SECONDS = 1.0  # between two signs of life
@@ -79,21 +81,31 @@ class Clients:
     def requests_of(self, client: int) -> list[int]:
         return [id for id, owner in self._client_of.items() if owner == client]
 
-    def publish(self, outputs: list[Output], stats: Stats) -> None:
-        """One message for each client that has outputs, or has waited a while for a word."""
-        shares: list[list[Output]] = [[] for _ in self._senders]
-        for output in outputs:
-            client = self._client_of[output.id]
-            shares[client].append(output)
-            if output.finish is not None:
-                del self._client_of[output.id]
-                self._pending[client] -= 1
+    def publish(self, news: News, stats: Stats) -> None:
+        """One message for each client that has news, or has waited a while for a word."""
         now = time.monotonic()
-        for client, share in enumerate(shares):
+        for client, (ids, tokens, outputs) in enumerate(self._shares(news)):
             patience = STATS_SECONDS if self._pending[client] else IDLE_SECONDS
-            if share or now - self._told[client] >= patience:
+            if ids or outputs or now - self._told[client] >= patience:
                 self._told[client] = now
-                self._senders[client].send(StepOutput(share, stats))
+                plain = array("q", ids).tobytes(), array("i", tokens).tobytes()
+                self._senders[client].send(StepOutput(outputs, stats, *plain))
+
+    def _shares(self, news: News) -> list[News]:
+        """The news by client; requests that have ended are forgotten."""
+        shares, client_of = [news], self._client_of
+        if len(self._senders) > 1:
+            shares = [News([], [], []) for _ in self._senders]
+            for id, token in zip(news.ids, news.tokens, strict=True):
+                ids, tokens, _outputs = shares[client_of[id]]
+                ids.append(id)
+                tokens.append(token)
+            for output in news.outputs:
+                shares[client_of[output.id]].outputs.append(output)
+        for output in news.outputs:
+            if output.finish is not None:
+                self._pending[client_of.pop(output.id)] -= 1
+        return shares
 
     def tell(self, message: FromEngine) -> None:
         for client in range(len(self._senders)):
@@ -165,7 +177,7 @@ def serve(start: Start) -> NoReturn:
                         for id in clients.requests_of(message.client):
                             engine.abort(id)
                         clients.tell_one(message.client, loaded.ready)
-            clients.publish(engine.step(), engine.stats())
+            clients.publish(engine.advance(), engine.stats())
 
 
 @contextmanager

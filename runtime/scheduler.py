@@ -22,7 +22,7 @@ from runtime.chunks import ChunkBudget, Prompts
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
 from runtime.messages import BACKGROUND, FinishReason, Output, Request, TokenLogprob
-from runtime.outputs import ending, explained, next_output, pooled
+from runtime.outputs import News, ending, explained, next_output, pooled
 from runtime.pages import PagePool
 from runtime.running import Running
 from runtime.sequence import Sequence
@@ -52,6 +52,8 @@ class Scheduler:
         self.cached_tokens = 0
         self.generated_tokens = 0
         self._live: dict[int, Sequence] = {}
+        self._told_ids: list[int] = []
+        self._told_tokens: list[int] = []
         self._outputs: list[Output] = []
         self._arrivals = 0
         self._draw_seed = draw_seed
@@ -61,13 +63,14 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """No request is alive and every Output was taken."""
-        return not self._live and not self._outputs
+        """No request is alive and all that was made was taken."""
+        return not self._live and not self._outputs and not self._told_ids
 
-    def take_outputs(self) -> list[Output]:
+    def take_news(self) -> News:
         """What was made since the last call."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        news = News(self._told_ids, self._told_tokens, self._outputs)
+        self._told_ids, self._told_tokens, self._outputs = [], [], []
+        return news
 
     # Requests come and go.
 
@@ -281,7 +284,7 @@ class Scheduler:
         page_size, vocab_size = self.resolved.page_size, self.vocab_size
         scored, vectors = sampled.logprobs, sampled.vectors
         plain = scored is None and sampled.prompt_logprobs is None and not sampled.errors
-        add_output = self._outputs.append
+        tell_id, tell_token = self._told_ids.append, self._told_tokens.append
         columns = (sequences, batch.sample, batch.starts, batch.q_lens, sampled.tokens)
         for index, (sequence, samples, start, q_len, token) in enumerate(
             zip(*columns, strict=True)
@@ -311,7 +314,8 @@ class Scheduler:
                     and len(tokens) < sequence.limit
                 ):
                     # Most rows of most steps: nothing to tell but the token.
-                    add_output(Output(sequence.request_id, [token]))
+                    tell_id(sequence.request_id)
+                    tell_token(token)
                 else:
                     self._deliver(sequence, token, None if scored is None else scored[index])
             except Exception as error:

@@ -119,10 +119,12 @@ class ChatTurn:
         self,
         render: Callable[[Choice, Part], bytes],
         write: Callable[[bytes], Awaitable[None]],
+        write_now: Callable[[bytes], bool] | None = None,
     ) -> None:
         """Write render(choice, part) of every part, in order within a choice.
 
         The first part of a choice may have no deltas; its last one has `finish`.
+        write_now: of Generation.stream
         Raises EngineFailed if the engine fails.
         """
 
@@ -137,7 +139,7 @@ class ChatTurn:
                 finish = "tool_calls"
             return render(choice, Part(deltas, piece.scored, finish, piece.tokens))
 
-        await self.generation.stream(split if self._splitters else whole, write)
+        await self.generation.stream(split if self._splitters else whole, write, write_now)
 
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object."""

@@ -45,6 +45,7 @@ class Choice:
         "first_token",
         "generated",
         "index",
+        "last_token",
         "mailbox",
         "mean_batch",
         "preemptions",
@@ -72,6 +73,7 @@ class Choice:
         self.cached = 0
         self.started = 0.0
         self.first_token = 0.0
+        self.last_token = 0.0
         self.ended = 0.0
         self.preemptions = 0
         self.mean_batch = 0.0  # 0 unless the engine has told

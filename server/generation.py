@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from runtime.messages import Ready, SamplingParams
+from runtime.messages import Output, Ready, SamplingParams
 from server.choice import Choice, Piece, new_choice
 from server.errors import EngineFailed, RateLimited, RequestError, Unavailable
 from server.explain import state_of_choices
@@ -19,6 +19,7 @@ from server.state import ServerState
 from server.tokenizer import Marks
 
 Render = Callable[[Choice, Piece], bytes]  # the frames that tell of a piece, or none
+Write = Callable[[bytes], Awaitable[None]]
 
 
 def require_ready(state: ServerState) -> Ready:
@@ -134,16 +135,19 @@ class Generation:
         await self.stream(keep, write)
         return pieces
 
-    async def stream(self, render: Render, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def stream(
+        self, render: Render, write: Write, write_now: Callable[[bytes], bool] | None = None
+    ) -> None:
         """Write every piece of every choice as it comes, in order within a choice.
 
+        write_now: writes without waiting, if that is possible; False if it did nothing
         Raises EngineFailed if the engine reports an error.  The caller calls `close` afterwards.
         """
         try:
             if len(self.choices) == 1:
-                await self._follow(self.choices[0], render, write)
+                await self._follow(self.choices[0], render, write, write_now)
             else:
-                await together([self._follow(c, render, write) for c in self.choices])
+                await together([self._follow(c, render, write, write_now) for c in self.choices])
         except Exception:
             self._abort("error")
             raise
@@ -157,34 +161,50 @@ class Generation:
         return state_of_choices(self.choices) | {"usage": self.usage()}
 
     async def _follow(
-        self, choice: Choice, render: Render, write: Callable[[bytes], Awaitable[None]]
+        self,
+        choice: Choice,
+        render: Render,
+        write: Write,
+        write_now: Callable[[bytes], bool] | None,
     ) -> None:
-        mailbox = choice.mailbox
-        metrics = self.state.metrics
-        last = 0.0
+        kept = b""
+
+        def take(output: Output) -> bool:
+            """Write what an Output adds.  False: there is something to wait for, or nothing."""
+            nonlocal kept
+            data = self._render(choice, output, render)
+            if data and (write_now is None or not write_now(data)):
+                kept = data
+                return False
+            return choice.finish is None
+
         while choice.finish is None:
-            output = await mailbox.get()
-            now = time.monotonic()
-            if output.tokens:
-                if last:
-                    metrics.inter_token(now - last)
-                else:
-                    choice.first_token = now
-                last = now
-            if output.finish == "error" or output.finish == "abort":
-                choice.finish = output.finish
-                self._count(choice)
-                if output.refused:
-                    raise RequestError(output.error or "", code="invalid_grammar")
-                raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
-            piece = choice.feed(output)
-            if piece.finish is not None:
-                if output.finish is None:  # a stop string: the engine does not know of it
-                    self.state.client.abort(mailbox.id)
-                self._count(choice)
-            data = render(choice, piece)
-            if data:
+            await choice.mailbox.pour(take)
+            if kept:
+                data, kept = kept, b""
                 await write(data)
+
+    def _render(self, choice: Choice, output: Output, render: Render) -> bytes:
+        """The frames for an Output.  Raises what ends the stream."""
+        if output.tokens:
+            now = time.monotonic()
+            if choice.last_token:
+                self.state.metrics.inter_token(now - choice.last_token)
+            else:
+                choice.first_token = now
+            choice.last_token = now
+        if output.finish == "error" or output.finish == "abort":
+            choice.finish = output.finish
+            self._count(choice)
+            if output.refused:
+                raise RequestError(output.error or "", code="invalid_grammar")
+            raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
+        piece = choice.feed(output)
+        if piece.finish is not None:
+            if output.finish is None:  # a stop string: the engine does not know of it
+                self.state.client.abort(choice.mailbox.id)
+            self._count(choice)
+        return render(choice, piece)
 
     def _count(self, choice: Choice) -> None:
         choice.ended = time.monotonic()

@@ -18,6 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.connection import outlet
 from server.errors import RequestError, internal_error
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class ShortCut:
 class EventWriter:
     """Sends frames; the first one is preceded by status and headers."""
 
-    __slots__ = ("_direct", "_headers", "_send", "_wire", "last", "started")
+    __slots__ = ("_direct", "_headers", "_outlet", "_send", "_wire", "last", "started")
 
     def __init__(
         self,
@@ -117,6 +118,7 @@ class EventWriter:
         """`direct` is the server's own end of `send`, if it is known."""
         self._send = send
         self._direct = direct or send
+        self._outlet = outlet(direct)
         self._headers = headers
         self._wire = wire
         self.started = False
@@ -131,6 +133,13 @@ class EventWriter:
             )
         self.last = time.monotonic()
         await self._direct({"type": "http.response.body", "body": data, "more_body": True})
+
+    def write_now(self, data: bytes) -> bool:
+        """Send whole frames without waiting.  False if that is not possible: nothing was sent."""
+        if not self.started or self._outlet is None or not self._outlet(data):
+            return False
+        self.last = time.monotonic()
+        return True
 
     async def end(self) -> None:
         done = self._wire.done

@@ -108,7 +108,7 @@ class TextAnswer:
                 data += frame(self._chunk(self._choice(choice, "", finish=finish)))
             return data
 
-        await self._generation.stream(render, writer.write)
+        await self._generation.stream(render, writer.write, writer.write_now)
         if self._body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._usage()}
             await writer.write(frame(self._head | tail))

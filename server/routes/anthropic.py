@@ -40,7 +40,8 @@ async def messages(request: Request) -> Response:
     if body.stream:
 
         async def produce(writer: EventWriter) -> None:
-            await turn.stream(MessageEvents(turn, show_thinking=show).render, writer.write)
+            render = MessageEvents(turn, show_thinking=show).render
+            await turn.stream(render, writer.write, writer.write_now)
 
         return EventStream(produce, turn.close, STREAM)
     try:

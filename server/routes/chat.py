@@ -139,7 +139,7 @@ class ChatAnswer:
                 data += frame(self._chunk(choice, {}, finish=part.finish))
             return data
 
-        await self._turn.stream(render, writer.write)
+        await self._turn.stream(render, writer.write, writer.write_now)
         if self._body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
             await writer.write(frame(self._head | tail))

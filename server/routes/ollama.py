@@ -162,7 +162,7 @@ async def _answered(
     if body.streams:
 
         async def produce(writer: EventWriter) -> None:
-            await turn.stream(answer.render, writer.write)
+            await turn.stream(answer.render, writer.write, writer.write_now)
 
         return EventStream(produce, turn.close, STREAM)
     try:
@@ -184,7 +184,7 @@ async def _continued(
         return answer.render(choice, part_of(piece))
 
     async def produce(writer: EventWriter) -> None:
-        await generation.stream(render, writer.write)
+        await generation.stream(render, writer.write, writer.write_now)
 
     if body.streams:
         return EventStream(produce, generation.close, STREAM)

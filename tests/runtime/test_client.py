@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,3 +322,79 @@ async def test_work_in_the_background_is_not_counted_as_pending(
     assert client.pending == 0
     client.submit([1], PARAMS)
     assert client.pending == 1
+
+
+async def test_tokens_in_columns_are_outputs_of_one_token(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    await serve(engine, client)
+    first, second = client.submit([1], PARAMS), client.submit([2], PARAMS)
+    ids, tokens = array("q", [second.id, 77, first.id]), array("i", [7, 6, 2**31 - 1])
+    other = Output(second.id, [9], finish="length")
+    engine.sender.send(StepOutput([other], Stats(), ids.tobytes(), tokens.tobytes()))
+    assert await get(first) == Output(first.id, [2**31 - 1])
+    assert await get(second) == Output(second.id, [7, 9], finish="length")
+
+
+def mailbox_of(id: int) -> Mailbox:
+    return Mailbox(Request(id, 0, [1], PARAMS))
+
+
+async def test_outputs_are_poured_in_order_those_that_waited_first() -> None:
+    mailbox, taken = mailbox_of(1), []
+
+    def take(output: Output) -> bool:
+        taken.append(output.tokens)
+        return output.finish is None
+
+    mailbox.put(Output(1, [1]))
+    mailbox.put(Output(1, [2]))
+    pouring = asyncio.ensure_future(mailbox.pour(take))
+    await asyncio.sleep(0)
+    for token in (3, 4):
+        mailbox.put(Output(1, [token]))
+        assert taken[-1] == [token], "a reader that can take it is called at once"
+    mailbox.put(Output(1, [5], finish="stop"))
+    await asyncio.wait_for(pouring, 5)
+    assert taken == [[1, 2], [3], [4], [5]] and mailbox.delivered
+
+
+async def test_what_comes_when_pouring_has_stopped_waits_for_the_reader() -> None:
+    mailbox = mailbox_of(1)
+    pouring = asyncio.ensure_future(mailbox.pour(lambda output: False))
+    await asyncio.sleep(0)
+    for token in range(4):
+        mailbox.put(Output(1, [token]))
+    await asyncio.wait_for(pouring, 5)
+    assert (await get(mailbox)).tokens == [1, 2, 3]
+
+
+async def test_what_a_taker_raises_reaches_the_one_who_pours() -> None:
+    mailbox = mailbox_of(1)
+
+    def take(output: Output) -> bool:
+        raise ZeroDivisionError
+
+    pouring = asyncio.ensure_future(mailbox.pour(take))
+    await asyncio.sleep(0)
+    mailbox.put(Output(1, [1]))
+    mailbox.put(Output(1, [2]))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(pouring, 5)
+    assert (await get(mailbox)).tokens == [2]
+
+
+async def test_a_taker_that_was_cancelled_is_not_called_again() -> None:
+    mailbox, taken = mailbox_of(1), []
+
+    def take(output: Output) -> bool:
+        taken.append(output)
+        return True
+
+    pouring = asyncio.ensure_future(mailbox.pour(take))
+    await asyncio.sleep(0)
+    pouring.cancel()
+    mailbox.put(Output(1, [1]))  # before the task has heard of it
+    await asyncio.gather(pouring, return_exceptions=True)
+    mailbox.put(Output(1, [2]))
+    assert taken == [] and (await get(mailbox)).tokens == [1, 2]

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,9 +93,15 @@ class Played:
         """All tokens of a request, and its last Output."""
         last: Output = self.wait_for(lambda message: ended(message, id), client)
         steps = [m for m in self.heard[client] if isinstance(m, StepOutput)]
-        own = [output for step in steps for output in step.outputs if output.id == id]
+        own = [output for step in steps for output in outputs_of(step) if output.id == id]
         assert [output for output in own if output.finish is not None] == [last]
         return [token for output in own for token in output.tokens], last
+
+
+def outputs_of(step: StepOutput) -> list[Output]:
+    """All that a step tells, the columns first."""
+    columns = zip(array("q", step.ids), array("i", step.tokens), strict=True)
+    return [Output(id, [token]) for id, token in columns] + step.outputs
 
 
 def ended(message: FromEngine, id: int) -> Output | None:
@@ -149,7 +156,7 @@ def test_request_is_answered_to_its_own_client_only(played: Played) -> None:
     first, second = played.end_of(10)[0], played.end_of(11, client=1)[0]
     assert len(first) == 5 and first == second
     others = [m for m in played.heard[0] if isinstance(m, StepOutput)]
-    assert 11 not in {output.id for step in others for output in step.outputs}
+    assert 11 not in {output.id for step in others for output in outputs_of(step)}
 
 
 def test_abort_ends_a_request_and_the_next_one_is_answered(played: Played) -> None:

@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from bisect import bisect_left
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.messages import Ready, Stats
-from server.metrics import Metrics
+from server.metrics import PER_TOKEN, Metrics, observe_many
 
 # What vLLM's dashboards, the inference gateway and common autoscalers read.
 READ_BY_OTHERS = {
@@ -149,7 +153,7 @@ def test_the_aliases_can_be_left_out():
 def test_what_several_processes_counted_is_summed(tmp_path: Path):
     count = """
 import sys
-from server.metrics import Metrics
+from server.metrics import PER_TOKEN, Metrics, observe_many
 metrics = Metrics("tiny", shared=sys.argv[1])
 metrics.request_finished("/v1/completions", "stop", 10, 0, 5, 100.0, 100.1, 100.2, 101.0)
 metrics.http_request("/health", 200)
@@ -170,3 +174,30 @@ print(metrics.render().decode())
     ):
         assert line in done.stdout.splitlines(), done.stdout
     assert done.stdout.count("# TYPE wavefill_requests_total") == 1
+
+
+@given(st.lists(st.sampled_from([0.0, *PER_TOKEN, 0.0007, 0.3001, 7.0, 1e4]), max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_many_numbers_at_once_count_as_one_by_one(seconds: list[float]):
+    texts: list[bytes] = []
+    for at_once in (True, False):
+        registry = CollectorRegistry()
+        histogram = Histogram("gaps", "", registry=registry, buckets=PER_TOKEN)
+        if at_once:
+            counts = [0] * (len(PER_TOKEN) + 1)
+            for number in seconds:
+                counts[bisect_left(PER_TOKEN, number)] += 1
+            observe_many(histogram, counts, sum(seconds))
+        else:
+            for number in seconds:
+                histogram.observe(number)
+        lines = generate_latest(registry).splitlines()
+        texts.append(b"\n".join(line for line in lines if b"_created" not in line))
+    assert texts[0] == texts[1]
+
+
+def test_gaps_between_tokens_are_there_when_somebody_asks(metrics: Metrics):
+    for _ in range(300):
+        metrics.inter_token(0.004)
+    line = 'wavefill_inter_token_latency_seconds_bucket{le="0.004",model_name="tiny"} 300.0'
+    assert line in metrics.render().decode().splitlines()
