@@ -25,6 +25,8 @@ from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from runtime.kernels.prepare import prepare
+from runtime.kernels.sample import sample
+from runtime.sampler_state import ROW_WORDS, SamplerState
 
 META = torch.device("meta")
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -188,10 +190,21 @@ def call_product(product: Stream | SplitK, rows: int) -> None:
     product.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
+def call_sample(dtype: torch.dtype) -> None:
+    vocab = 151936
+    state = SamplerState(ROWS, vocab, META)
+    state.apply(tensor(ROWS, ROW_WORDS, dtype=INT32))
+    numbers = [tensor(ROWS, dtype=INT32) for _ in range(5)]
+    slots, positions, last_token, tokens, usable = numbers
+    sample(tensor(ROWS, vocab, dtype=dtype), slots, positions, state, last_token, tokens, usable)
+
+
 SHIPPED: dict[str, Callable[[], None]] = {
     "planner": call_planner,
     "tiler": call_tiler,
     "prepare": call_prepare,
+    "sample bf16": partial(call_sample, BF16),
+    "sample fp32": partial(call_sample, FP32),
 }
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)

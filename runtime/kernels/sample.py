@@ -82,5 +82,5 @@ def sample(
 
 def _options(device: torch.device) -> dict[str, Any]:
     """A penalty's product is rounded before it is subtracted, as in torch."""
-    fusion = {"enable_fp_fusion": False} if device.type == "cuda" else {}
+    fusion = {"enable_fp_fusion": False} if device.type != "cpu" else {}
     return {**dependent_launch(device), **fusion}

@@ -15,7 +15,7 @@ from runtime.kernels.sample_row import WIDTH
 LANES = tl.constexpr(32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["block"])
 def apply_rows(block, rows, DEPENDENT: tl.constexpr):
     place = tl.program_id(0)
     if DEPENDENT:

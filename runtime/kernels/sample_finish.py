@@ -46,7 +46,9 @@ def _pick(index, weights, target):
     return chosen, tl.sum(tl.where(index < chosen, weights, 0.0), 0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["slots", "positions", "last_token", "tokens_out", "usable_out"]
+)
 def finish_rows(
     logits,
     slots,

@@ -101,7 +101,7 @@ def adjusted(logits, counts, row, token, early, vocab, IN_PROMPT: tl.constexpr):
         x -= tl.where(output > 0, number(row, PRESENCE), 0.0)
     x = tl.where(x == x, x, float("inf"))
     if early:
-        for stop in tl.static_range(NUM_STOPS):
+        for stop in range(NUM_STOPS):
             x = tl.where(token == tl.load(row + STOPS + stop), -float("inf"), x)
     return x
 

@@ -26,7 +26,7 @@ from runtime.kernels.sample_row import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def scan_groups(
     logits,
     slots,

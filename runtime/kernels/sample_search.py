@@ -41,6 +41,8 @@ HINTS = tl.constexpr(16)  # pivots of a pass over the maxima
 EVEN_PASSES = tl.constexpr(8)  # with pivots evenly spaced by value
 LANES = tl.constexpr(32)
 LEAST = tl.constexpr(48.0)
+# A search counts tokens for top-k; weighs what it leaves, if there is top-p; and weighs for top-p.
+BY_NUMBER, WEIGH, BY_WEIGHT, DONE = (tl.constexpr(phase) for phase in range(4))
 
 
 @triton.jit
@@ -62,18 +64,26 @@ def _value(key, shift):
 
 
 @triton.jit
-def _hint(high, ratio, best, low, top_k, wanted):
+def _hint(high, ratio, best, total, vocab, row):
     """A logit that the least token kept reaches for certain, judged by the groups' maxima."""
+    top_k, top_p = tl.load(row + TOP_K), number(row, TOP_P)
+    temperature = number(row, TEMPERATURE)
+    low, top = tl.maximum(best - LEAST * temperature, -3e38), best
+    wanted = float("inf")
+    if (top_p < 1.0) & (top_k == 0):  # else the whole is not known before top-k is
+        # Tokens that weigh less than this are too few to weigh more than what may be dropped.
+        spare = 0.5 * (1.0 - top_p) * total / vocab
+        low = tl.maximum(low, best + temperature * tl.minimum(tl.log(spare), 0.0))
+        wanted = top_p * total * 1.0001
     index = tl.arange(0, HINTS)
     for _ in range(2):
-        step = (best - low) * (1.0 / (HINTS + 1))
+        step = (top - low) * (1.0 / (HINTS + 1))
         pivots = low + step * (index + 1).to(tl.float32)
         reached = high[None, :] >= pivots[:, None]
         enough = (top_k > 0) & (tl.sum(reached.to(tl.int32), 1) >= top_k)
-        weight = tl.sum(tl.where(reached, ratio[None, :], 0.0), 1)
-        enough |= weight >= wanted
+        enough |= tl.sum(tl.where(reached, ratio[None, :], 0.0), 1) >= wanted
         above = tl.sum(enough.to(tl.int32), 0)  # pivots ascend: the first so many are reached
-        best = tl.where(above < HINTS, low + step * (above + 1).to(tl.float32), best)
+        top = tl.where(above < HINTS, low + step * (above + 1).to(tl.float32), top)
         low += step * above.to(tl.float32)
     return low
 
@@ -176,58 +186,6 @@ def _measure(
 
 
 @triton.jit
-def _narrow(
-    logits,
-    counts,
-    row,
-    active,
-    group,
-    high,
-    low,
-    top,
-    target,
-    by_number,
-    best,
-    factor,
-    early,
-    shift,
-    vocab,
-    num_groups,
-    CHUNK: tl.constexpr,
-    IN_PROMPT: tl.constexpr,
-):
-    """Find the least token such that those above it are short of the target.
-
-    `low` is reached and `top` is not.  Returns (the token's key, or one between it and the next
-    below it; the key above; what reaches that; tokens between the two, or more).
-    """
-    index = tl.arange(0, PIVOTS)
-    above, above_measure = top, target * 0
-    low_measure = target * 0 + 1e9
-    left = low_measure
-    passes = 0
-    while (above - low > 1) & (left > 1.5):
-        end = _activate(active, group, high >= _value(low, shift))
-        keys = _pivots(low, above, passes < EVEN_PASSES, shift)
-        measures = _measure(
-            logits, counts, row, active, end, _value(keys, shift), by_number, best, factor, early,
-            vocab, num_groups, CHUNK, IN_PROMPT,
-        )  # fmt: skip
-        reached = tl.sum((measures >= target).to(tl.int32), 0)
-        if reached > 0:
-            low = _at(index, keys, reached - 1)
-            low_measure = _at(index, measures, reached - 1)
-        if reached < PIVOTS:
-            above = _at(index, keys, reached)
-            above_measure = _at(index, measures, reached)
-        # Tokens between the bounds, at most: each weighs no less than the lower bound would.
-        least = tl.where(by_number, 1.0, tl.exp2((_value(low, shift) - best) * factor))
-        left = (low_measure - above_measure) / least.to(tl.float64)
-        passes += 1
-    return low, above, above_measure, left
-
-
-@triton.jit
 def _search(
     logits,
     counts,
@@ -248,42 +206,54 @@ def _search(
 ):
     """The least logit kept, or one between it and the next, which is dropped."""
     top_k, top_p = tl.load(row + TOP_K), number(row, TOP_P)
-    temperature = number(row, TEMPERATURE)
-    least = tl.maximum(best - LEAST * temperature, -3e38)
-    wanted = float("inf")
-    if (top_p < 1.0) & (top_k == 0):  # else the whole is not known before top-k is
-        # Tokens that weigh less than this are too few to weigh more than what may be dropped.
-        spare = 0.5 * (1.0 - top_p) * total.to(tl.float32) / vocab
-        least = tl.maximum(least, best + temperature * tl.minimum(tl.log(spare), 0.0))
-        wanted = top_p * total.to(tl.float32) * 1.0001
-    least = _hint(high, ratio, best, least, top_k, wanted)
+    least = _hint(high, ratio, best, total.to(tl.float32), vocab, row)
     # Penalties move logits off the numbers of their type.
     shift = tl.where(tl.load(row + PENALTIES) != 0, 0, SHIFT)
+    # The lower bound is reached by as much as is wanted, the upper one by less.
     low, top = _key(least, shift) - 1, _key(best, shift) + 1
-    for phase in range(2):  # top-k, then top-p of what it left
-        by_number = phase == 0
-        if tl.where(by_number, top_k > 0, top_p < 1.0):
-            target = tl.where(by_number, top_k.to(tl.float64), top_p.to(tl.float64) * total)
-            low, above, above_measure, left = _narrow(
-                logits, counts, row, active, group, high, low, top, target, by_number, best,
-                factor, early, shift, vocab, num_groups, CHUNK, IN_PROMPT,
-            )  # fmt: skip
-            if by_number & (top_p < 1.0):
-                # Exactly k tokens make up the whole, though all that equal the last of them stay.
-                end = _activate(active, group, high >= _value(low, shift))
-                at_k, next_up = _value(low, shift), _value(above, shift)
-                index = tl.arange(0, PIVOTS)
-                weights = _measure(
-                    logits, counts, row, active, end, tl.where(index == 0, at_k, next_up),
-                    False, best, factor, early, vocab, num_groups, CHUNK, IN_PROMPT,
-                )  # fmt: skip
-                equal = tl.exp2((at_k - best) * factor).to(tl.float64)
-                total = _at(index, weights, 1) + (target - above_measure) * equal
-                total = tl.where(left > 1.5, total, _at(index, weights, 0))
+    above, above_measure = top, total * 0
+    low_measure = total * 0 + 1e9
+    target = tl.where(top_k > 0, top_k.to(tl.float64), top_p.to(tl.float64) * total)
+    phase = tl.where(top_k > 0, BY_NUMBER, tl.where(top_p < 1.0, BY_WEIGHT, DONE))
+    passes = 0
+    index = tl.arange(0, PIVOTS)
+    while phase != DONE:
+        end = _activate(active, group, high >= _value(low, shift))
+        keys = _pivots(low, above, passes < EVEN_PASSES, shift)
+        if phase == WEIGH:
+            keys = tl.where(index == 0, low, above)
+        measures = _measure(
+            logits, counts, row, active, end, _value(keys, shift), phase == BY_NUMBER, best, factor,
+            early, vocab, num_groups, CHUNK, IN_PROMPT,
+        )  # fmt: skip
+        equal = tl.exp2((_value(low, shift) - best) * factor).to(tl.float64)
+        if phase == WEIGH:
+            # Exactly k tokens make up the whole, though all that equal the last of them stay.
+            weight = _at(index, measures, 1) + (target - above_measure) * equal
+            one = low_measure - above_measure <= 1.5
+            low_measure = _at(index, measures, 0)
+            target = top_p.to(tl.float64) * tl.where(one, low_measure, weight)
+            above, above_measure = top, total * 0
+            passes = 0
+            phase += BY_WEIGHT - WEIGH
+        else:
+            reached = tl.sum((measures >= target).to(tl.int32), 0)
+            if reached > 0:
+                low = _at(index, keys, reached - 1)
+                low_measure = _at(index, measures, reached - 1)
+            if reached < PIVOTS:
+                above = _at(index, keys, reached)
+                above_measure = _at(index, measures, reached)
+            # Of the tokens between the bounds each weighs no less than the lower one would.
+            equal = tl.exp2((_value(low, shift) - best) * factor).to(tl.float64)
+            unit = tl.where(phase == BY_NUMBER, 1.0, equal)
+            passes += 1
+            if (above - low <= 1) | (low_measure - above_measure <= 1.5 * unit):
+                phase = tl.where((phase == BY_NUMBER) & (top_p < 1.0), WEIGH, DONE)
     return _value(low, shift)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def search_thresholds(
     logits,
     slots,
