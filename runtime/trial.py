@@ -29,6 +29,7 @@ class Trial:
     def __init__(self, plan: MemoryPlan, chosen: Chosen, model: Model) -> None:
         """Raises ConfigError if the plan, with the weights alone, is too small."""
         self._plan, self._device, self._model = plan, chosen.device, model
+        self._vocab_size = chosen.config.vocab_size
         # With more KV than there will be, and so for sequences no shorter than they can be.
         self._resolved = chosen.settle(plan)
         self._kv = chosen.kv_pool(PAGES, self._resolved)
@@ -51,8 +52,7 @@ class Trial:
         """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
         _give_back()
         try:
-            for batch in largest(self._resolved, self._resolved.max_batched_tokens):
-                run(self.runner, batch)
+            self._run_largest(self._resolved.max_batched_tokens)
         except torch.OutOfMemoryError:
             raise self._too_large() from None
         plan, kv = self._plan, self._kv.num_bytes
@@ -60,6 +60,10 @@ class Trial:
         graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
         _give_back()
         return replace(plan, state=self._state, work=work, graphs=graphs)
+
+    def _run_largest(self, tokens: int) -> None:
+        for batch, masks in largest(self._resolved, tokens, self._vocab_size):
+            run(self.runner, batch, masks)
 
     def _too_large(self) -> ConfigError:
         """With numbers that leave room: half of the tokens that have been seen to fit."""
@@ -76,8 +80,7 @@ class Trial:
     def _fits(self, tokens: int) -> bool:
         _give_back()
         try:
-            for batch in largest(self._resolved, tokens):
-                run(self.runner, batch)
+            self._run_largest(tokens)
         except torch.OutOfMemoryError:
             return False
         return True

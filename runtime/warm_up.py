@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from runtime.batch import Batch, NewRow, Sampled
+from runtime.batch import Batch, Masks, NewRow, Sampled
 from runtime.config import Resolved
 from runtime.messages import SamplingParams
 
@@ -38,12 +38,12 @@ class Runs(Protocol):
 
     def forward(self, batch: Batch) -> None: ...
 
-    def sample(self, batch: Batch) -> Waiting: ...
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Waiting: ...
 
 
-def run(runner: Runs, batch: Batch) -> None:
+def run(runner: Runs, batch: Batch, masks: Masks | None = None) -> None:
     runner.forward(batch)
-    runner.sample(batch).wait()
+    runner.sample(batch, masks).wait()
 
 
 def warm_up(runner: Runs, resolved: Resolved) -> None:
@@ -71,11 +71,15 @@ def every_kind(resolved: Resolved) -> Iterator[Batch]:
         yield mixed(resolved, min(7, longest - 1))
 
 
-def largest(resolved: Resolved, tokens: int) -> Iterator[Batch]:
+def largest(
+    resolved: Resolved, tokens: int, vocab_size: int
+) -> Iterator[tuple[Batch, Masks | None]]:
     """The steps that need most memory: `tokens` of the longest sequence, and all rows at once."""
-    tokens = min(tokens, resolved.max_model_len - 1)
-    yield one_prompt(resolved, tokens, SCORED, before=resolved.max_model_len - 1 - tokens)
-    yield decode_rows(resolved, resolved.max_num_seqs, EVERYTHING)
+    tokens, rows = min(tokens, resolved.max_model_len - 1), resolved.max_num_seqs
+    before = resolved.max_model_len - 1 - tokens
+    yield one_prompt(resolved, tokens, SCORED, before=before), None
+    every_token = b"\xff" * -(-vocab_size // 8)
+    yield decode_rows(resolved, rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
 
 
 def _powers(first: int, last: int) -> list[int]:

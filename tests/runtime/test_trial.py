@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tiny_checkpoints import write_checkpoint
 
 from runtime import loading, trial
-from runtime.batch import Batch
+from runtime.batch import Batch, Masks
 from runtime.chosen import Chosen, choose
 from runtime.config import ConfigError, EngineConfig, Resolved
 from runtime.memory_plan import MemoryPlan
@@ -51,11 +51,11 @@ class Memory:
         monkeypatch.setattr(loading, "free_bytes", self._free)
         really = trial.run
 
-        def run(runner: object, batch: Batch) -> None:
+        def run(runner: object, batch: Batch, masks: Masks | None = None) -> None:
             if not self.fits(batch):
                 raise torch.OutOfMemoryError("made up")
             self.steps.append(batch)
-            really(runner, batch)  # type: ignore[arg-type]
+            really(runner, batch, masks)  # type: ignore[arg-type]
 
         monkeypatch.setattr(trial, "run", run)
 
@@ -127,12 +127,13 @@ def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: Resolve
 
 
 def test_the_largest_steps_end_the_longest_sequence_and_fill_all_rows(resolved: Resolved) -> None:
-    prompt, rows = largest(resolved, resolved.max_batched_tokens)
+    (prompt, _), (rows, masks) = largest(resolved, resolved.max_batched_tokens, 97)
     assert prompt.num_tokens == resolved.max_batched_tokens
     assert prompt.starts[0] + prompt.q_lens[0] == resolved.max_model_len - 1
     assert len(rows.slots) == resolved.max_num_seqs
+    assert masks is not None and len(masks.bits) == 13 * len(masks.rows) == 13 * len(rows.slots)
     short = replace(resolved, max_model_len=20)
-    prompt, _ = largest(short, short.max_batched_tokens)
+    (prompt, _), _ = largest(short, short.max_batched_tokens, 97)
     assert (prompt.starts, prompt.q_lens) == ([0], [19])
 
 
