@@ -28,7 +28,7 @@ from runtime.sampler_state import IN_PROMPT, SamplerState
 SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 SCAN_TILE, SCAN_WARPS = 8, 4
 FULL = 4096  # groups that fill a GPU: with fewer of them, a warp reads one
-SEARCH_CHUNK, SEARCH_WARPS = 32, 16
+SEARCH_CHUNK, SEARCH_WARPS, SEARCH_STAGES = 32, 16, 1
 FINISH_WARPS = 4
 
 
@@ -72,7 +72,7 @@ def sample(
     )
     search_thresholds[(num_rows,)](
         *inputs, thresholds, active, *sizes, SHIFT=SHIFTS[logits.dtype], PADDED=padded,
-        CHUNK=SEARCH_CHUNK, num_warps=SEARCH_WARPS, **options,
+        CHUNK=SEARCH_CHUNK, STAGES=SEARCH_STAGES, num_warps=SEARCH_WARPS, **options,
     )  # fmt: skip
     finish_rows[(num_rows,)](
         *inputs, thresholds, last_token, tokens_out, usable_out, *sizes, PADDED=padded,

@@ -164,6 +164,7 @@ def _measure(
     vocab,
     num_groups,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
     """[PIVOTS] fp64: how many tokens reach each pivot, or what they weigh."""
@@ -173,7 +174,7 @@ def _measure(
     p2, p3 = _at(index, pivots, 2), _at(index, pivots, 3)
     t0 = tl.zeros([CHUNK, LANES], tl.float32)
     t1, t2, t3 = t0, t0, t0
-    for start in range(0, end, CHUNK):
+    for start in tl.range(0, end, CHUNK, num_stages=STAGES):
         _, x = _chunk(
             logits, counts, row, active, start, end, early, vocab, num_groups, CHUNK, IN_PROMPT
         )
@@ -202,6 +203,7 @@ def _search(
     vocab,
     num_groups,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
     """The least logit kept, or one between it and the next, which is dropped."""
@@ -224,7 +226,7 @@ def _search(
             keys = tl.where(index == 0, low, above)
         measures = _measure(
             logits, counts, row, active, end, _value(keys, shift), phase == BY_NUMBER, best, factor,
-            early, vocab, num_groups, CHUNK, IN_PROMPT,
+            early, vocab, num_groups, CHUNK, STAGES, IN_PROMPT,
         )  # fmt: skip
         equal = tl.exp2((_value(low, shift) - best) * factor).to(tl.float64)
         if phase == WEIGH:
@@ -270,6 +272,7 @@ def search_thresholds(
     SHIFT: tl.constexpr,  # low bits that are 0 in the logits' type as float32
     PADDED: tl.constexpr,
     CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -295,7 +298,7 @@ def search_thresholds(
                 threshold = _search(
                     logits, counts, row, active + mine, group, high, ratio,
                     tl.sum(weights.to(tl.float64), 0), best, factor, early,
-                    SHIFT, vocab, num_groups, CHUNK, IN_PROMPT,
+                    SHIFT, vocab, num_groups, CHUNK, STAGES, IN_PROMPT,
                 )  # fmt: skip
                 tl.store(thresholds + place, threshold)
                 on = kept(high, best, threshold, row) & inside
