@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
-from attention.chosen import decode_kernel, decode_spec, prefill_kernel, tile_spec
+from attention.chosen import decode_kernel, decode_spec, mixed_kernel, prefill_kernel, tile_spec
 from attention.kernels.flash1 import flash1
 from attention.kernels.write_kv import write_kv
 from attention.kv_pool import KVPool
@@ -107,6 +107,7 @@ class TritonBackend(KernelBackend):
         """Takes the memory for plans and partial results; arguments as in `build`."""
         self._decode = decode_kernel(choice.decode, shape, max_decode_tokens)
         self._prefill = prefill_kernel(choice.prefill, shape)
+        self._mixed = mixed_kernel(self._decode, self._prefill)
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
         self._max_decode_tokens = max_decode_tokens
@@ -162,6 +163,8 @@ class TritonBackend(KernelBackend):
                 f"a window of {window} positions: this back end plans {sorted(self._planners)}: "
                 "name all windows of the model when it is made"
             )
+        if self._mixed and window in plan.decode and window in plan.prefill:
+            return [(self._mixed, (plan.decode[window], plan.prefill[window]))]
         launches: list[Launch] = []
         if window in plan.decode:
             launches.append((self._decode.run, (plan.decode[window],)))

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from attention.backend import TABLE, Capacity, Machine, Shape, choose, dispatch
-from attention.chosen import ChosenKernel, decode_kernel, decode_spec, prefill_kernel, tile_spec
+from attention.chosen import (
+    ChosenKernel,
+    decode_kernel,
+    decode_spec,
+    mixed_kernel,
+    prefill_kernel,
+    tile_spec,
+)
 from attention.planner.costs import device_costs
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
@@ -171,9 +178,13 @@ def kernels(planner: str, *, plain: bool = False) -> Subject:
         if max(case.q_lens) > MAX_DECODE:
             kernel, tile_spec = prompting(case, device, plain=plain)
             work.append((kernel, prefill_tiles(case, tile_spec, device)))
+        mixed = mixed_kernel(*(kernel for kernel, _ in work)) if len(work) == 2 else None
 
         def call(number: int) -> Tensor:
             tensors = (inputs.q, inputs.k, inputs.v, inputs.tables[number])
+            if mixed:
+                mixed(*tensors, *(plan for _, plan in work), inputs.out, **features)
+                return inputs.out
             for kernel, plan in work:
                 kernel.run(*tensors, plan, inputs.out, **features)
             return inputs.out

@@ -19,6 +19,7 @@ no tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import triton
@@ -232,6 +233,7 @@ def decode_hopper(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    beside: Callable[[], None] | None = None,
     config: HopperDecodeConfig | None = None,
 ) -> None:
     """As `decode`, for bfloat16 and float16 pages and plans whose pieces are assigned.
@@ -260,6 +262,8 @@ def decode_hopper(
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
         SOFTCAP=softcap > 0, num_warps=4, maxnreg=config.registers, **dependent_launch(q.device),
     )  # fmt: skip
+    if beside is not None:
+        beside()
     combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
 
 from attention.kernels.hopper_tile import AT_K, AT_Q, AT_V, FIELDS, HALF
 
@@ -96,7 +97,7 @@ def _load_queries(boxes, tiles, full, slot, token, head, GROUP: gl.constexpr):
 def produce(
     boxes, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """One warp: takes items from the queue and loads their Q, K and V, K and V backwards."""
     q_boxes, k_boxes, v_boxes = boxes
@@ -107,7 +108,6 @@ def produce(
     w = gl.atomic_add(QUEUE, 1)
     block, taken = 0, 0
     while w < work:
-        following = gl.atomic_add(QUEUE, 1)  # asked for early: the answer takes a while
         index, head = _pick(w, items, together, KV_HEADS)
         item = ITEMS + index * FIELDS
         row, tile = gl.load(item), gl.load(item + 1)
@@ -120,19 +120,25 @@ def produce(
         bottom = _bottom(tile, q_len, kv_len, GROUP, WINDOW)
         table = TABLE + row.to(gl.int64) * table_row
         start = first + gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0) * BLOCK_N
-        while start >= first:
-            _load_block(
-                k_boxes, keys, full, empty, block, table, start, bottom, end, head, num_pages,
-                AT_K, PAGE, BLOCK_N, STAGES,
-            )  # fmt: skip
-            _load_block(
-                v_boxes, values, full, empty, block, table, start, bottom, end, head, num_pages,
-                AT_V, PAGE, BLOCK_N, STAGES,
-            )  # fmt: skip
-            block += 1
-            start -= BLOCK_N
-        w = following
+        for last in gl.static_range(2):
+            while start >= first + (1 - last) * BLOCK_N:
+                _load_block(
+                    k_boxes, keys, full, empty, block, table, start, bottom, end, head, num_pages,
+                    AT_K, PAGE, BLOCK_N, STAGES,
+                )  # fmt: skip
+                _load_block(
+                    v_boxes, values, full, empty, block, table, start, bottom, end, head, num_pages,
+                    AT_V, PAGE, BLOCK_N, STAGES,
+                )  # fmt: skip
+                block += 1
+                start -= BLOCK_N
+            if last == 0:
+                # The answer takes a while, and is here when the last block is under way.  Asked for
+                # when the item begins, programs that start early would take the others' items.
+                w = gl.atomic_add(QUEUE, 1)
     _announce(current, empty, taken, -1, ITEMS)
     _load_queries(None, queries, full, taken % 2, 0, 0, GROUP)
     if w == work + gl.num_programs(0) - 1:  # each program ends with one number too many
         gl.store(QUEUE, 0)  # the last of them: for the next layer
+    if BESIDE:
+        gdc_wait()  # this kernel's end is the end of both

@@ -10,6 +10,10 @@ kernel copies keys and values of earlier steps while they, and what they wait fo
 a kernel does before its wait may therefore depend on nothing that the layer has computed.  Plans
 may be read: a planner takes no part, so that its successor starts when all of it is complete and
 visible (PTX ISA, griddepcontrol).  A planner that took part would break this.
+
+In a mixed step prefill_hopper is launched behind decode_hopper, which waits first.  It needs
+nothing that decode_hopper writes, so it works without waiting and waits in the end: whoever has
+waited for it has waited for both.
 """
 
 from __future__ import annotations

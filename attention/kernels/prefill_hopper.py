@@ -136,7 +136,7 @@ def _prefill_hopper(
     scale, softcap,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    TURNS: gl.constexpr, DEPENDENT: gl.constexpr,
+    TURNS: gl.constexpr, BESIDE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_boxes.dtype
     BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
@@ -160,7 +160,8 @@ def _prefill_hopper(
         mbarrier.init(turn.index(i), count=1)
     fence_async_shared()
     if DEPENDENT:
-        cuda.gdc_wait()
+        if not BESIDE:
+            cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     boxes = (q_boxes, k_boxes, v_boxes)
     results = (OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, out_token, out_head, lse_token)
@@ -176,7 +177,7 @@ def _prefill_hopper(
             )),
             (produce, (
                 boxes, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row,
-                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW,
+                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, BESIDE,
             )),
         ],
         [4, 1], [240, 24],
@@ -210,9 +211,14 @@ def prefill_hopper(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    beside: bool = False,
     config: HopperConfig | None = None,
 ) -> None:
-    """As `prefill`, for what the table in backend.py says; tiles of 128 packed rows, scale > 0."""
+    """As `prefill`, for what the table in backend.py says; tiles of 128 packed rows, scale > 0.
+
+    beside  the kernel launched last writes nothing that this one reads or writes, and has waited
+            for those before it when it lets its successor start: do not wait for it to end
+    """
     spec = tiles.spec
     heads, head_dim = q.shape[1:]
     pages, kv_heads, page, _ = k.shape
@@ -235,7 +241,7 @@ def prefill_hopper(
         pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
         STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0, TURNS=config.turns,
-        num_warps=4, maxnreg=168, **dependent_launch(q.device),
+        BESIDE=beside, num_warps=4, maxnreg=168, **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, out, lse, sinks)
 

@@ -1,4 +1,4 @@
-"""Kernels that start while the one before them ends still read the plan that was just made."""
+"""Kernels that start while the one before them ends still read what was just made for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention_oracle import make_case
-from backend_step import back_end, meta_of, pool_of
+from backend_step import back_end, meta_of, newest, pool_of
 
 BATCHES, ROWS, REPLAYS = 40, 24, 20
 
@@ -54,3 +54,42 @@ def test_attention_right_after_its_planner_reads_the_new_plan(dtype: torch.dtype
         for batch, (out, (*_, lse)) in enumerate(zip(outs, steps, strict=True)):
             same = torch.equal(out, wanted[batch]) and torch.equal(lse, wanted_lse[batch])
             assert same, f"batch {batch} of {cases[batch].rows}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prompts", [False, True], ids=["decode", "prompts too"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_right_after_a_write_reads_it_and_is_done_before_the_next(
+    dtype: torch.dtype, prompts: bool
+):
+    """Two layers on the same pages: the second one's keys must not be there for the first."""
+    draw = random.Random(1)
+    cases = [
+        make_case(random_rows(draw, prompts), group=4, dtype=dtype, seed=seed, device="cuda")
+        for seed in range(BATCHES)
+    ]
+    backend = back_end(cases[0], "flash2", rows=ROWS + 2)
+    steps = [(case, pool_of(case), meta_of(case), newest(case)) for case in cases]
+
+    def run(between: Callable[[], None]) -> list[torch.Tensor]:
+        outs = []
+        for case, kv, meta, (k, v) in steps:
+            planned = backend.plan(meta, kv)
+            for factor in (1, -1):
+                backend.write(factor * k, factor * v, kv, 0, planned)
+                between()
+                out = backend.attend(case.q, kv, 0, planned, scale=case.scale)
+                between()
+                outs.append(out.clone())
+        return outs
+
+    wanted = run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = run(lambda: None)
+    for _ in range(REPLAYS):
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        for layer, (out, expected) in enumerate(zip(outs, wanted, strict=True)):
+            assert torch.equal(out, expected), f"step {layer // 2} of {cases[layer // 2].rows}"
