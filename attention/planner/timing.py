@@ -22,8 +22,15 @@ DTYPE = torch.bfloat16
 KV_BYTES = 2 << 30  # of keys and as many of values: no plan finds its own in the cache
 MIN_SETS, CALLS, REPLAYS = 2, 24, 9
 
+# One of the KV heads is read, by as many programs an SM as serve them all.
+KV_HEADS = 8
 SHAPE = Shape(
-    heads=GROUP, kv_heads=1, head_dim=HEAD_DIM, page_size=PAGE, dtype=DTYPE, kv_dtype=DTYPE
+    heads=KV_HEADS * GROUP,
+    kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    page_size=PAGE,
+    dtype=DTYPE,
+    kv_dtype=DTYPE,
 )
 
 
