@@ -1,7 +1,7 @@
 """WholeStep: one step on static buffers, so that a CUDA graph can hold all of it.
 
-    apply       what new sequences say of sampling moves into their slots
-    prepare     tokens, positions, write slots, page tables (kernels/prepare.py)
+    prepare     tokens, positions, write slots, page tables (kernels/prepare.py); what new sequences
+                say of sampling moves into their slots
     plan        of the attention back end, from the lengths on the device
     model       hidden states, logits of each row's last token
     sample      tokens of the rows that want nothing special, into their slots and the results
@@ -75,12 +75,14 @@ class WholeStep:
         """Run the step whose block is on the device."""
         layout = Layout.of(bucket)
         inp = self._input(layout)
-        self._sampler.apply(layout.new_rows(self._block))
         prepare.prepare(
             self._block,
             self._slots.page_table,
             self._slots.last_token,
+            self._sampler.rows,
             stride=layout.stride,
+            new_rows_at=layout.new_rows_at,
+            num_new_rows=layout.num_new_rows,
             tokens_at=layout.tokens_at,
             pages_at=layout.pages_at,
             tokens=inp.tokens,

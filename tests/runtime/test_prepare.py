@@ -16,7 +16,7 @@ from runtime.buckets import Bucket
 from runtime.inputs import build_input
 from runtime.kernels import prepare
 from runtime.messages import SamplingParams
-from runtime.sampler_state import SamplerState
+from runtime.sampler_state import ROW_WORDS, SamplerState
 from runtime.slots import Slots
 from runtime.step_buffers import Layout, StepBuffers, fill
 
@@ -79,7 +79,8 @@ class Sequences:
 
 
 def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuffers, batch: Batch):
-    """Send the batch and prepare its step; everything is junk before."""
+    """Send the batch and prepare its step; everything is junk before.  Checks what the sampler
+    has learnt of new sequences."""
 
     def junk(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.full(shape, JUNK, dtype=dtype, device=device)
@@ -87,7 +88,11 @@ def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuff
     layout = Layout.of(bucket)
     before = slots.begin_on_host(batch)
     sampler = SamplerState(SLOTS, VOCAB, device)
-    buffers.send(bucket, batch, before, np.asarray(batch.slots, dtype=np.int32), [], sampler)
+    sampler.rows.fill_(JUNK)
+    known = sampler.rows.clone()
+    new_rows = batch.new_rows[: layout.num_new_rows]
+    slot_ids = np.asarray(batch.slots, dtype=np.int32)
+    buffers.send(bucket, batch, before, slot_ids, new_rows, sampler)
     found = {
         "tokens": junk(bucket.tokens),
         "positions": junk(bucket.tokens),
@@ -96,9 +101,15 @@ def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuff
         "row_pages": junk(bucket.rows, MAX_PAGES, dtype=torch.int32),
     }
     prepare.prepare(
-        buffers.block, slots.page_table, slots.last_token, stride=layout.stride,
+        buffers.block, slots.page_table, slots.last_token, sampler.rows, stride=layout.stride,
+        new_rows_at=layout.new_rows_at, num_new_rows=layout.num_new_rows,
         tokens_at=layout.tokens_at, pages_at=layout.pages_at, page_size=PAGE, **found,
     )  # fmt: skip
+    packed = np.zeros((len(new_rows), ROW_WORDS), dtype=np.int32)
+    sampler.pack(new_rows, packed)
+    for row, words in zip(new_rows, packed, strict=True):
+        known[row.slot] = torch.from_numpy(words)
+    assert sampler.rows.equal(known)
     for name, column, length in (
         ("cu_q", prepare.CU_Q, bucket.rows + 1),
         ("cu_k", prepare.CU_K, bucket.rows + 1),
@@ -173,12 +184,14 @@ def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(device: to
     bucket = Bucket(total + prepare.BLOCK + 1, 2, False)
     layout = Layout.of(bucket)
     layout = replace(layout, end=layout.pages_at + total)
-    block = torch.zeros(layout.end, dtype=torch.int32)
+    block = torch.full((layout.end,), -1, dtype=torch.int32)
+    sampler = SamplerState(2, VOCAB, device)
     fill(block.numpy(), layout, batch, np.zeros(1, np.int32), np.ones(1, np.int32))
     tokens, positions, write_slots = torch.zeros(3, bucket.tokens, dtype=torch.int64, device=device)
     row_pages = torch.zeros(2, total + 5, dtype=torch.int32, device=device)
     prepare.prepare(
-        block.to(device), slots.page_table, slots.last_token, stride=layout.stride,
+        block.to(device), slots.page_table, slots.last_token, sampler.rows, stride=layout.stride,
+        new_rows_at=layout.new_rows_at, num_new_rows=layout.num_new_rows,
         tokens_at=layout.tokens_at, pages_at=layout.pages_at, tokens=tokens, positions=positions,
         write_slots=write_slots, logit_rows=torch.zeros(2, dtype=torch.int64, device=device),
         row_pages=row_pages, page_size=1,
