@@ -108,9 +108,14 @@ def adjusted(logits, counts, row, token, early, vocab, IN_PROMPT: tl.constexpr):
 
 @triton.jit
 def kept(x, best, threshold, row):
-    """Whether tokens of these adjusted logits pass the row's filters."""
-    scaled = tl.div_rn(x - best, tl.zeros_like(x) + number(row, TEMPERATURE))
-    return (x >= threshold) & (scaled >= number(row, LOG_MIN_P))
+    """Whether tokens of these adjusted logits pass the row's filters.
+
+    As log-probabilities below the largest, rounded as in runtime/sampler.py: equal ones stay or go
+    together.
+    """
+    temperature = number(row, TEMPERATURE)
+    least = tl.maximum(tl.div_rn(threshold - best, temperature), number(row, LOG_MIN_P))
+    return tl.div_rn(x - best, tl.zeros_like(x) + temperature) >= least
 
 
 @triton.jit

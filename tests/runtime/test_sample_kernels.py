@@ -75,6 +75,19 @@ def test_flat_and_steep_distributions_are_cut_where_they_should_be(
         assert is_right(token, row, values), row
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_of_all_magnitudes_are_searched_and_those_that_round_alike_are_equal(
+    device: str, dtype: torch.dtype
+) -> None:
+    kinds = [params(top_p=0.5), params(top_k=500), params(temperature=0.01, top_k=500, top_p=0.7)]
+    rows = rows_of([*kinds, params(min_p=1.0)], 1)
+    generator = torch.Generator().manual_seed(5)
+    exponents = torch.rand(len(rows), 1111, generator=generator) * -120
+    logits = torch.randn(len(rows), 1111, generator=generator).sign() * 2.0**exponents
+    tokens, _ = Kernels(rows, 1111, device).run(logits.to(dtype))
+    assert tokens == draw_eagerly(rows, logits.to(dtype)).tokens.tolist()
+
+
 some_tokens = st.integers(0, 699)
 some_params = st.builds(
     params,
