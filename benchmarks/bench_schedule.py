@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from benchmarks.bench_step import fake_config
+from benchmarks.host_step import fake_config
 from runtime.batch import Batch, Masks, Sampled
 from runtime.engine import Engine
 from runtime.messages import Request, SamplingParams
@@ -104,6 +104,9 @@ class ReckonedDevice:
             seconds *= 5
         self._free_at = max(self._clock.now, self._free_at) + seconds
         self.step_seconds.append((load, seconds))
+
+    def prepare(self) -> bool:
+        return False
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> Finished:
         sampled = Sampled([1 if samples else -1 for samples in batch.sample])

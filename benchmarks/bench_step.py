@@ -5,162 +5,22 @@
     python -m benchmarks.bench_step --shape qwen3-8b     steps from graphs on a GPU, random weights
 
 `--fake` keeps N sequences decoding on an executor that answers at once, and reports the time in
-schedule() and commit() of a step, encoding of the Batch apart.  The target is 300 us at 256 rows.
+each part of a step (host_step.py).  The target is 300 us at 256 rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
-from runtime.batch import Batch, Masks, Sampled
-from runtime.config import EngineConfig, Resolved
+from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.messages import Request, SamplingParams
 
 ROWS = (1, 32, 256)
-VOCAB_SIZE = 151_936
-PAGE_SIZE = 16
-
-
-class Answered:
-    def __init__(self, sampled: Sampled) -> None:
-        self._sampled = sampled
-
-    def wait(self) -> Sampled:
-        return self._sampled
-
-
-class InstantExecutor:
-    """Samples token 1 for every row, and notes when the engine calls.
-
-    Engine.step() calls forward() right after schedule() and sample() right after commit(), so the
-    two calls divide its time.
-    """
-
-    overlap = True
-
-    def __init__(self) -> None:
-        self.scheduled_ns = 0
-        self.committed_ns = 0
-        self.batch: Batch | None = None
-
-    def forward(self, batch: Batch) -> None:
-        self.scheduled_ns = time.thread_time_ns()
-        self.batch = batch
-
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Answered:
-        self.committed_ns = time.thread_time_ns()
-        return Answered(Sampled([1 if samples else -1 for samples in batch.sample]))
-
-
-def fake_config(rows: int, length: int) -> Resolved:
-    return Resolved(
-        model="fake",
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        attention="mha",
-        load_format="dummy",
-        max_model_len=length,
-        max_num_seqs=rows,
-        max_batched_tokens=8192,
-        page_size=PAGE_SIZE,
-        num_pages=rows * (length // PAGE_SIZE + 2),
-        prefix_cache=True,
-        threads=1,
-        seed=0,
-    )
-
-
-def prompts(rows: int, prompt_len: int, max_tokens: int, aligned: bool) -> Iterator[Request]:
-    """Prompts of different lengths, so that page borders are spread over the steps; or equal."""
-    params = SamplingParams(max_tokens=max_tokens, stop_ids=(VOCAB_SIZE - 1,))
-    for row in range(rows):
-        length = prompt_len + (0 if aligned else row % PAGE_SIZE)
-        tokens = [(row * 7919 + position) % VOCAB_SIZE for position in range(length)]
-        yield Request(row, row % 2, tokens, params)
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """As in the engine process, where what was made at the start is frozen."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.unfreeze()
-
-
-def measure_host(rows: int, steps: int, *, num_waiting: int, aligned: bool) -> dict[str, float]:
-    """Medians and 99th percentile of the host's CPU time a step, in microseconds."""
-    prompt_len = 128
-    executor = InstantExecutor()
-    length = prompt_len + PAGE_SIZE + steps + 64
-    engine = Engine(fake_config(rows, length), VOCAB_SIZE, executor)
-    for request in prompts(rows, prompt_len, steps + 60, aligned):
-        engine.add(request)
-    for number in range(num_waiting):
-        engine.add(Request(10_000 + number, 0, [1, 2, 3], SamplingParams(max_tokens=4)))
-    while engine.stats().step_tokens != rows:
-        engine.step()
-    for _ in range(20):
-        engine.step()
-    parts: list[tuple[float, float]] = []
-    with no_collector():
-        for _ in range(steps):
-            began = time.thread_time_ns()
-            engine.step()
-            scheduled, committed = executor.scheduled_ns, executor.committed_ns
-            parts.append(((scheduled - began) / 1000, (committed - scheduled) / 1000))
-    assert engine.stats().step_tokens == rows, "a sequence ended while it was measured"
-    totals = sorted(sum(part) for part in parts)
-    return {
-        "schedule": statistics.median(part[0] for part in parts),
-        "commit": statistics.median(part[1] for part in parts),
-        "total": statistics.median(totals),
-        "p99": totals[int(len(totals) * 0.99)],
-        "encode": encode_microseconds(executor.batch),
-    }
-
-
-def encode_microseconds(batch: Batch | None) -> float:
-    """What a batch costs where it must travel to another rank."""
-    encoder = msgspec.msgpack.Encoder()
-    times: list[int] = []
-    for _ in range(50):
-        began = time.thread_time_ns()
-        encoder.encode(batch)
-        times.append(time.thread_time_ns() - began)
-    return statistics.median(times) / 1000
-
-
-def bench_fake(steps: int) -> None:
-    print("host CPU a step, microseconds (medians; p99 of the total)")
-    print(
-        f"{'rows':>5} {'case':<22} {'schedule':>9} {'commit':>8} {'total':>8} {'p99':>8} "
-        f"{'encode':>8}"
-    )
-    for rows in ROWS:
-        for case, num_waiting, aligned in (
-            ("spread page borders", 0, False),
-            ("10000 wait", 10_000, False),
-            ("borders in one step", 0, True),
-        ):
-            us = measure_host(rows, steps, num_waiting=num_waiting, aligned=aligned)
-            print(
-                f"{rows:>5} {case:<22} {us['schedule']:>9.1f} {us['commit']:>8.1f} "
-                f"{us['total']:>8.1f} {us['p99']:>8.1f} {us['encode']:>8.1f}"
-            )
 
 
 def bench_model(path: str, steps: int, prompt_len: int) -> None:
@@ -239,6 +99,8 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=64, help="prompt tokens, with --model")
     arguments = parser.parse_args()
     if arguments.fake:
+        from benchmarks.host_step import bench_fake
+
         bench_fake(arguments.steps)
     elif arguments.shape:
         bench_shape(arguments)

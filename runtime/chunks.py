@@ -33,7 +33,7 @@ LARGE = 1152  # tokens: above, steps are padded to whole pairs of tiles
 class Prompts(NamedTuple):
     """What there is to feed."""
 
-    count: int  # under way, or waiting and free to begin
+    number: int  # under way, or waiting and free to begin
     tokens: int  # of all that are under way or wait
     context: int  # tokens before those that the longest prompt under way feeds next
 
@@ -50,7 +50,7 @@ class ChunkBudget:
         """Prompt tokens for a step in which `rows` decode, reading `kv_tokens`."""
         room = self._most - rows
         # A prompt that is alone harms nobody.
-        if not self._limited or (not rows and prompts.count == 1):
+        if not self._limited or (not rows and prompts.number == 1):
             return room
         seconds = self._seconds(rows, kv_tokens, prompts.tokens)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+from runtime.messages import BACKGROUND
 from runtime.sequence import Sequence
 
 
@@ -13,6 +14,7 @@ class Running:
     def __init__(self, num_slots: int) -> None:
         self.prefilling: dict[int, Sequence] = {}  # todo > 0 although nothing is under way
         self.decoding: dict[int, Sequence] = {}  # caught up: one token a step
+        self.num_background = 0  # of them
         self._num_slots = num_slots
         self._steps = 0
         self._rows = 0
@@ -33,6 +35,7 @@ class Running:
         if sequence.entered is None:
             sequence.entered = (self._steps, self._rows)
         self.prefilling[sequence.request_id] = sequence
+        self.num_background += sequence.request.priority >= BACKGROUND
 
     def catch_up(self, sequence: Sequence) -> None:
         """Its last known token is under way: from now on it decodes."""
@@ -42,6 +45,7 @@ class Running:
     def leave(self, sequence: Sequence) -> None:
         if self.decoding.pop(sequence.request_id, None) is None:
             del self.prefilling[sequence.request_id]
+        self.num_background -= sequence.request.priority >= BACKGROUND
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
@@ -62,3 +66,5 @@ class Running:
         taken = [sequence.slot for sequence in self.all()]
         assert sorted(taken + self._free_slots) == list(range(self._num_slots))
         assert all(sequence.finish is None for sequence in self.all())
+        background = [one for one in self.all() if one.request.priority >= BACKGROUND]
+        assert len(background) == self.num_background

@@ -1,4 +1,4 @@
-"""Scheduler: what runs in the next step, and what became of the last one.
+"""Scheduler: what runs in the next step.
 
 There is no prefill phase and no decode phase.  Each sequence catches up
 `todo = len(tokens) + ahead - launched`, rows with one token first, then parts of prompts as far as
@@ -9,29 +9,20 @@ later.  Nothing here looks at more of the waiting line than its front.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from itertools import chain
 
-from msgspec import structs
-
-from runtime.admission import WaitingLine, refusal
-from runtime.batch import Sampled
 from runtime.chunks import ChunkBudget, Prompts
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
-from runtime.messages import BACKGROUND, FinishReason, Output, Request, TokenLogprob
-from runtime.outputs import News, ending, explained, next_output, pooled
-from runtime.pages import PagePool
-from runtime.running import Running
+from runtime.messages import BACKGROUND
+from runtime.requests import Requests
 from runtime.sequence import Sequence
 from runtime.step_time import StepTimes
 
-log = logging.getLogger("wavefill.scheduler")
 
-
-class Scheduler:
+class Scheduler(Requests):
     def __init__(
         self,
         resolved: Resolved,
@@ -40,79 +31,12 @@ class Scheduler:
         draw_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.resolved = resolved
-        self.vocab_size = vocab_size
-        self.pool = PagePool(resolved.num_pages)
-        self.waiting = WaitingLine()
-        self.running = Running(resolved.max_num_seqs)
+        super().__init__(resolved, vocab_size, draw_seed=draw_seed, clock=clock)
         self.times = StepTimes()
         self.chunks = ChunkBudget(resolved, self.times)
         self.num_preemptions = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.generated_tokens = 0
-        self._live: dict[int, Sequence] = {}
-        self._told_ids: list[int] = []
-        self._told_tokens: list[int] = []
-        self._outputs: list[Output] = []
-        self._arrivals = 0
-        self._draw_seed = draw_seed
-        self._clock = clock
         # One who did not fit, and the pool's releases then: no use to look again before.
         self._blocked: tuple[Sequence, int] | None = None
-
-    @property
-    def idle(self) -> bool:
-        """No request is alive and all that was made was taken."""
-        return not self._live and not self._outputs and not self._told_ids
-
-    def take_news(self) -> News:
-        """What was made since the last call."""
-        news = News(self._told_ids, self._told_tokens, self._outputs)
-        self._told_ids, self._told_tokens, self._outputs = [], [], []
-        return news
-
-    # Requests come and go.
-
-    def add(self, request: Request) -> None:
-        """Let a request wait; one that can never run is answered with an error instead."""
-        if request.id in self._live:
-            raise ValueError(f"request id {request.id} is in use: ids must be unique")
-        error = refusal(request, self.resolved, self.vocab_size)
-        if error is not None:
-            output = Output(request.id, [], finish="error", error=error)
-            self._outputs.append(output)
-            return
-        seed = request.params.seed
-        sequence = Sequence(
-            request,
-            seed=self._draw_seed() if seed is None else seed,
-            order=self._arrivals,
-            max_model_len=self.resolved.max_model_len,
-        )
-        self._arrivals += 1
-        self._live[request.id] = sequence
-        self.waiting.push(sequence)
-
-    def abort(self, request_id: int) -> None:
-        """End a request wherever it is.  One that has ended already needs no answer."""
-        self.end(request_id, "abort")
-
-    def end(
-        self,
-        request_id: int,
-        finish: FinishReason,
-        *,
-        error: str | None = None,
-        refused: bool = False,
-    ) -> None:
-        """End a request between two tokens, wherever it is.  See Output for the fields."""
-        sequence = self._live.get(request_id)
-        if sequence is not None:
-            output = ending(sequence, finish, error=error)
-            self._end(sequence, structs.replace(output, refused=refused))
-
-    # Deciding a step.
 
     def schedule(self) -> Launch | None:
         """The next step, or None if nothing can be done before commit() or add()."""
@@ -127,14 +51,11 @@ class Scheduler:
     def _make_way(self) -> bool:
         """Preempt work in the background if the head of the line found no room.  True if it did."""
         head = self.waiting.head()
-        if head is None or head.request.priority >= BACKGROUND or not len(self.running):
+        if head is None or head.request.priority >= BACKGROUND or not self.running.num_background:
             return False
         if not self.running.full and (self._blocked is None or self._blocked[0] is not head):
             return False
-        last = self.running.last_in_rank()
-        if last.request.priority < BACKGROUND:
-            return False
-        self._preempt(last)
+        self._preempt(self.running.last_in_rank())
         return True
 
     def _step(self, yielded: bool) -> Columns:
@@ -271,118 +192,10 @@ class Scheduler:
         if not sequence.announced:
             sequence.prompt_scores = None
         if not sequence.started:
-            sequence.started = self._clock()
+            sequence.started = self.clock()
             sequence.cached = sequence.launched
             self.prompt_tokens += sequence.prompt_len
             self.cached_tokens += sequence.cached
-
-    # Learning what a step did.
-
-    def commit(self, launch: Launch, sampled: Sampled) -> None:
-        """Take in the results of a step; the next one may have been scheduled already."""
-        batch, sequences, _load = launch
-        page_size, vocab_size = self.resolved.page_size, self.vocab_size
-        scored, vectors = sampled.logprobs, sampled.vectors
-        plain = scored is None and sampled.prompt_logprobs is None and not sampled.errors
-        tell_id, tell_token = self._told_ids.append, self._told_tokens.append
-        columns = (sequences, batch.sample, batch.starts, batch.q_lens, sampled.tokens)
-        for index, (sequence, samples, start, q_len, token) in enumerate(
-            zip(*columns, strict=True)
-        ):
-            if samples:
-                sequence.ahead -= 1
-            if sequence.finish is not None:
-                continue  # it ended while this row was under way
-            try:
-                if not plain and self._note_details(sequence, index, sampled):
-                    continue
-                if (start + q_len) % page_size < q_len:
-                    self._remember(sequence, start // page_size, (start + q_len) // page_size)
-                if not samples:
-                    if index in vectors:
-                        self._end(sequence, pooled(sequence, vectors[index]))
-                    continue
-                if not 0 <= token < vocab_size:
-                    raise ValueError(f"the executor sampled {token}, not a token id of the model")
-                tokens = sequence.tokens
-                tokens.append(token)
-                self.generated_tokens += 1
-                if (
-                    plain
-                    and sequence.announced
-                    and token not in sequence.stop_ids
-                    and len(tokens) < sequence.limit
-                ):
-                    # Most rows of most steps: nothing to tell but the token.
-                    tell_id(sequence.request_id)
-                    tell_token(token)
-                else:
-                    self._deliver(sequence, token, None if scored is None else scored[index])
-            except Exception as error:
-                self._end_broken(sequence, error)
-
-    def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
-        """Errors and prompt scores of one row.  True if the row failed, which ends its request."""
-        error = sampled.errors.get(index)
-        if error is not None:
-            # Perhaps what its pages hold is to blame: nobody else shall find them.
-            self.pool.forget(sequence.pages)
-            self._end(sequence, ending(sequence, "error", error=error))
-            return True
-        scores = sampled.prompt_logprobs[index] if sampled.prompt_logprobs else None
-        if scores is not None and not sequence.announced:
-            if sequence.prompt_scores is None:
-                sequence.prompt_scores = [None]  # nothing comes before the first token
-            sequence.prompt_scores += scores
-        return False
-
-    def _remember(self, sequence: Sequence, first: int, end: int) -> None:
-        """Its pages first .. end - 1 are full and written."""
-        # A sequence that was preempted in the meantime has no pages.
-        if self.resolved.prefix_cache and sequence.pages:
-            hashes = sequence.hash_pages(self.resolved.page_size)
-            for index in range(first, end):
-                self.pool.remember(sequence.pages[index], hashes[index])
-
-    def _deliver(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        """The newest token of a sequence, which may be its last."""
-        output = next_output(sequence, token, logprob)
-        if output.finish is None:
-            self._outputs.append(output)
-        else:
-            self._end(sequence, output)
-
-    def _end(self, sequence: Sequence, output: Output) -> None:
-        """The one end of a request: its pages and slot are free at once, `output` is its last."""
-        self._outputs.append(explained(sequence, output, self.running.mean_batch(sequence)))
-        sequence.finish = output.finish
-        del self._live[sequence.request_id]
-        if sequence.slot < 0:
-            self.waiting.note_end(sequence)
-        else:
-            self._leave(sequence)
-
-    def _end_broken(self, sequence: Sequence, error: Exception) -> None:
-        """Something went wrong in this request's own handling: the others go on."""
-        log.error("request %d failed", sequence.request_id, exc_info=error)
-        self._end(sequence, ending(sequence, "error", error=f"internal error: {error}"))
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Out of its slot, its pages free."""
-        self.running.leave(sequence)
-        self.pool.release(sequence.pages)
-        sequence.pages = []
-        sequence.page_room = 0
-
-    def check_integrity(self) -> None:
-        """Assert that pages, slots and the lists of sequences agree.  For tests: it is slow."""
-        running = self.running.all()
-        self.running.check_integrity()
-        self.pool.check_integrity([sequence.pages for sequence in running])
-        assert len(running) + len(self.waiting) == len(self._live)
-        for sequence in running:
-            assert sequence.page_room == len(sequence.pages) * self.resolved.page_size
-            assert sequence.launched <= sequence.page_room
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -127,7 +127,7 @@ class StepTimes:
 def _non_negative(square: list[Vector], right: Vector) -> Vector:
     """w >= 0 with square @ w = right, nearly: what would be negative is left out."""
     weights = [0.0] * len(right)
-    used = [place for place in PLACES if right[place] > 0]
+    used: list[int] = [place for place in PLACES if right[place] > 0]
     while used:
         ridge = RIDGE * max(square[place][place] for place in used)
         solved = _solve(

@@ -21,7 +21,8 @@ CONTROL_WING = {
     for name in (
         *("admission", "batch", "channel", "chunks", "client", "columns", "config", "engine"),
         *("grammar", "grammar_messages", "grammar_worker", "matchers", "memory_plan"),
-        *("messages", "outputs", "pages", "running", "scheduler", "sequence", "step_time"),
+        *("messages", "outputs", "pages", "requests", "running", "scheduler", "sequence"),
+        "step_time",
     )
 }
 # What the device wing knows of the control wing: values, never decisions.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from msgspec import structs
 
 from benchmarks.bench_schedule import Clock, ReckonedDevice, load_of, step_ms
-from benchmarks.bench_step import fake_config
+from benchmarks.host_step import fake_config
 from runtime.batch import Batch
 from runtime.chunks import FEWEST, FIRST_GUESS, TILE, ChunkBudget, Prompts
 from runtime.engine import Engine

@@ -12,7 +12,7 @@ import pytest
 from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 from hypothesis import HealthCheck, Phase, given, settings
 
-import runtime.scheduler
+import runtime.requests
 import runtime.sequence
 from runtime.admission import WaitingLine
 from runtime.batch import LAST, Sampled
@@ -448,8 +448,8 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "commit", ended_row_committed),
     (Scheduler, "abort", abort_without_an_end),
     (Scheduler, "_leave", pages_kept_after_leaving),
-    (runtime.scheduler, "refusal", nothing_refused),
-    (runtime.scheduler, "next_output", min_tokens_forgotten),
+    (runtime.requests, "refusal", nothing_refused),
+    (runtime.requests, "next_output", min_tokens_forgotten),
     (WaitingLine, "push", one_token_too_many),
 ]
 
