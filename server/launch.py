@@ -35,6 +35,8 @@ CONFIGURATION_ERROR = 2
 MAX_DEATHS = 5
 DEATHS_WITHIN_SECONDS = 60.0
 STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
+# Texts are tokenized one by one: the tokenizer's pool, a thread a core, would have nothing to do.
+DEFAULTS = {"TOKENIZERS_PARALLELISM": "false"}
 MAX_DIRECTORY_BYTES = 90  # the kernel takes 107 for a socket's whole path
 
 
@@ -73,7 +75,7 @@ class Child:
         self.name = name
         self._module = module
         self._fds = fds
-        self._environment = {**os.environ, **(variables or {})}
+        self.environment = {**DEFAULTS, **os.environ, **(variables or {})}
         self._process: asyncio.subprocess.Process | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
@@ -86,7 +88,7 @@ class Child:
             self._module,
             stdin=asyncio.subprocess.PIPE,
             pass_fds=self._fds,
-            env=self._environment,
+            env=self.environment,
             start_new_session=True,
         )
         assert self._process.stdin is not None

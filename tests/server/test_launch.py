@@ -294,3 +294,12 @@ def test_a_child_that_keeps_dying_is_started_ever_later_and_then_given_up():
     waits = [pause for pause in pauses if pause is not None]
     assert len(waits) == MAX_DEATHS - 1
     assert all(later == 2 * sooner for sooner, later in pairwise(waits))
+
+
+def test_tokenizers_of_children_start_no_threads_unless_the_operator_wishes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    assert Child("api", "server.api_process").environment["TOKENIZERS_PARALLELISM"] == "false"
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    assert Child("api", "server.api_process").environment["TOKENIZERS_PARALLELISM"] == "true"
