@@ -8,67 +8,53 @@ from typing import Any
 
 import anthropic
 import httpx2 as httpx
-import msgspec
 import pytest
-from fake_engine import FakeServer, fake_server, ready
+from fake_engine import FakeServer
+from qwen_writer import (
+    CALL,
+    CAN_BE_QUIET,
+    OTHER,
+    PARAMETERS,
+    QUESTION,
+    prompt_of,
+    qwen_server,
+    without_errors,
+)
 
 from server.dialects.anthropic_chat import FIELDS
 from server.dialects.names import callers_names
 from server.errors import RequestError
 
-TEMPLATE = (
-    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
-    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-    "{% endif %}{# </think> #}"
-)
 WEATHER = {
     "name": "weather",
     "description": "Weather of a city",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-    },
+    "input_schema": PARAMETERS,
 }
 TIME = {"name": "time", "input_schema": {"type": "object"}}
 ASK: dict[str, Any] = {
     "model": "fake",
     "max_tokens": 2000,
-    "messages": [{"role": "user", "content": "Weather in Rome?"}],
+    "messages": QUESTION,
     "tools": [WEATHER, TIME],
 }
 PLAIN = {name: value for name, value in ASK.items() if name != "tools"}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
+    with qwen_server(tmp_path_factory, CAN_BE_QUIET) as server:
         yield server
 
 
 @pytest.fixture
 def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    shared.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    yield from without_errors(shared, caplog)
 
 
 @pytest.fixture
 def client(fake: FakeServer) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0)
-
-
-def prompt_of(fake: FakeServer) -> str:
-    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
 
 
 def without_ids(content: list[Any]) -> list[dict[str, Any]]:

@@ -7,58 +7,45 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
-import msgspec
 import pytest
-from fake_engine import FakeServer, fake_server, ready
+from fake_engine import FakeServer
 from openai import BadRequestError
-
-TEMPLATE = (
-    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
-    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% if open_thought %}<think>\n{% endif %}"
-    "{% endif %}{# </think> #}"
+from qwen_writer import (
+    CALL,
+    CAN_BEGIN,
+    OTHER,
+    PARAMETERS,
+    QUESTION,
+    prompt_of,
+    qwen_server,
+    without_errors,
 )
+
 WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
         "description": "Weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
+        "parameters": PARAMETERS,
     },
 }
 TIME = {"type": "function", "function": {"name": "time"}}
 ASK: dict[str, Any] = {
     "model": "fake",
-    "messages": [{"role": "user", "content": "Weather in Rome?"}],
+    "messages": QUESTION,
     "tools": [WEATHER, TIME],
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
+    with qwen_server(tmp_path_factory, CAN_BEGIN) as server:
         yield server
 
 
 @pytest.fixture
 def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    shared.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-def prompt_of(fake: FakeServer) -> str:
-    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
+    yield from without_errors(shared, caplog)
 
 
 def joined(fake: FakeServer, **body: Any) -> tuple[str, str, dict[int, list[str]], str | None]:

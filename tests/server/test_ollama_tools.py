@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import ollama
 import pytest
-from fake_engine import FakeServer, fake_server, ready
+from fake_engine import FakeServer
+from qwen_writer import CALL, CAN_BE_QUIET, OTHER, QUESTION, prompt_of, qwen_server, without_errors
 
-TEMPLATE = (
-    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
-    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-    "{% endif %}{# </think> #}"
-)
-ASK = [{"role": "user", "content": "Weather in Rome?"}]
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
 
 
@@ -45,26 +32,19 @@ TOOLS: list[Any] = [weather, time]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
+    with qwen_server(tmp_path_factory, CAN_BE_QUIET) as server:
         yield server
 
 
 @pytest.fixture
 def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    shared.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    yield from without_errors(shared, caplog)
 
 
 @pytest.fixture
 def client(fake: FakeServer) -> Iterator[ollama.Client]:
     with ollama.Client(fake.url) as client:
         yield client
-
-
-def prompt_of(fake: FakeServer) -> str:
-    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
 
 
 def calls_of(message: ollama.Message) -> list[tuple[str, dict[str, Any]]]:
@@ -77,7 +57,7 @@ BOTH = [("weather", {"city": "Rome"}), ("time", {})]
 
 def test_calls_come_with_their_arguments_as_objects(fake: FakeServer, client: ollama.Client):
     fake.say("Let me look." + CALL + OTHER)
-    answer = client.chat("fake", ASK, tools=TOOLS)
+    answer = client.chat("fake", QUESTION, tools=TOOLS)
     assert answer.message.content == "Let me look." and calls_of(answer.message) == BOTH
     assert '"name": "weather"' in prompt_of(fake)
 
@@ -86,7 +66,7 @@ def test_calls_come_with_their_arguments_as_objects(fake: FakeServer, client: ol
 def test_a_stream_tells_each_call_whole(fake: FakeServer, client: ollama.Client, step: int):
     fake.engine.step = step
     fake.say("Let me look." + CALL + OTHER)
-    lines = list(client.chat("fake", ASK, tools=TOOLS, stream=True))
+    lines = list(client.chat("fake", QUESTION, tools=TOOLS, stream=True))
     assert [call for line in lines for call in calls_of(line.message)] == BOTH
     assert "".join(line.message.content or "" for line in lines) == "Let me look."
     assert lines[-1].done and not lines[-1].message.tool_calls
@@ -94,13 +74,13 @@ def test_a_stream_tells_each_call_whole(fake: FakeServer, client: ollama.Client,
 
 def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: ollama.Client):
     fake.say(CALL + OTHER)
-    called = client.chat("fake", ASK, tools=TOOLS).message
+    called = client.chat("fake", QUESTION, tools=TOOLS).message
     results = [
         {"role": "tool", "tool_name": "time", "content": "noon"},
         {"role": "tool", "tool_name": "weather", "content": "22 degrees"},
     ]
     fake.say("It is 22 degrees.")
-    answer = client.chat("fake", [*ASK, called, *results], tools=TOOLS)
+    answer = client.chat("fake", [*QUESTION, called, *results], tools=TOOLS)
     assert answer.message.content == "It is 22 degrees."
     assert '"arguments": {"city": "Rome"}' in prompt_of(fake)
     assert "<|tool|>noon<|end|><|tool|>22 degrees<|end|>" in prompt_of(fake)
@@ -108,9 +88,9 @@ def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: ollama.
 
 def test_thinking_is_told_apart(fake: FakeServer, client: ollama.Client):
     fake.say(THOUGHT)
-    message = client.chat("fake", ASK, think=True).message
+    message = client.chat("fake", QUESTION, think=True).message
     assert (message.thinking, message.content) == ("Rome is in Italy.", "Sunny.")
-    lines = list(client.chat("fake", ASK, think=True, stream=True))
+    lines = list(client.chat("fake", QUESTION, think=True, stream=True))
     assert "".join(line.message.thinking or "" for line in lines) == "Rome is in Italy."
     assert "".join(line.message.content or "" for line in lines) == "Sunny."
     text = client.generate("fake", "Weather?", think=True)
@@ -119,7 +99,7 @@ def test_thinking_is_told_apart(fake: FakeServer, client: ollama.Client):
 
 @pytest.mark.parametrize("think", [True, False])
 def test_thinking_is_switched_in_the_template(fake: FakeServer, client: ollama.Client, think: bool):
-    client.chat("fake", ASK, think=think)
+    client.chat("fake", QUESTION, think=think)
     assert prompt_of(fake).endswith("</think>\n\n") != think
 
 
@@ -135,7 +115,7 @@ def test_a_format_becomes_a_grammar(
     fake: FakeServer, client: ollama.Client, form: str | dict[str, Any]
 ):
     fake.say('{"city": "Rome"}')
-    assert client.chat("fake", ASK, format=form).message.content == '{"city": "Rome"}'
+    assert client.chat("fake", QUESTION, format=form).message.content == '{"city": "Rome"}'
     whole = fake.engine.requests[-1].params.grammar
     assert whole and ("city" in whole) == (form is SCHEMA)
     assert client.generate("fake", "Rome", raw=True, format=form).response == '{"city": "Rome"}'

@@ -7,55 +7,34 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
-import msgspec
 import pytest
-from fake_engine import FakeServer, fake_server, ready
+from fake_engine import FakeServer
+from qwen_writer import CALL, OTHER, PARAMETERS, prompt_of, qwen_server, without_errors
 
 from server.responses.items import input_items
 from server.responses.translate import chat_request, conversation_of
 from server.routes.responses import read_request
 
-TEMPLATE = (
-    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
-    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}{# <think></think> #}"
-)
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "weather",
     "description": "Weather of a city",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-    },
+    "parameters": PARAMETERS,
 }
 TIME: dict[str, Any] = {"type": "function", "name": "time"}
 ASK: dict[str, Any] = {"model": "fake", "input": "Weather in Rome?", "tools": [WEATHER, TIME]}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
+    with qwen_server(tmp_path_factory) as server:
         yield server
 
 
 @pytest.fixture
 def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    shared.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-def prompt_of(fake: FakeServer) -> str:
-    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
+    yield from without_errors(shared, caplog)
 
 
 def events(fake: FakeServer, **body: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,54 @@
+"""A fake model that writes calls and thoughts as Qwen's do, and what its tests have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from fake_engine import FakeServer, fake_server, ready
+
+TEMPLATE = (
+    "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
+    " Answer with <tool_call>...</tool_call>.<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>THINKING{% endif %}{# <think></think> #}"
+)
+# Places in the template: a switch against thoughts, and one that begins them.
+CAN_BE_QUIET = (
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+CAN_BEGIN = "{% if open_thought %}<think>\n{% endif %}"
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+QUESTION: list[Any] = [{"role": "user", "content": "Weather in Rome?"}]
+
+
+@contextmanager
+def qwen_server(factory: pytest.TempPathFactory, thinking: str = "") -> Iterator[FakeServer]:
+    """thinking: what the template prints where the answer begins."""
+    template = TEMPLATE.replace("THINKING", thinking)
+    with fake_server(factory.mktemp("tokenizer"), template=template) as server:
+        yield server
+
+
+def without_errors(server: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
+    """One test's server: with room for tools in the context, and no error in the log at the end."""
+    server.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
+    yield server
+    server.reset()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def prompt_of(fake: FakeServer) -> str:
+    """Of the last request."""
+    return fake.tokenizer.decode(fake.engine.requests[-1].tokens, skip_special=False)
