@@ -1,72 +1,29 @@
 # ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
-"""Answers as models of each format write them, and what they hold."""
+"""Answers with calls, and what they are split into; CASES are all there are."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from parsed import Split
-
-OSLO = ("weather", '{"city": "Oslo"}')
-BONN = ("weather", '{"city": "Bonn", "days": 3}')
-NOW = ("now", "{}")
-
-
-class Case(NamedTuple):
-    name: str
-    tools: str | None
-    reasoning: str | None
-    text: str
-    split: Split
-    within: bool = False
-
-
-HERMES_OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-HERMES_BONN = (
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}\n</tool_call>'
-)
-DEEP_OSLO = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-    '```json\n{"city": "Oslo"}\n```<｜tool▁call▁end｜>'
-)
-DEEP_BONN = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-    '```json\n{"city": "Bonn", "days": 3}\n```<｜tool▁call▁end｜>'
-)
-DSML_OSLO = (
-    '<｜DSML｜invoke name="weather">\n'
-    '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>'
-)
-DSML_BONN = (
-    '<｜DSML｜invoke name="weather">\n'
-    '<｜DSML｜parameter name="city" string="true">Bonn</｜DSML｜parameter>\n'
-    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>'
-)
-KIMI_OSLO = (
-    "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
-    '{"city": "Oslo"}<|tool_call_end|>'
-)
-KIMI_BONN = (
-    "<|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>"
-    '{"city": "Bonn", "days": 3}<|tool_call_end|>'
-)
-KIMI = f"<|tool_calls_section_begin|>{KIMI_OSLO}{KIMI_BONN}<|tool_calls_section_end|>"
-CODER_OSLO = (
-    "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
-    "</function>\n</tool_call>"
-)
-CODER_BONN = (
-    "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
-)
-GLM_OSLO = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
-GLM_BONN = (
-    "<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn</arg_value>"
-    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
-)
-HARMONY_CALL = (
-    "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
-    '{"city": "Oslo"}<|call|>'
+from parsing_odd_cases import BROKEN, REASONING
+from parsing_texts import (
+    BONN,
+    CODER_BONN,
+    CODER_OSLO,
+    DEEP_BONN,
+    DEEP_OSLO,
+    DSML_BONN,
+    DSML_OSLO,
+    GLM_BONN,
+    GLM_OSLO,
+    HARMONY_CALL,
+    HERMES_BONN,
+    HERMES_OSLO,
+    KIMI,
+    KIMI_BONN,
+    KIMI_OSLO,
+    NOW,
+    OSLO,
+    Case,
 )
 
 # Two calls, with words before them.
@@ -392,127 +349,6 @@ VARIANTS = [
         Split("b", "a"),
         within=True,
     ),
-]
-
-REASONING = [
-    Case("think", None, "think", "<think>\nhm\n</think>\n\nYes.", Split("Yes.", "hm")),
-    Case("opened by the prompt", None, "think", "hm\n</think>\n\nYes.", Split("Yes.", "hm"), True),
-    Case("opened twice", None, "think", "\n<think>hm</think>Yes.", Split("Yes.", "hm"), True),
-    Case("empty", None, "think", "<think>\n\n</think>\n\nYes.", Split("Yes.")),
-    Case("never ends", None, "think", "<think>hm, \n", Split("", "hm, \n")),
-    Case("later in the answer", None, "think", "The <think> tag", Split("The <think> tag")),
-    Case(
-        "then calls",
-        "hermes",
-        "think",
-        f"<think>\nMaybe {HERMES_OSLO}?\n</think>\n\n{HERMES_BONN}",
-        Split("", f"Maybe {HERMES_OSLO}?", (BONN,)),
-    ),
-    Case("glm45", "glm45", "think", f"\n<think>hm</think>\n{GLM_OSLO}", Split("", "hm", (OSLO,))),
-    Case("kimi", "kimi_k2", "kimi_k2", f"hm {KIMI}", Split("", "hm", (OSLO, BONN)), True),
-    Case("seed", None, "seed_oss", "<seed:think>hm</seed:think>Yes.", Split("Yes.", "hm")),
-    Case("mistral", "mistral", "mistral", "[THINK]hm[/THINK]Yes.", Split("Yes.", "hm")),
-    Case(
-        "granite",
-        None,
-        "granite",
-        "Here is my thought process: hm.\nHere is my response: Yes.",
-        Split("Yes.", "hm."),
-    ),
-    Case(
-        "then a call without a mark",
-        "llama3_json",
-        "think",
-        '<think>hm</think>{"name": "weather", "parameters": {"city": "Oslo"}}',
-        Split("", "hm", (OSLO,)),
-    ),
-]
-
-# What only looks like a call, or ends too early.
-BROKEN = [
-    Case(f"broken: {text}"[:60], tools, None, text, Split(content, "", calls))
-    for tools, text, content, calls in (
-        ("hermes", "a\n<tool_call> b", "a\n<tool_call> b", ()),
-        ("hermes", "a <tool_call>", "a <tool_call>", ()),
-        ("hermes", "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", ()),
-        ("hermes", '<tool_call>{"name": 5}', '<tool_call>{"name": 5}', ()),
-        ("hermes", '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', ()),
-        ("hermes", f"<tool_call>x{HERMES_OSLO}", "<tool_call>x", (OSLO,)),
-        ("hermes", f"<tool_call>\n{HERMES_OSLO}", "<tool_call>", (OSLO,)),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"city": "Os',
-            "",
-            (("weather", '{"city": "Os'),),
-        ),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"exact": tr',
-            "",
-            (("weather", '{"exact": tr'),),
-        ),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"city": ?}}</tool_call>',
-            "?}}</tool_call>",
-            (("weather", '{"city": '),),
-        ),
-        ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", ()),
-        ("mistral", "[TOOL_CALLS]weather please", "[TOOL_CALLS]weather please", ()),
-        (
-            "qwen3_coder",
-            "<tool_call>\n<function=weather>\n<parameter=days>\n1",
-            "",
-            (("weather", '{"days": 1'),),
-        ),
-        ("qwen3_coder", "<tool_call>\n<function=we", "<tool_call>\n<function=we", ()),
-        ("glm45", "<tool_call>hello you</tool_call>", "<tool_call>hello you</tool_call>", ()),
-        ("pythonic", "[weather(city", "[weather(city", ()),
-        ("pythonic", "[weather(city=Oslo)]", "Oslo)]", (("weather", '{"city": '),)),
-        ("harmony", "<|channel|>ana", "<|channel|>ana", ()),
-        (
-            "harmony",
-            f"{HARMONY_CALL}<|start|>assistant<|chan",
-            "<|start|>assistant<|chan",
-            (OSLO,),
-        ),
-        (
-            "harmony",
-            '<|channel|>commentary to=functions.now<|message|>{"a": ?}<|end|><|start|>assis',
-            "?}<|end|><|start|>assis",
-            (("now", '{"a": '),),
-        ),
-        (
-            "llama3_json",
-            '{"name": "weather", "parameters": 5}',
-            '{"name": "weather", "parameters": 5}',
-            (),
-        ),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}, "x',
-            "",
-            (OSLO,),
-        ),
-        (
-            "hermes",
-            '<tool_call>{"name": "weather", "arguments": {"city": ?} <tool_call>{"na',
-            '?} <tool_call>{"na',
-            (("weather", '{"city": '),),
-        ),
-        (
-            "qwen3_coder",
-            "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</func",
-            "",
-            (("weather", '{"city": "Oslo"'),),
-        ),
-        (
-            "qwen3_coder",
-            "<tool_call><function=></function></tool_call>",
-            "<tool_call><function=></function></tool_call>",
-            (),
-        ),
-    )
 ]
 
 CASES = CALLS + ALONE + VARIANTS + REASONING + BROKEN

@@ -4,7 +4,8 @@ import re
 
 import pytest
 from parsed import joined, parser, split_pieces
-from parsing_cases import CALLS, CASES, HERMES_OSLO, OSLO, Case
+from parsing_cases import CALLS, CASES
+from parsing_texts import HERMES_OSLO, OSLO, Case
 
 from server.parsing.deltas import ToolCallDelta
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS

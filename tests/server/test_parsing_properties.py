@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed import joined, parser, split_pieces
-from parsing_cases import CALLS, CASES, Case
+from parsing_cases import CALLS, CASES
+from parsing_texts import Case
 
 from server.parsing.answer import AnswerParser
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
