@@ -216,7 +216,7 @@ for tokens in (1, TOKENS):
 for rows in BUCKETS[1:]:
     for product in {*products_for(132, (9, 0), rows, 6144, 4096), SplitK(64, 128, 2)}:
         if not isinstance(product, Plain):
-            name = f"{type(product).__name__} {product.block_n} at {rows}"
+            name = f"{type(product).__name__} {product.block_n} x {product.block_k} at {rows}"
             SHIPPED[name] = partial(call_product, product, rows)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"

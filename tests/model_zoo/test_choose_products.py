@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from model_zoo.layers.gemm.candidates import products_for
 from model_zoo.layers.gemm.choose import Place, choose, choose_products, layers_by_place, use
 from model_zoo.layers.gemm.chosen_file import chosen_file, read_choices, write_choices
 from model_zoo.layers.gemm.products import BUCKETS, Plain, Product, SplitK, Stream
@@ -74,6 +75,27 @@ def test_the_number_of_rows_says_which_product_runs():
         x = torch.randn(rows, 8)
         torch.testing.assert_close(found(x), x @ found.weight.T)
     assert few.rows == [2, 8] and many.rows == [33, 64], "others are left to PyTorch"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+def test_all_that_is_tried_serves_and_cublas_comes_first(capability: tuple[int, int]):
+    for outputs, inputs in ((6144, 4096), (64, 8), (151936, 1024), (100, 1000), (1, 16)):
+        for rows in BUCKETS:
+            tried = products_for(132, capability, rows, outputs, inputs)
+            assert tried[0] == Plain() and len(set(tried)) == len(tried)
+            assert all(product.serves(rows, outputs, inputs) for product in tried)
+            streams = [product for product in tried if isinstance(product, Stream)]
+            assert not streams or capability == (9, 0)
+
+
+@pytest.mark.parametrize("outputs", [6144, 4096, 24576, 151936, 1024, 333])
+def test_whole_tiles_are_shared_by_as_few_programs_as_are_as_fast(outputs: int):
+    for stream in products_for(132, (9, 0), 8, outputs, 4096)[1:-1]:
+        assert isinstance(stream, Stream) and stream.grain * stream.block_k == 4096
+        tiles = -(-outputs // stream.block_n)
+        most = -(-tiles // 132)
+        assert -(-tiles // stream.programs) == most
+        assert stream.programs == 1 or -(-tiles // (stream.programs - 1)) > most
 
 
 def test_layers_on_a_cpu_have_no_choice(tmp_path: Path):
