@@ -4,7 +4,8 @@
 
 Three processes: the real API process with the built-in model's tokenizer, an engine that sends one
 token to every stream in each step, and this one, which opens the streams and reads them.  Prints
-the processor time of the API process (user and system) for each token that it delivered.
+the processor time of the API process (user and system) for each token that it delivered, and that
+of `wavefill bench serve` for each token that it read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -106,6 +108,23 @@ def measure(pid: int, port: int, streams: int, tokens: int) -> tuple[list[float]
     return [x - y for x, y in zip(cpu_seconds(pid), before, strict=True)], chunks
 
 
+def client_microseconds(port: int, streams: int, tokens: int, processes: int) -> float:
+    """Processor time of `wavefill bench serve` a token, of its start and its requests none."""
+    spent: list[float] = []
+    for length in (1, tokens):
+        command = [sys.executable, "-m", "benchmarks.bench_serve", "--ignore-eos"]
+        command += ["--base-url", f"http://127.0.0.1:{port}/v1", "--warmup", "0"]
+        command += ["--concurrency", str(streams), "--num-prompts", str(streams)]
+        command += ["--input-len", "16", "--output-len", str(length)]
+        if processes > 1:
+            command += ["--processes", str(processes)]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return 1e6 * (spent[1] - spent[0]) / (streams * (tokens - 1))
+
+
 def wait_until_ready(port: int) -> None:
     for _ in range(300):
         time.sleep(0.1)
@@ -118,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="CPU of the API process for each token.")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--client-processes", type=int, default=1, help="of bench serve")
     parser.add_argument("--interval-ms", type=float, default=20.0)
     args = parser.parse_args()
     with (
@@ -164,6 +184,8 @@ def main() -> None:
             f"{user + system:.1f} us a token more ({user:.1f} user + {system:.1f} system), "
             f"{1e6 * sum(whole) / (tokens + args.streams):.1f} us a token with its request"
         )
+        spent = client_microseconds(port, args.streams, args.tokens, args.client_processes)
+        print(f"bench serve: {spent:.1f} us a token that it reads")
         api.kill()
         engine.kill()
 

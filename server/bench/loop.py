@@ -28,31 +28,32 @@ class Load:
 
     async def warm_up(self, count: int, concurrency: int) -> Failure | None:
         """Send requests that are not measured; what the first failure was, if there was one."""
-        outcomes = (await self.closed(count, concurrency, "warm-up")).outcomes
+        outcomes = (await self.closed(range(count), concurrency, "warm-up")).outcomes
         return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
 
-    async def closed(self, count: int, concurrency: int, stage: str = "measured") -> Run:
+    async def closed(self, indices: range, concurrency: int, stage: str = "measured") -> Run:
         """`concurrency` callers; each sends its next request when its last one was answered."""
         outcomes: list[Outcome] = []
-        indices = iter(range(count))
+        left = iter(indices)
 
         async def caller() -> None:
-            for index in indices:
+            for index in left:
                 body = self._workload.body(index, stage)
                 outcomes.append(await self._send(body, time.perf_counter()))
 
-        await asyncio.gather(*(caller() for _ in range(min(concurrency, count))))
+        await asyncio.gather(*(caller() for _ in range(min(concurrency, len(indices)))))
         return Run(outcomes, 0.0)
 
-    async def open(self, count: int, rate: float) -> Run:
-        """`rate` arrivals a second whatever the server does, with exponential gaps."""
-        bodies = [self._workload.body(index) for index in range(count)]
+    async def open(self, indices: range, rate: float, began: float) -> Run:
+        """`rate` arrivals a second whatever the server does, with exponential gaps from `began` on.
+
+        Of the arrivals of all processes, those of `indices` are sent here.
+        """
+        bodies = [self._workload.body(index) for index in indices]
         tasks: list[asyncio.Task[Outcome]] = []
         lag = 0.0
-        began = time.perf_counter()
-        for body, due in zip(
-            bodies, poisson_arrivals(rate, count, self._workload.seed), strict=True
-        ):
+        arrivals = list(poisson_arrivals(rate, indices.stop, self._workload.seed))
+        for body, due in zip(bodies, arrivals[indices.start :: indices.step], strict=True):
             await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
             lag = max(lag, time.perf_counter() - began - due)
             tasks.append(asyncio.create_task(self._send(body, began + due)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ from server.cli import UsageError
 
 if TYPE_CHECKING:
     from server.bench.client import BenchClient
-    from server.bench.loop import Run
     from server.bench.metrics import Objectives
+    from server.bench.share import Share
     from server.bench.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
@@ -55,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"closed loop with this many callers; {DEFAULT_CONCURRENCY} if left out",
     )
     loop.add_argument("--rate", type=_positive, help="open loop, requests a second (Poisson)")
+    add(
+        "--processes",
+        type=_at_least(1),
+        default=1,
+        help="that send and read; one reads some 70000 tokens a second",
+    )
     add("--ignore-eos", action="store_true", help="answers of --output-len tokens exactly")
     add("--temperature", type=float, default=0.0, help="0 is greedy")
     add("--seed", type=int, default=0, help="of prompts and arrivals")
@@ -71,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         from server.bench.client import ServerError
+        from server.bench.share import run_loop
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
@@ -81,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--base-url {args.base_url}: give one like http://127.0.0.1:8000/v1")
     objectives = read_objectives(args.goodput or [])
     try:
-        return asyncio.run(_measure(args, objectives))
+        return run_loop(_measure(args, objectives))
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -110,6 +118,7 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
     from server.bench.loop import Load
     from server.bench.metrics import summarize
     from server.bench.report import as_json, table
+    from server.bench.share import run_share, run_together, shares
 
     async with BenchClient(args.base_url.rstrip("/"), args.api_key, args.timeout) as client:
         workload = await _workload(args, client)
@@ -117,12 +126,13 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
         warm = Load(client, workload, lambda: None)
         if failure := await warm.warm_up(args.warmup, args.concurrency or DEFAULT_CONCURRENCY):
             raise ServerError(f"warm-up: {failure.kind}: {failure.message}")
-        load = Load(client, workload, progress.step)
-        if args.rate is not None:
-            measured: Run = await load.open(args.num_prompts, args.rate)
+        whole = _share(args, workload)
+        parts = shares(whole, args.processes)
+        if len(parts) > 1:
+            measured = await asyncio.to_thread(run_together, parts)
         else:
-            concurrency = args.concurrency or DEFAULT_CONCURRENCY
-            measured = await load.closed(args.num_prompts, concurrency)
+            load = Load(client, workload, progress.step)
+            measured = await run_share(whole, load, time.perf_counter())
     progress.clear()
     summary = summarize(measured.outcomes, objectives)
     print(table(_title(args, workload), summary, measured.outcomes, measured.lag_s))
@@ -131,6 +141,23 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
             _write, Path(args.json), as_json(_told(args, workload), summary, measured.lag_s)
         )
     return 1 if summary.failed else 0
+
+
+def _share(args: argparse.Namespace, workload: Workload) -> Share:
+    """The whole run."""
+    from server.bench.share import Share
+
+    return Share(
+        base_url=args.base_url.rstrip("/"),
+        api_key=args.api_key,
+        timeout_s=args.timeout,
+        workload=workload,
+        first=0,
+        step=1,
+        count=args.num_prompts,
+        concurrency=args.concurrency or DEFAULT_CONCURRENCY,
+        rate=args.rate,
+    )
 
 
 async def _workload(args: argparse.Namespace, client: BenchClient) -> Workload:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from server.bench.client import Lines, Recorder
 from server.bench.metrics import Answer, Failure, Objectives, percentile, spread, summarize
+from server.bench.share import Share, shares
 from server.bench.workload import Workload, poisson_arrivals
 from server.cli import UsageError, main
 from server.commands.bench import read_objectives
@@ -295,6 +296,37 @@ def test_closed_loop_keeps_the_agreed_callers_and_counts_tokens_not_chunks(
     out = capsys.readouterr().out
     assert "closed loop, 3 callers; 7 tokens in, 6 tokens out" in out
     assert "12 answered, 0 failed" in out and "time to first token" in out
+
+
+@pytest.mark.parametrize("loop", [("--concurrency", "5"), ("--rate", "500")])
+def test_several_processes_send_each_request_once(
+    tmp_path: Path, loop: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, file = FakeServer(), tmp_path / "run.json"
+    with listening(fake) as url:
+        options = ("--processes", "3", "--json", str(file), "--warmup", "0")
+        assert bench(url, *SMALL, *loop, *options) == 0
+    figures = json.loads(file.read_text())
+    prompts = [tuple(body["prompt"]) for body in fake.bodies]
+    expected = [tuple(workload(output_len=6).prompt(random.Random(f"0/measured/{index}")))
+                for index in range(12)]  # fmt: skip
+    assert sorted(prompts) == sorted(expected)
+    assert fake.most_open <= 5 or loop[0] == "--rate"
+    assert (figures["completed"], figures["output_tokens"]) == (12, 72)
+    assert figures["ttft_ms"]["p50"] > 0
+    assert "12 answered, 0 failed" in capsys.readouterr().out
+
+
+def test_a_run_is_cut_into_no_more_parts_than_it_has_callers() -> None:
+    whole = Share(
+        base_url="", api_key=None, timeout_s=1.0, workload=workload(), first=0, step=1,
+        count=100, concurrency=7, rate=None,
+    )  # fmt: skip
+    for processes, callers in ((1, [7]), (3, [3, 2, 2]), (50, [1] * 7)):
+        parts = shares(whole, processes)
+        assert [part.concurrency for part in parts] == callers
+        indices = [i for part in parts for i in range(part.first, part.count, part.step)]
+        assert sorted(indices) == list(range(100))
 
 
 def test_open_loop_sends_chat_requests_without_waiting_for_answers(
