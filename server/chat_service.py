@@ -194,8 +194,8 @@ async def _grammar(
     grammar = tool_grammar(body, wanted, formats.tools, source, marks)
     if grammar is None:
         return ""
-    if formats.reasoning is not None:
-        begun = splitting is not None and splitting.starts_in_reasoning
+    if formats.reasoning is not None and splitting is not None and splitting.may_think:
+        begun = splitting.starts_in_reasoning
         grammar = after_thought(grammar, formats.reasoning, marks, begun=begun)
     return await check_grammar(state, grammar, ready)
 

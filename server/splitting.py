@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.choice import Choice, Piece
+from server.errors import RequestError
 from server.parsing.answer import AnswerParser
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.parsing.detect import detect
-from server.parsing.formats import Formats
+from server.parsing.formats import Formats, ReasoningFormat
 from server.schema.tools import Tool
+from server.template import ChatTemplate
+from server.template_options import SWITCH
 from server.tokenizer import ChatTokenizer, Marks
 
+MOST_PROBED = 1 << 20  # characters of a prompt without a question
 TAIL_TOKENS = 16  # of a prompt, enough to see whether it ends by opening the reasoning
 
 
@@ -23,6 +27,7 @@ class AnswerFormats:
 
     formats: Formats
     marks: Marks
+    opened_by_template: bool = False  # thoughts that are wanted begin in the prompt, no others do
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, tools: str, reasoning: str) -> AnswerFormats:
@@ -34,7 +39,8 @@ class AnswerFormats:
             tools=tools,
             reasoning=reasoning,
         )
-        return cls(formats, tokenizer.marks(formats.needs_token))
+        opened = formats.reasoning is not None and _opens(template, formats.reasoning)
+        return cls(formats, tokenizer.marks(formats.needs_token), opened)
 
     def splitting(
         self, tools: list[Tool], prompt: list[int], tokenizer: ChatTokenizer, *, parallel: bool
@@ -44,13 +50,33 @@ class AnswerFormats:
         if reasoning is None and not tools:
             return None
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
+        begun = reasoning is not None and reasoning.open_after(tail)
+        over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
         return Splitting(
             self.formats,
             schemas,
-            starts_in_reasoning=reasoning is not None and reasoning.open_after(tail),
+            starts_in_reasoning=begun,
+            may_think=begun or (reasoning is not None and not over),
             parallel=parallel,
         )
+
+
+def _opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
+    """Whether the template begins the thought itself, once every switch for thinking is on."""
+    if template is None:
+        return False
+    try:
+        prompt = template.render(
+            [{"role": "user", "content": "?"}],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            max_chars=MOST_PROBED,
+            extra={SWITCH: True, "thinking": True, "reasoning_effort": "high"},
+        )
+    except RequestError:  # it wants something else: then nothing is known of it
+        return False
+    return reasoning.open_after(prompt)
 
 
 @dataclass(frozen=True)
@@ -60,6 +86,7 @@ class Splitting:
     formats: Formats
     schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
     starts_in_reasoning: bool
+    may_think: bool  # the answer is in a thought, or may begin one
     parallel: bool
 
     def splitter(self) -> Splitter:

@@ -79,6 +79,10 @@ class ReasoningFormat:
         """Whether an answer to this prompt begins within the reasoning."""
         return prompt.rstrip().endswith(self.opens)
 
+    def closed_after(self, prompt: str) -> bool:
+        """Whether the reasoning is over where an answer to this prompt begins."""
+        return prompt.rstrip().endswith(self.closes)
+
 
 @dataclass(frozen=True)
 class Formats:
