@@ -86,13 +86,21 @@ class Receiver(Generic[T]):
 
 
 class AsyncReceiver(Generic[T]):
-    """The end that reads, for an event loop: calls `handle` with each message, in order."""
+    """The end that reads, for an event loop: calls `handle` with each message, in order.
+
+    `then` is called when those that were there have been handled, or BURST of them.
+    """
 
     def __init__(
-        self, address: str, decoder: msgspec.msgpack.Decoder[T], handle: Callable[[T], None]
+        self,
+        address: str,
+        decoder: msgspec.msgpack.Decoder[T],
+        handle: Callable[[T], None],
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         self._decoder = decoder
         self._handle = handle
+        self._then = then
         self._socket = _open(zmq.PULL)
         self._socket.bind(address)
         self._loop = asyncio.get_running_loop()
@@ -106,11 +114,14 @@ class AsyncReceiver(Generic[T]):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self._then()
                 return
             self._handle(self._decoder.decode(frame))
             if self._socket.closed:
                 return
-        self._soon = self._loop.call_soon(self._drain)
+        self._then()
+        if not self._socket.closed:
+            self._soon = self._loop.call_soon(self._drain)
 
     def close(self) -> None:
         if not self._socket.closed:

@@ -24,9 +24,6 @@ WIDEST = 2.5  # times that, if much waits
 MUCH_SECONDS = 0.75  # of prompts: from here on the automatic target grows with what waits
 PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
-FEWEST = 256  # prompt tokens: smaller steps would only read the weights more often
-FIRST_GUESS = 512  # while nothing was measured
-TILE = 128  # tokens that a matrix product computes together
 LARGE = 1152  # tokens: above, steps are padded to whole pairs of tiles
 
 
@@ -38,12 +35,24 @@ class Prompts(NamedTuple):
     context: int  # tokens before those that the longest prompt under way feeds next
 
 
+class Grain(NamedTuple):
+    """What a device is good at."""
+
+    fewest: int  # prompt tokens: smaller steps would only read the weights more often
+    tile: int  # tokens that a matrix product computes together
+
+
+GPU = Grain(256, 128)
+CPU = Grain(32, 16)
+
+
 class ChunkBudget:
     def __init__(self, resolved: Resolved, times: StepTimes) -> None:
         self._most = resolved.max_batched_tokens
         self._asked = resolved.itl_target_ms / 1000
         # On a CPU a step of any size takes longer than the automatic target.
         self._limited = bool(self._asked) or resolved.device != "cpu"
+        self._fewest, self._tile = CPU if resolved.device == "cpu" else GPU
         self._times = times
 
     def tokens(self, rows: int, kv_tokens: int, prompts: Prompts) -> int:
@@ -55,11 +64,11 @@ class ChunkBudget:
         seconds = self._seconds(rows, kv_tokens, prompts.tokens)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
         if fits is None:
-            fits = FIRST_GUESS
+            fits = 2 * self._fewest
         if rows:
             fits = min(fits, prompts.tokens // STEPS)
-        fewest = -(-(rows + FEWEST) // TILE) * TILE
-        tile = TILE if rows + fits < LARGE else 2 * TILE
+        fewest = -(-(rows + self._fewest) // self._tile) * self._tile
+        tile = self._tile if rows + fits < LARGE else 2 * self._tile
         total = max((rows + fits) // tile * tile, fewest)
         return min(room, total - rows)
 

@@ -3,7 +3,8 @@
 One message a step arrives and is spread over the mailboxes by a callback.  A reader that can take
 Outputs as they come is called at once; no task has to wake for a token.  For the others a mailbox
 holds at most one Output: what arrives while its reader is busy is merged into it, so a slow reader
-costs its own tokens and nothing else.
+costs its own tokens and nothing else.  Nor do steps queue up where this process is the slow one:
+those that have arrived together are told together.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -163,12 +164,13 @@ class EngineClient:
         # Counting from the clock keeps the ids of an API process that was restarted apart.
         self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
         self._heard = time.monotonic()
+        self._steps: list[StepOutput] = []  # that have come and were not told yet
 
     async def start(self) -> None:
         """Listen from now on, on the running event loop."""
         decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._heard = time.monotonic()
-        self._receiver = AsyncReceiver(self._own_address, decoder, self._handle)
+        self._receiver = AsyncReceiver(self._own_address, decoder, self._handle, self._tell)
         self._sender.send(Hello(self.index))
 
     def close(self) -> None:
@@ -237,9 +239,11 @@ class EngineClient:
 
     def _handle(self, message: FromEngine) -> None:
         self._heard = time.monotonic()
+        if isinstance(message, StepOutput):
+            self._steps.append(message)
+            return
+        self._tell()
         match message:
-            case StepOutput():
-                self._deliver(message)
             case Progress():
                 self.progress = message
             case Ready():
@@ -249,20 +253,27 @@ class EngineClient:
                 if message.epoch is None or message.epoch >= known:
                     self._engine_died(message.reason)
 
-    def _deliver(self, step: StepOutput) -> None:
-        if self.ready is None:
+    def _tell(self) -> None:
+        """Hand out what the steps that have come made."""
+        steps, self._steps = self._steps, []
+        if not steps or self.ready is None:
             return  # a late word of an engine that died: its requests start over or have ended
-        self.stats = step.stats
-        mailboxes = self._open
-        ids, tokens = array("q", step.ids), array("i", step.tokens)
-        for id, token in zip(ids, tokens, strict=True):
-            mailbox = mailboxes.get(id)
-            if mailbox is not None:
-                mailbox.put(Output(id, [token]))
-        for output in step.outputs:
-            mailbox = mailboxes.get(output.id)
-            if mailbox is None:
-                continue
+        self.stats = steps[-1].stats
+        if len(steps) == 1:
+            for output in _outputs_of(steps[0]):
+                self._deliver(output)
+            return
+        together: dict[int, Output] = {}
+        for step in steps:
+            for output in _outputs_of(step):
+                before = together.get(output.id)
+                together[output.id] = output if before is None else merged(before, output)
+        for output in together.values():
+            self._deliver(output)
+
+    def _deliver(self, output: Output) -> None:
+        mailbox = self._open.get(output.id)
+        if mailbox is not None:
             if output.finish is not None:
                 self._forget(mailbox)
             mailbox.put(output)
@@ -295,6 +306,12 @@ class EngineClient:
                 del self._open[mailbox.id]
                 mailbox.start_over(self._new_id())
                 self._open[mailbox.id] = mailbox
+
+
+def _outputs_of(step: StepOutput) -> Iterator[Output]:
+    for id, token in zip(array("q", step.ids), array("i", step.tokens), strict=True):
+        yield Output(id, [token])
+    yield from step.outputs
 
 
 def _failed(id: int, reason: str) -> Output:

@@ -10,7 +10,7 @@ from msgspec import structs
 from benchmarks.bench_schedule import Clock, ReckonedDevice, load_of, step_ms
 from benchmarks.host_step import fake_config
 from runtime.batch import Batch
-from runtime.chunks import FEWEST, FIRST_GUESS, TILE, ChunkBudget, Prompts
+from runtime.chunks import GPU, ChunkBudget, Prompts
 from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams
 from runtime.step_time import StepLoad, StepTimes
@@ -90,10 +90,10 @@ def test_steps_with_rows_that_decode_stay_within_the_target(target_ms: float, ro
         server.add(id, 4000)
     server.step(60)
     loads = mixed(server.batches)
-    fewest = FEWEST + TILE  # as few as there may be, whatever they take
+    fewest = GPU.fewest + GPU.tile  # as few as there may be, whatever they take
     over = [load for load in loads if step_ms(load) > 1.25 * target_ms]
     assert loads and all(load.prompt_tokens < fewest for load in over)
-    assert max(load.prompt_tokens for load in loads) >= FEWEST
+    assert max(load.prompt_tokens for load in loads) >= GPU.fewest
 
 
 def test_a_higher_target_lets_more_of_a_prompt_in() -> None:
@@ -153,9 +153,18 @@ def test_a_cpu_has_no_automatic_target() -> None:
     assert server.batches[-1].q_lens == [1, 8000]
 
 
+def test_a_cpu_that_is_asked_for_a_target_takes_small_steps() -> None:
+    server = Server(device="cpu", target_ms=5.0)
+    server.add(1, 100, max_tokens=50)
+    server.step(3)
+    server.add(2, 8000)
+    server.step(4)
+    assert all(load.prompt_tokens < 64 for load in mixed(server.batches))
+
+
 def test_the_first_chunk_beside_rows_that_decode_is_a_small_one() -> None:
     budget = ChunkBudget(structs.replace(fake_config(256, 9000), device="cuda"), StepTimes())
-    assert budget.tokens(10, 1000, Prompts(1, 100_000, 0)) <= FIRST_GUESS
+    assert budget.tokens(10, 1000, Prompts(1, 100_000, 0)) <= 2 * GPU.fewest
 
 
 def test_steps_that_take_five_times_as_long_do_not_end_the_chunks() -> None:

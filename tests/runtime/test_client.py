@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -398,3 +399,25 @@ async def test_a_taker_that_was_cancelled_is_not_called_again() -> None:
     await asyncio.gather(pouring, return_exceptions=True)
     mailbox.put(Output(1, [2]))
     assert taken == [] and (await get(mailbox)).tokens == [1, 2]
+
+
+async def test_steps_that_arrived_while_this_process_was_busy_are_told_together(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    await serve(engine, client)
+    mailbox, taken = client.submit([1], PARAMS), []
+
+    def take(output: Output) -> bool:
+        taken.append(output.tokens)
+        return output.finish is None
+
+    pouring = asyncio.ensure_future(mailbox.pour(take))
+    await asyncio.sleep(0.05)
+    for token in range(5):
+        ids, tokens = array("q", [mailbox.id]), array("i", [token])
+        engine.sender.send(StepOutput([], Stats(steps=token), ids.tobytes(), tokens.tobytes()))
+    engine.step(Output(mailbox.id, [5], finish="length"))
+    time.sleep(0.1)  # as busy as a process can be
+    await asyncio.wait_for(pouring, 5)
+    assert taken == [[0, 1, 2, 3, 4, 5]]
+    assert client.pending == 0 and client.stats.steps == 1
