@@ -121,11 +121,15 @@ class Chain:
         delta = self.first
         for layer in range(sizes.layers):
             qkv = project("qkv", self._add_norm(delta, residual), layer)
-            mixed = self._pass_on(self._pass_on(qkv, sizes.qkv), sizes.mixed)
+            mixed = self.attend(self._pass_on(qkv, sizes.mixed), layer)
             delta = project("o", mixed, layer)
             both = project("gate_up", self._add_norm(delta, residual), layer)
             delta = project("down", self._gate(both), layer)
         return project("lm_head", self._add_norm(delta, residual), 0)
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        """[rows, heads * head_dim] -> alike."""
+        return self._pass_on(q, self.sizes.mixed)
 
     def _add_norm(self, delta: Tensor, residual: Tensor) -> Tensor:
         out = torch.empty_like(delta)
