@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from attention.kv_pool import FP8, KVPool
-from model_zoo.layers.kernels.qk_norm_rope_write import TurnConfig, qk_norm_rope_write
+from model_zoo.layers.kernels.qk_norm_rope_write import (
+    FEW_TOKENS,
+    TurnConfig,
+    qk_norm_rope_write,
+)
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
@@ -135,6 +139,22 @@ def test_every_tile_of_heads_gives_the_same_bits(device: str, config: TurnConfig
     case.qkv.copy_(before)
     assert torch.equal(case.run(other, config), first)
     assert torch.equal(kv.k, other.k) and torch.equal(kv.v, other.v)
+
+
+def test_a_token_has_the_same_bits_alone_and_among_many(device: str):
+    """Of which the kernel makes larger programs."""
+    case = Case(dtype=FP16, heads=2, kv_heads=1, head_dim=32, page=64, tokens=FEW_TOKENS + 1)
+    case.make(device)
+    alone = replace(case, tokens=1)
+    alone.make(device)
+    alone.qkv.copy_(case.qkv[7:8])
+    alone.q_norm, alone.k_norm = case.q_norm, case.k_norm
+    assert case.rotation is not None
+    alone.rotation, alone.slots = case.rotation[7:8], case.slots[7:8]
+    kv, kv_alone = case.pool(device), case.pool(device)
+    queries, query = case.run(kv), alone.run(kv_alone)
+    assert torch.equal(queries[7:8], query)
+    assert torch.equal(case.stored(kv.k)[7:8], alone.stored(kv_alone.k))
 
 
 def test_padding_tokens_are_not_stored(device: str):

@@ -116,6 +116,19 @@ def test_rotations_are_rounded_once(device: str, dtype: torch.dtype):
     torch.testing.assert_close(found, wanted, rtol=DIGIT[dtype], atol=2**-14)
 
 
+@pytest.mark.parametrize("size", [96, 4096])
+def test_a_row_has_the_same_bits_alone_and_among_others(device: str, size: int):
+    torch.manual_seed(3)
+    rows = 300 if device == "cuda" else 5
+    norm = norm_of(size, FP16, device)
+    x, residual = torch.randn(2, rows, size, device=device).to(FP16)
+    alone, alone_residual = x[3:4].clone(), residual[3:4].clone()
+    add_rms_norm(x, residual, norm.weight, norm.eps)
+    add_rms_norm(alone, alone_residual, norm.weight, norm.eps)
+    assert torch.equal(alone, x[3:4])
+    assert torch.equal(silu_mul(x)[3:4], silu_mul(alone))
+
+
 def test_no_tokens_are_no_error(device: str):
     none = torch.zeros(0, dtype=torch.int64, device=device)
     empty, norm = torch.zeros(0, 32, device=device), norm_of(32, FP32, device)
