@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from server.dialects.errors import is_anthropic, is_ollama
 from server.schema.answers import ANSWERS
 from server.schema.base import fields_of
+from server.schema.examples import example_of
 
 METHODS = ("get", "post", "delete")
 TEXT = {"type": "string"}
@@ -21,6 +22,21 @@ OTHER_TYPES = {
     "/metrics": ["text/plain"],
     "/v1/files/{file_id}/content": ["application/octet-stream"],
 }
+
+
+TAGS = (  # by the beginning of a path
+    ("/v1/chat", "chat and text"),
+    ("/v1/completions", "chat and text"),
+    ("/v1/responses", "responses"),
+    ("/v1/messages", "Anthropic's API"),
+    ("/api", "Ollama's API"),
+    ("/v1/embeddings", "vectors"),
+    ("/v1/score", "vectors"),
+    ("/v1/rerank", "vectors"),
+    ("/v1/files", "files and batches"),
+    ("/v1/batches", "files and batches"),
+    ("/", "models, tokens, requests"),
+)
 
 
 def _object(**fields: dict[str, Any]) -> dict[str, Any]:
@@ -54,10 +70,12 @@ class DocumentedApp(FastAPI):
 
 def _document(app: FastAPI) -> dict[str, Any]:
     whole = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    model = app.state.wavefill.config.served_names[0]
     for path, item in whole["paths"].items():
         for method in METHODS:
             if method in item:
                 _complete(path, method, item[method])
+                _offer(path, item[method], model)
     whole["components"] = {"schemas": ERRORS}
     return whole
 
@@ -75,6 +93,14 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     responses["4XX"] = {"description": "The request is refused", "content": content}
     responses["5XX"] = {"description": "The server cannot answer", "content": content}
     responses["200"]["content"] = _answers(path, method, operation)
+
+
+def _offer(path: str, operation: dict[str, Any], model: str) -> None:
+    """What /docs shows: under which heading, and with which body to begin with."""
+    operation.setdefault("tags", [next(tag for start, tag in TAGS if path.startswith(start))])
+    content = fields_of(fields_of(operation.get("requestBody")).get("content"))
+    if "application/json" in content:
+        content["application/json"]["example"] = example_of(path, model)
 
 
 def _answers(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:

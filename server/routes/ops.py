@@ -21,6 +21,7 @@ router = APIRouter(tags=["operation"])
 STATIC = Path(__file__).parent.parent / "static"
 ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
 OK = b'{"status":"ok"}'
+READY = "Whether requests are answered now"
 
 
 def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -43,10 +44,10 @@ def _readiness(request: Request, state: ServerState) -> Response:
     return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
-@router.get("/health")
-@router.get("/readyz")
-@router.get("/ready")
-@router.get("/ping")
+@router.get("/health", summary=READY)
+@router.get("/readyz", summary=READY)
+@router.get("/ready", summary=READY)
+@router.get("/ping", summary=READY)
 @router.head("/health", include_in_schema=False)
 @router.head("/readyz", include_in_schema=False)
 @router.head("/ready", include_in_schema=False)
@@ -56,7 +57,7 @@ async def ready(request: Request) -> Response:
     return _readiness(request, state_of(request))
 
 
-@router.get("/livez")
+@router.get("/livez", summary="Whether this process should be left alone")
 @router.head("/livez", include_in_schema=False)
 async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
@@ -65,12 +66,12 @@ async def live(request: Request) -> Response:
     return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
-@router.get("/version")
+@router.get("/version", summary="Wavefill's version")
 async def show_version() -> Response:
     return _json(orjson.dumps({"version": version("wavefill")}))
 
 
-@router.get("/server_info")
+@router.get("/server_info", summary="What runs, on what, and how much fits")
 async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
@@ -87,7 +88,7 @@ async def server_info(request: Request) -> Response:
     )
 
 
-@router.get("/metrics")
+@router.get("/metrics", summary="Figures for Prometheus")
 async def metrics(request: Request) -> Response:
     """Prometheus text format."""
     return Response(state_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})

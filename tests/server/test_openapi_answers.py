@@ -11,6 +11,8 @@ import pytest
 from batch_server import BatchServer, batch_server, line
 
 from server.app import create_app
+from server.openapi import TAGS
+from server.schema.examples import EXAMPLES
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ALL = {"return_token_ids": True, "prompt_logprobs": 1, "timings": True}
@@ -138,3 +140,25 @@ async def test_every_route_is_described_down_to_its_fields(server: BatchServer):
 async def test_parameters_of_lists_are_described(server: BatchServer, path: str, names: set[str]):
     operation = create_app(server.state).openapi()["paths"][path]["get"]
     assert {parameter["name"] for parameter in operation["parameters"]} == names
+
+
+async def test_docs_offer_requests_that_are_answered(server: BatchServer):
+    document = create_app(server.state).openapi()
+    tried = 0
+    for path, methods in document["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        if "application/json" not in content:
+            continue
+        body = content["application/json"]["example"]
+        if path == "/v1/batches":
+            body = body | {"input_file_id": await server.upload(line("a"))}
+        answer = await server.http.post(path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+        tried += 1
+    assert tried == len(EXAMPLES)
+    headings = {tag for methods in document["paths"].values() for tag in methods_tags(methods)}
+    assert headings == {tag for _, tag in TAGS} | {"operation"}
+
+
+def methods_tags(methods: dict[str, Any]) -> list[str]:
+    return [tag for operation in methods.values() for tag in operation["tags"]]
