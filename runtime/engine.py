@@ -22,6 +22,7 @@ from runtime.outputs import News
 from runtime.scheduler import Scheduler
 
 COMPILE_WAIT_SECONDS = 0.002  # in one step: a message may come meanwhile
+QUIET_SECONDS = 0.5
 
 
 class Pending(Protocol):
@@ -93,8 +94,12 @@ class Engine:
         return not self.idle
 
     def prepare(self) -> bool:
-        """Let the executor use a moment without work.  True if it could use another."""
-        return self.idle and self._executor.prepare()
+        """Let the executor use a moment without work.  True if it could use another.
+
+        Not between two requests of somebody who waits for each answer: the second would wait.
+        """
+        quiet = self.idle and self._clock() - self._read_at >= QUIET_SECONDS
+        return quiet and self._executor.prepare()
 
     def add(self, request: Request) -> None:
         """Queue a request.  One that can never run is answered by the next step().
