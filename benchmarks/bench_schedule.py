@@ -25,17 +25,17 @@ from runtime.engine import Engine
 from runtime.messages import Request, SamplingParams
 from runtime.step_time import StepLoad
 
-# Tokens of a step -> milliseconds of its matrix products: cuBLAS on one H100, the output layer
+# Tokens of a step -> milliseconds of its matrix products on one H100 (bench_step), the output layer
 # for 256 rows at most.
 PRODUCTS = (
-    (1, 5.8), (32, 5.9), (128, 6.4), (256, 7.4), (512, 12.6), (1024, 22.8), (2048, 44.0),
-    (4096, 87.0), (8192, 172.0),
+    (1, 4.81), (8, 4.71), (32, 5.22), (64, 5.67), (128, 6.03), (256, 6.84), (512, 10.8),
+    (1024, 20.5), (2048, 39.2), (4096, 77.5), (8192, 154.0),
 )  # fmt: skip
 FIXED_MS = 0.4  # what the small kernels of a step take whatever its size
 KV_BYTES = 147_456  # a token
 BYTES_A_MS = 2.9e9
 PAIR_OPERATIONS = 589_824  # of a prompt token with one before it
-OPERATIONS_A_MS = 5.0e11
+OPERATIONS_A_MS = 5.5e11
 LOADS = (
     (8, 1024, 256), (32, 1024, 256), (128, 1024, 256), (256, 1024, 256), (32, 4096, 8),
     (8, 16384, 128),

@@ -19,9 +19,9 @@ from typing import NamedTuple
 from runtime.config import Resolved
 from runtime.step_time import StepTimes
 
-AUTOMATIC_SECONDS = 0.020  # a target if none was asked for
-WIDEST = 2.5  # times that, if much waits
-MUCH_SECONDS = 0.75  # of prompts: from here on the automatic target grows with what waits
+AUTOMATIC_SECONDS = 0.014  # a target if none was asked for
+WIDEST = 3.5  # times that, if much waits
+MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with what waits
 PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
 LARGE = 1152  # tokens: above, steps are padded to whole pairs of tiles
