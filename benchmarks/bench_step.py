@@ -79,7 +79,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
     steps += [[(1, 1024)] * few + [(prompt, prompt)] for prompt in arguments.prompts]
     bench_steps(loaded, steps, bandwidth=arguments.bandwidth, kernels=arguments.kernels)
     for rows in sorted({1, min(32, max(arguments.rows)), max(arguments.rows)}):
-        bench_engine(loaded, rows, 128, 60)
+        bench_engine(loaded, rows, 128, 60 + rows)
 
 
 def main() -> None:

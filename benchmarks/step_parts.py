@@ -119,7 +119,8 @@ def parts_of(replay: Callable[[], object]) -> tuple[dict[str, float], dict[str, 
     A moment in which several kernels are there belongs to the first of them: the others have been
     started early, and mostly wait.
     """
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         replay()
         torch.cuda.synchronize()
     results = profile.profiler
