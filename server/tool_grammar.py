@@ -63,10 +63,6 @@ def form_of(format: ToolFormat, template: str) -> CallForm | None:
     return FORMS.get(format.name)
 
 
-def must_call(body: ChatRequest) -> bool:
-    return body.tool_choice == "required" or body.named_tool() is not None
-
-
 def tool_grammar(
     body: ChatRequest,
     wanted: Grammar | None,
@@ -80,11 +76,11 @@ def tool_grammar(
     template the chat template's source
     Raises RequestError if the model's format cannot be enforced, or a tool's schema.
     """
-    tools = list(enumerate(body.offered_tools()))
+    tools = body.offered()
     if (name := body.named_tool()) is not None:
         tools = [(index, tool) for index, tool in tools if tool.function.name == name]
     strict = [(index, tool) for index, tool in tools if tool.function.strict]
-    if not (must_call(body) or strict or (tools and wanted is not None)):
+    if not (body.must_call() or strict or (tools and wanted is not None)):
         return wanted
     form = None if format is None else form_of(format, template)
     if form is None:
@@ -92,7 +88,7 @@ def tool_grammar(
     most = MOST_CALLS if form.between is not None else 1
     if body.parallel_tool_calls is False:
         most = 1
-    if must_call(body):
+    if body.must_call():
         return _only_calls(tools, form, most, marks, None)
     if wanted is not None:
         return _only_calls(tools, form, most, marks, wanted)
@@ -100,8 +96,8 @@ def tool_grammar(
 
 
 def _cannot(body: ChatRequest, format: ToolFormat | None) -> RequestError:
-    param = "tools" if not must_call(body) else "tool_choice"
-    what = "`tool_choice`" if must_call(body) else "`strict` tools, or tools with a format,"
+    param = "tools" if not body.must_call() else "tool_choice"
+    what = "`tool_choice`" if body.must_call() else "`strict` tools, or tools with a format,"
     known = "none is known" if format is None else f"theirs is {format.name}"
     return RequestError(
         f"{what} cannot be enforced for this model: of the formats in which models write calls, "

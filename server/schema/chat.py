@@ -18,7 +18,7 @@ from server.schema.base import (
     items_of,
 )
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
-from server.schema.tools import MOST_TOOLS, NamedTool, Tool, ToolChoice, check_tools
+from server.schema.tools import MOST_TOOLS, AllowedTools, NamedTool, Tool, ToolChoice, check_tools
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 MOST_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
@@ -136,9 +136,24 @@ class ChatRequest(SamplingBody):
         """The wanted number of tokens, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def offered(self) -> list[tuple[int, Tool]]:
+        """What the model may call, with its place in `tools`; nothing with tool_choice none."""
+        if self.tool_choice == "none":
+            return []
+        tools = list(enumerate(self.tools or []))
+        if not isinstance(self.tool_choice, AllowedTools):
+            return tools
+        allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+        return [(place, tool) for place, tool in tools if tool.function.name in allowed]
+
     def offered_tools(self) -> list[Tool]:
-        """What the model may call; nothing with tool_choice none."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        return [tool for _, tool in self.offered()]
+
+    def must_call(self) -> bool:
+        choice = self.tool_choice
+        if isinstance(choice, AllowedTools):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, NamedTool)
 
     def named_tool(self) -> str | None:
         """The function that must be called."""

@@ -48,6 +48,12 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", *names)]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    return {"tools": [tool("f")], "tool_choice": choice}
+
+
 # route, what is changed in a good body, code, param, words of the message; the status is 400
 FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     # required fields and their types
@@ -240,6 +246,11 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"tool_choice": 1}, TYPE, "tool_choice", "required"),
     (CHAT, {"tools": [tool("f")], "tool_choice": tool("g")}, VALUE, "tool_choice.function.name",
      "not among `tools`"),
+    (CHAT, allowed("g"), VALUE, "tool_choice.allowed_tools.tools[1].function.name", "not among"),
+    (CHAT, allowed("f", mode="none"), VALUE, "tool_choice.allowed_tools.mode", "'required'"),
+    (CHAT, {"tool_choice": {"type": "allowed_tools"}}, MISSING, "tool_choice.allowed_tools",
+     "required"),
+    (CHAT, {"tool_choice": {"type": "custom"}}, VALUE, "tool_choice.type", "'function'"),
     (CHAT, {"parallel_tool_calls": True}, VALUE, "parallel_tool_calls", "needs `tools`"),
     (CHAT, {"functions": [{"name": "f"}]}, UNSUPPORTED, "functions", "`tools`"),
     (CHAT, {"functions": [{}]}, UNSUPPORTED, "functions", "not supported"),

@@ -123,6 +123,21 @@ def test_tool_choice_none_hides_the_tools_and_leaves_marks_alone(fake: FakeServe
     assert "<tools>" not in prompt_of(fake)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_the_only_ones_that_the_model_sees(fake: FakeServer, mode: str):
+    fake.say(OTHER)
+    chosen = {"type": "function", "function": {"name": "time"}}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [chosen]}}
+    strict = {"type": "function", "function": TIME["function"] | {"strict": True}}
+    body = ASK | {"tools": [WEATHER, strict]}
+    [answer] = fake.client().chat.completions.create(**body, tool_choice=choice).choices
+    assert [call.function.name for call in answer.message.tool_calls or ()] == ["time"]
+    assert '"name": "time"' in prompt_of(fake) and '"name": "weather"' not in prompt_of(fake)
+    grammar = fake.engine.requests[-1].params.grammar
+    assert "arguments1" in grammar and "arguments0" not in grammar
+    assert ("tail:" in grammar) == (mode == "auto"), "text beside the calls"
+
+
 def test_a_tool_loop_goes_through_the_template(fake: FakeServer):
     fake.say(CALL)
     client = fake.client()
