@@ -186,7 +186,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     server.add(2002, 100)
     server.step(2)
     assert 2002 in server.first and 2000 not in server.first
-    server.step(60)
+    server.step(100)
     assert server.first[2000] < server.first[2001]
 
 
