@@ -13,8 +13,7 @@ from typing import NamedTuple
 MOST_MIXED = 2048  # tokens of a graph
 TILE = 128  # rows of a large product are computed so many at a time
 FEW_ROWS = (32, 256)  # besides the most: every row of a mixed step has its logits computed
-# Captured before the first request; the others follow in idle moments.
-EARLY_MIXED = (2048, 1024, 512, 256, 128, 64, 32)
+FEW_TOKENS = 512  # in a larger step, logits of all rows are a small part
 
 
 class Bucket(NamedTuple):
@@ -50,30 +49,34 @@ class Buckets:
             padded = min(-(-tokens // TILE) * TILE, self._most_tokens)
         else:
             padded = self._mixed[bisect_left(self._mixed, tokens)]
-        return Bucket(padded, min(self._rows[bisect_left(self._rows, rows)], padded), False)
+        rows_of = self._rows_of(padded)
+        return Bucket(padded, rows_of[bisect_left(rows_of, rows)], False)
+
+    def _rows_of(self, tokens: int) -> list[int]:
+        """The numbers of rows that mixed steps of so many tokens are padded to."""
+        most = min(self._rows[-1], tokens)
+        return _cut(self._rows, most) if tokens <= FEW_TOKENS else [most]
 
     def graphs(self) -> list[Bucket]:
         """All that get a graph, the largest first: smaller ones then fit into its memory."""
-        mixed = {
-            Bucket(tokens, min(rows, tokens), False)
-            for tokens in self._mixed
-            for rows in self._rows
-        }
-        decode = [Bucket(size, size, True) for size in self._decode]
-        return sorted(mixed, reverse=True) + decode[::-1]
+        mixed = [
+            Bucket(tokens, rows, False) for tokens in self._mixed for rows in self._rows_of(tokens)
+        ]
+        return mixed[::-1] + [Bucket(size, size, True) for size in self._decode[::-1]]
 
     def early(self) -> list[Bucket]:
-        """Those of `graphs` that a server has before its first request."""
+        """Those of `graphs` that a server has before its first request.
+
+        Prompts of all lengths: to pad a long one to the next power of two would take twice its
+        time.  Rows that decode: reading the weights takes most of theirs.
+        """
         sizes = {self._decode[-1], *(1 << power for power in range(9))}
-        mixed = {*EARLY_MIXED, self._mixed[-1]}
+        most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
         return [
             bucket
             for bucket in self.graphs()
-            if (bucket.tokens in sizes if bucket.decode else self._is_early(bucket, mixed))
+            if (bucket.tokens in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
         ]
-
-    def _is_early(self, bucket: Bucket, sizes: set[int]) -> bool:
-        return bucket.tokens in sizes and bucket.rows == min(self._rows[-1], bucket.tokens)
 
 
 def decode_sizes(most_rows: int) -> list[int]:
@@ -84,8 +87,7 @@ def decode_sizes(most_rows: int) -> list[int]:
 def mixed_sizes() -> list[int]:
     return [
         *(16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512),
-        *range(640, 1025, 128),
-        *range(1280, MOST_MIXED + 1, 256),
+        *range(512 + TILE, MOST_MIXED + 1, TILE),
     ]
 
 

@@ -45,9 +45,9 @@ def test_a_step_without_a_graph_takes_the_next_larger_one(graphs: Graphs) -> Non
 
 
 def test_a_step_is_not_padded_to_more_than_twice_its_tokens(graphs: Graphs) -> None:
-    assert graphs.fit(700, 9) == Bucket(768, 32, False)
+    assert graphs.fit(700, 9) == Bucket(768, 256, False)
     graphs._capture(Bucket(2048, 256, False))
-    assert graphs.fit(700, 9) == Bucket(768, 32, False), "as it is, without a graph"
+    assert graphs.fit(700, 9) == Bucket(768, 256, False), "as it is, without a graph"
     assert graphs.fit(1030, 9) == Bucket(2048, 256, False)
 
 
