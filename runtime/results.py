@@ -17,16 +17,20 @@ class Arrival:
     def __init__(self, memory: Tensor, on_gpu: bool) -> None:
         self._memory = memory
         self._arrived = torch.cuda.Event(blocking=True) if on_gpu else None
+        self._views: dict[int, tuple[Tensor, NDArray[np.int32], NDArray[np.int8]]] = {}
         self.tokens: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         self.usable: NDArray[np.int8] = np.zeros(0, dtype=np.int8)
 
     def copy(self, source: Tensor, rows: int) -> None:
-        host = self._memory[: len(source)]
+        host, self.tokens, self.usable = self._views.get(rows) or self._view(rows, len(source))
         host.copy_(source, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
-        tokens, usable = parts(host, rows)
-        self.tokens, self.usable = tokens.numpy(), usable.numpy()
+
+    def _view(self, rows: int, length: int) -> tuple[Tensor, NDArray[np.int32], NDArray[np.int8]]:
+        tokens, usable = parts(self._memory, rows)
+        self._views[rows] = self._memory[:length], tokens.numpy(), usable.numpy()
+        return self._views[rows]
 
     def wait(self) -> None:
         """Block until the device has finished the step."""
