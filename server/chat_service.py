@@ -26,9 +26,8 @@ from server.conversation import (
 from server.generation import Generation, require_ready
 from server.parameters import (
     check_chars,
-    end_of,
+    cut_of,
     fit_to_context,
-    room_for_prompt,
     sampling_params,
 )
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
@@ -224,8 +223,8 @@ async def _prompt(
     tools = template_tools(body.offered_tools(), tokenizer)
     num_chars = sum(len(message["content"] or "") for message in messages)
     num_chars += len(orjson.dumps(tools)) if tools else 0
-    kept = room_for_prompt(body.truncate_prompt_tokens, body.limit() or 1, ready)
-    if kept is None:
+    cut = cut_of(body, body.limit() or 1, ready)
+    if cut is None:
         check_chars(num_chars, tokenizer, ready, "messages")
     options = template_options(body, tokenizer)
     num_chars += unseen_chars(body.messages)
@@ -240,8 +239,9 @@ async def _prompt(
             extra=options,
             tools=tools,
         )
-        tokens = tokenizer.encode(end_of(text, kept, tokenizer), add_special_tokens=False)
-        return tokens if kept is None else tokens[-kept:]
+        if cut is None:
+            return tokenizer.encode(text, add_special_tokens=False)
+        return cut.tokens(tokenizer.encode(cut.text(text, tokenizer), add_special_tokens=False))
 
     return await off_loop(num_chars, work)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from runtime.messages import Ready, SamplingParams
 from server.errors import ContextTooLong, RequestError
@@ -116,20 +116,32 @@ def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, 
     )
 
 
-def room_for_prompt(asked: int | None, wanted: int, ready: Ready) -> int | None:
-    """How many of a prompt's last tokens `truncate_prompt_tokens` keeps; None for all.
+class Cut(NamedTuple):
+    """What `truncate_prompt_tokens` and `truncation_side` leave of a prompt."""
+
+    kept: int  # tokens
+    side: Literal["left", "right"]  # where the others are cut off
+
+    def text(self, text: str, tokenizer: ChatTokenizer) -> str:
+        """As much as the kept tokens can spell: the rest is not worth tokenizing."""
+        most = (self.kept + 1) * tokenizer.longest_token
+        return text[-most:] if self.side == "left" else text[:most]
+
+    def tokens(self, tokens: list[int]) -> list[int]:
+        return tokens[-self.kept :] if self.side == "left" else tokens[: self.kept]
+
+
+def cut_of(body: SamplingBody, wanted: int, ready: Ready) -> Cut | None:
+    """What a request says of prompts that are too long; None if they are refused.
 
     wanted   tokens to generate
     """
+    asked = body.truncate_prompt_tokens
     if asked is None:
         return None
     room = max(1, ready.max_model_len - max(1, wanted))
-    return room if asked == -1 else min(asked, ready.max_model_len)
-
-
-def end_of(text: str, kept: int | None, tokenizer: ChatTokenizer) -> str:
-    """As much of a text as its last `kept` tokens can spell: the rest is not worth tokenizing."""
-    return text if kept is None else text[-(kept + 1) * tokenizer.longest_token :]
+    kept = room if asked == -1 else min(asked, ready.max_model_len)
+    return Cut(kept, body.truncation_side or "left")
 
 
 def seed_of(seed: int | None, index: int) -> int | None:

@@ -90,7 +90,7 @@ class ChatAnswer:
             "content": None if answer.tool_calls and not answer.content else answer.content,
             "refusal": None,
         }
-        if answer.reasoning:
+        if answer.reasoning and self._body.include_reasoning is not False:
             message |= _reasoning(answer.reasoning)
         if answer.tool_calls:
             message["tool_calls"] = [
@@ -146,6 +146,8 @@ class ChatAnswer:
 
     def _deltas(self, choice: Choice, part: Part, content: DeltaFrame) -> bytes:
         body = self._body
+        if body.include_reasoning is False:
+            part = without_reasoning(part)
         if body.logprobs or body.return_token_ids or body.continuous_usage:
             return self._detailed_deltas(choice, part)
         return b"".join(
@@ -192,6 +194,11 @@ class ChatAnswer:
         if self._body.include_usage:
             chunk["usage"] = self._turn.usage() if self._body.continuous_usage else None
         return chunk
+
+
+def without_reasoning(part: Part) -> Part:
+    shown = [delta for delta in part.deltas if not isinstance(delta, ReasoningDelta)]
+    return part._replace(deltas=shown)
 
 
 def delta_of(delta: Delta) -> dict[str, object]:

@@ -12,11 +12,11 @@ from server.answer_form import answer_grammar
 from server.generation import Generation, require_ready
 from server.infill import prompt_with_gap
 from server.parameters import (
+    Cut,
     check_chars,
     check_token_ids,
-    end_of,
+    cut_of,
     fit_to_context,
-    room_for_prompt,
     sampling_params,
 )
 from server.routes.body import off_loop, read_checked
@@ -75,40 +75,40 @@ async def submit(
 
 async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:
     tokenizer = state.tokenizer
-    kept = room_for_prompt(body.truncate_prompt_tokens, body.limit(), ready)
+    cut = cut_of(body, body.limit(), ready)
     given = body.prompts()
     num_chars = 0
     for prompt in given:
         if isinstance(prompt, str):
             num_chars += len(prompt) + len(body.suffix or "")
-            if kept is None:
+            if cut is None:
                 check_chars(len(prompt) + len(body.suffix or ""), tokenizer, ready, "prompt")
         else:
             num_chars += len(prompt)
             check_token_ids(prompt, ready.vocab_size, "prompt")
 
     def work() -> list[Prompt]:
-        return [_prompt(tokenizer, body, prompt, kept) for prompt in given]
+        return [_prompt(tokenizer, body, prompt, cut) for prompt in given]
 
     return await off_loop(num_chars, work)
 
 
 def _prompt(
-    tokenizer: ChatTokenizer, body: CompletionRequest, given: str | list[int], kept: int | None
+    tokenizer: ChatTokenizer, body: CompletionRequest, given: str | list[int], cut: Cut | None
 ) -> Prompt:
-    """kept: how many tokens to keep of its end; None for all."""
+    """cut: what is left of it; None for all."""
     if isinstance(given, str):
-        text = end_of(given, kept, tokenizer)
+        text = given if cut is None else cut.text(given, tokenizer)
         if body.suffix:
             text = prompt_with_gap(text, body.suffix, tokenizer, body.model)
         special = body.add_special_tokens is not False
         tokens = tokenizer.encode(text, add_special_tokens=special)
     else:
         text, tokens = "", given
-    cut = kept is not None and len(tokens) > kept
-    if kept is not None:
-        tokens = tokens[-kept:]
-    if body.echo and (cut or not isinstance(given, str)):
+    shorter = cut is not None and len(tokens) > cut.kept
+    if cut is not None:
+        tokens = cut.tokens(tokens)
+    if body.echo and (shorter or not isinstance(given, str)):
         text = tokenizer.decode(tokens, skip_special=False)
     return Prompt(text, tokens)
 

@@ -125,6 +125,7 @@ class ChatRequest(SamplingBody):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None  # in the answer; it counts in the usage either way
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: Prediction | None = None  # a hint for speed at OpenAI; it changes no answer
     # These describe the caller to OpenAI's own services; they change no answer.

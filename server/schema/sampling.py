@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -75,6 +75,7 @@ class SamplingBody(Body):
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None  # of each choice, see server/explain.py
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -123,6 +124,12 @@ class SamplingBody(Body):
             raise RequestError(
                 "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
                 param="truncate_prompt_tokens",
+            )
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise RequestError(
+                "`truncation_side` needs `truncate_prompt_tokens`: set it, or leave "
+                "`truncation_side` out",
+                param="truncation_side",
             )
         if self.stream_options is not None and not self.stream:
             raise RequestError(

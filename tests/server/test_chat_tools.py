@@ -178,6 +178,19 @@ def test_reasoning_is_told_apart_under_both_names(fake: FakeServer):
     assert joined(fake, **body)[:2] == ("Sunny.", "Rome is in Italy.")
 
 
+def test_reasoning_may_be_left_out(fake: FakeServer):
+    fake.say("<think>\nRome is in Italy.\n</think>\n\nSunny." + CALL)
+    without = {"extra_body": {"include_reasoning": False}}
+    whole = fake.client().chat.completions.create(**ASK, **without)
+    message = whole.choices[0].message
+    assert message.content == "Sunny." and message.tool_calls
+    assert not {"reasoning", "reasoning_content"} & set(message.model_extra or {})
+    assert whole.usage and whole.usage.completion_tokens_details
+    assert whole.usage.completion_tokens_details.reasoning_tokens
+    content, reasoning, calls, finish = joined(fake, **ASK, **without)
+    assert (content, reasoning, finish) == ("Sunny.", "", "tool_calls") and len(calls) == 1
+
+
 def test_reasoning_that_the_template_has_opened_needs_no_mark(fake: FakeServer):
     fake.say("Rome.\n</think>\n\nSunny." + CALL)
     options = {"extra_body": {"chat_template_kwargs": {"open_thought": True}}}

@@ -117,6 +117,15 @@ def test_truncation_keeps_the_end_of_the_conversation(fake: FakeServer):
     assert answer.json()["usage"]["prompt_tokens"] == 4
 
 
+def test_truncation_on_the_right_keeps_the_beginning(fake: FakeServer):
+    post(fake)
+    whole = fake.engine.requests[-1].tokens
+    post(fake, truncate_prompt_tokens=4, truncation_side="right")
+    assert fake.engine.requests[-1].tokens == whole[:4]
+    post(fake, content="fox " * 5000, truncate_prompt_tokens=4, truncation_side="right")
+    assert len(fake.engine.requests[-1].tokens) == 4
+
+
 @pytest.mark.parametrize(("fields", "room"), [({"max_tokens": 16}, CONTEXT - 16), ({}, None)])
 def test_a_conversation_that_is_too_long_is_cut_to_what_fits(
     fake: FakeServer, fields: dict[str, Any], room: int | None

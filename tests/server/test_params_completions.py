@@ -81,6 +81,14 @@ def test_truncation_keeps_the_last_tokens(fake: FakeServer, prompt: Any):
     assert answer["usage"]["prompt_tokens"] == 3
 
 
+@pytest.mark.parametrize("prompt", ["The quick brown fox", [5, 6, 7, 8, 9, 10]])
+def test_truncation_on_the_right_keeps_the_first_tokens(fake: FakeServer, prompt: Any):
+    whole = fake.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    options = {"truncate_prompt_tokens": 3, "truncation_side": "right"}
+    ask(fake, prompt=prompt, max_tokens=1, **options)
+    assert fake.engine.requests[-1].tokens == whole[:3]
+
+
 def test_a_shorter_prompt_is_not_touched(fake: FakeServer):
     ask(fake, prompt=[5, 6], truncate_prompt_tokens=3)
     assert fake.engine.requests[0].tokens == [5, 6]
