@@ -240,4 +240,8 @@ CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     "chat_template": Unsupported("the model's own template is used"),
     "documents": Unsupported("put the documents into a message"),
     "add_special_tokens": Unsupported("the chat template adds them", False),
+    "thinking_token_budget": Unsupported("use `max_tokens`, or a lower `reasoning_effort`", -1),
+    "separate_reasoning": Unsupported("--reasoning-format none leaves it in the content", True),
+    "stream_reasoning": Unsupported("it is streamed; use true", True),
+    "enable_thinking": Unsupported("use `chat_template_kwargs`"),
 }

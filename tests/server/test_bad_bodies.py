@@ -126,6 +126,8 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 5}),
     (CHAT, {"tools": None, "tool_choice": "none", "response_format": {"type": "text"}}),
     (CHAT, {"store": False, "service_tier": "auto", "modalities": ["text"]}),
+    (CHAT, {"cache_prompt": True, "repeat_penalty": 1.0, "stream_interval": 1}),
+    (CHAT, {"separate_reasoning": True, "thinking_token_budget": -1, "return_prompt_text": False}),
     (CHAT, {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s"}),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
     (CHAT, messages([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])),

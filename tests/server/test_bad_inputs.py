@@ -269,6 +269,15 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (TEXT, {"suffix": "end"}, UNSUPPORTED, "suffix", "gap"),
     (CHAT, {"best_of": 2}, UNSUPPORTED, "best_of", "`n`"),
     (TEXT, {"best_of": True}, TYPE, "best_of", "an integer"),
+    # what other servers have
+    (CHAT, {"thinking_token_budget": 100}, UNSUPPORTED, "thinking_token_budget", "`max_tokens`"),
+    (CHAT, {"enable_thinking": True}, UNSUPPORTED, "enable_thinking", "`chat_template_kwargs`"),
+    (CHAT, {"repeat_penalty": 1.1}, UNSUPPORTED, "repeat_penalty", "`repetition_penalty`"),
+    (CHAT, {"stream_interval": 8}, UNSUPPORTED, "stream_interval", "use 1"),
+    (TEXT, {"min_new_tokens": 5}, UNSUPPORTED, "min_new_tokens", "`min_tokens`"),
+    (TEXT, {"cache_prompt": False}, UNSUPPORTED, "cache_prompt", "use true"),
+    (TEXT, {"stop_regex": "x"}, UNSUPPORTED, "stop_regex", "`stop`"),
+    (TEXT, {"enable_thinking": True}, UNKNOWN, "enable_thinking", "not a parameter"),
     # what nobody has
     (CHAT, {"temprature": 1}, UNKNOWN, "temprature", "did you mean `temperature`"),
     (CHAT, {"prompt": "Hello"}, UNKNOWN, "prompt", "not a parameter"),
