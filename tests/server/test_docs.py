@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from server.app import HTTP_ERRORS
+from server.app import HTTP_ERRORS, create_app
+from server.config import ServerConfig
 from server.schema.base import Body, Unsupported
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import StreamOptions
+from server.state import ServerState
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
 NAME = re.compile(r"`([a-z_]+)`")
@@ -102,3 +104,15 @@ def test_the_defaults_and_limits_told_are_those_of_the_schema():
 
 def test_the_codes_of_wrong_routes_are_told():
     assert f"`{HTTP_ERRORS[404][0]}`" in DOCS
+
+
+def test_every_route_is_told():
+    state = ServerState(ServerConfig(), None, None, None)  # type: ignore[arg-type]
+    names = {"{name}": "{id}", "{file_id}": "{id}", "{batch_id}": "{id}"}
+    for path in create_app(state).openapi()["paths"]:
+        told = path
+        for own, common in names.items():
+            told = told.replace(own, common)
+        # Those of one kind are listed behind each other, the first one in full.
+        short = told.removeprefix("/v1/responses").removeprefix("/v1")
+        assert f"`{told}`" in DOCS or f" {told}`" in DOCS or f"`{short}`" in DOCS, path
