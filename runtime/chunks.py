@@ -24,7 +24,6 @@ WIDEST = 3.5  # times that, if much waits
 MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with what waits
 PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
-LARGE = 1152  # tokens: above, steps are padded to whole pairs of tiles
 
 
 class Prompts(NamedTuple):
@@ -68,8 +67,7 @@ class ChunkBudget:
         if rows:
             fits = min(fits, prompts.tokens // STEPS)
         fewest = -(-(rows + self._fewest) // self._tile) * self._tile
-        tile = self._tile if rows + fits < LARGE else 2 * self._tile
-        total = max((rows + fits) // tile * tile, fewest)
+        total = max((rows + fits) // self._tile * self._tile, fewest)
         return min(room, total - rows)
 
     def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:
