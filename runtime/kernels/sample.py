@@ -1,7 +1,7 @@
 """sample: one token a row from its logits, in three launches of fixed grids, all on the device.
 
     scan_groups        what there is to know of each 256 neighbouring logits
-    search_thresholds  rows with top-k, top-p or min-p: what they keep
+    trim_rows          rows with top-k, top-p or min-p: what they keep, or already the token
     finish_rows        the token, and what its slot remembers
 
 A row pays for what it asks; no batch changes a bit of its result.  Tokens are those of
@@ -18,17 +18,18 @@ import triton
 from torch import Tensor
 
 from attention.kernels.launch import dependent_launch
+from runtime.kernels.sample_few import FEW
 from runtime.kernels.sample_finish import finish_rows
 from runtime.kernels.sample_row import GROUP
 from runtime.kernels.sample_scan import scan_groups
-from runtime.kernels.sample_search import search_thresholds
+from runtime.kernels.sample_trim import trim_rows
 from runtime.sampler_state import IN_PROMPT, SamplerState
 
 # Low bits that are 0 in each type's numbers as float32.
 SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 SCAN_TILE, SCAN_WARPS = 8, 4
 FULL = 4096  # groups that fill a GPU: with fewer of them, a warp reads one
-SEARCH_CHUNK, SEARCH_WARPS, SEARCH_STAGES = 32, 16, 1
+TRIM_CHUNK, TRIM_WARPS, TRIM_STAGES = 16, 16, 2
 FINISH_WARPS = 4
 
 
@@ -50,7 +51,7 @@ def sample(
     usable_out: [R] int8 or bool; false where a logit is NaN or +inf or all are -inf, and the token
                 means nothing
     Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
-    256 logits.
+    256 logits, and 2 KB a row.
     """
     num_rows, vocab = logits.shape
     assert logits.dtype in SHIFTS and logits.stride(1) == 1 and vocab == state.vocab_size
@@ -59,9 +60,15 @@ def sample(
     if num_rows == 0:
         return
     groups = 16 * triton.cdiv(vocab, 16 * GROUP.value)  # rows of them begin at 64 bytes
-    maxima, sums = torch.empty((2, num_rows, groups), dtype=torch.float32, device=logits.device)
-    active = torch.empty((num_rows, groups), dtype=torch.int32, device=logits.device)
-    thresholds = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    maxima, sums = scratch(num_rows, groups), scratch(num_rows, groups)
+    found, thresholds = scratch(num_rows, dtype=torch.int32), scratch(num_rows)
+    active = scratch(num_rows, groups, dtype=torch.int32)
+    values = scratch(num_rows, FEW.value)
+    tokens = scratch(num_rows, FEW.value, dtype=torch.int32)
     inputs = (logits, slots, positions, state.rows, state.counts, maxima, sums)
     sizes = (logits.stride(0), vocab, groups)
     options = {"IN_PROMPT": IN_PROMPT, **_options(logits.device)}
@@ -70,13 +77,13 @@ def sample(
     scan_groups[(triton.cdiv(groups, tile), num_rows)](
         *inputs, *sizes, TILE=tile, num_warps=SCAN_WARPS, **options
     )
-    search_thresholds[(num_rows,)](
-        *inputs, thresholds, active, *sizes, SHIFT=SHIFTS[logits.dtype], PADDED=padded,
-        CHUNK=SEARCH_CHUNK, STAGES=SEARCH_STAGES, num_warps=SEARCH_WARPS, **options,
+    trim_rows[(num_rows,)](
+        *inputs, found, thresholds, active, values, tokens, *sizes, SHIFT=SHIFTS[logits.dtype],
+        PADDED=padded, CHUNK=TRIM_CHUNK, STAGES=TRIM_STAGES, num_warps=TRIM_WARPS, **options,
     )  # fmt: skip
     finish_rows[(num_rows,)](
-        *inputs, thresholds, last_token, tokens_out, usable_out, *sizes, PADDED=padded,
-        num_warps=FINISH_WARPS, **options,
+        *inputs, found, thresholds, last_token, tokens_out, usable_out, *sizes,
+        PADDED=padded, num_warps=FINISH_WARPS, **options,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # finish_rows: the token of each row, and what its slot remembers of it.
 #   grid      (R,)
-#   reads     maxima, sums [R, groups] of scan_groups, or for rows that leave tokens out the sums
-#             and the threshold [R] of search_thresholds; 256 logits of the row
+#   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows that leave
+#             tokens out what trim_rows wrote: the token, or sums of what is kept and the threshold
 #   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties
 #   math      greedy: the first of the largest.  Others: the first token whose cumulative weight
 #             exceeds u * total; prefix sums over groups, then inside one, in fp64
@@ -22,8 +22,10 @@ from runtime.kernels.sample_row import (
     WIDTH,
     adjusted,
     draws,
+    first,
     kept,
     number,
+    pick,
     too_early,
     trims,
     uniform,
@@ -31,19 +33,45 @@ from runtime.kernels.sample_row import (
 
 
 @triton.jit
-def _first(index, found, otherwise):
-    """The least index where `found`, else `otherwise`."""
-    least = tl.min(tl.where(found, index, 0x7FFFFFFF), 0)
-    return tl.where(least == 0x7FFFFFFF, otherwise, least)
-
-
-@triton.jit
-def _pick(index, weights, target):
-    """(the first index whose cumulative weight exceeds the target, the weight before it)."""
-    some = weights > 0
-    last = tl.max(tl.where(some, index, 0), 0)  # if rounding puts the target at the end
-    chosen = _first(index, some & (tl.cumsum(weights, 0) > target), last)
-    return chosen, tl.sum(tl.where(index < chosen, weights, 0.0), 0)
+def _search_groups(
+    logits,
+    counts,
+    row,
+    position,
+    high,
+    best,
+    sums,
+    threshold,
+    drawing,
+    trimmed,
+    vocab,
+    num_groups,
+    PADDED: tl.constexpr,
+    IN_PROMPT: tl.constexpr,
+):
+    """The row's token: first its group, then its place in there."""
+    group = tl.arange(0, PADDED)
+    factor = LOG2E / tl.maximum(number(row, TEMPERATURE), GREEDY_BELOW)
+    chosen = first(group, high == best, 0)
+    rest = tl.zeros([], tl.float64)
+    if drawing:
+        weights = tl.load(sums + group, mask=group < num_groups, other=0.0)
+        if not trimmed:
+            weights *= tl.exp2((high - best) * factor)
+        weights = weights.to(tl.float64)
+        target = uniform(row, position) * tl.sum(weights, 0)
+        chosen, before = pick(group, weights, target)
+        rest = target - before
+    index = tl.arange(0, GROUP)
+    early = too_early(row, position)
+    x = adjusted(logits, counts, row, chosen * GROUP + index, early, vocab, IN_PROMPT)
+    winner = first(index, x == best, 0)
+    if drawing:
+        weights = tl.exp2((x - best) * factor)
+        if trimmed:
+            weights = tl.where(kept(x, best, tl.load(threshold), row), weights, 0.0)
+        winner, _ = pick(index, weights.to(tl.float64), rest)
+    return tl.minimum(chosen * GROUP + winner, vocab - 1)
 
 
 @triton.jit(
@@ -57,6 +85,7 @@ def finish_rows(
     counts,
     maxima,
     sums,
+    found_tokens,
     thresholds,
     last_token,
     tokens_out,
@@ -78,48 +107,27 @@ def finish_rows(
     else:
         row = rows + slot * WIDTH
         position = tl.load(positions + place)
+        mine = place * num_groups
         group = tl.arange(0, PADDED)
-        inside = group < num_groups
-        highest = tl.load(maxima + place * num_groups + group, mask=inside, other=-float("inf"))
-        best = tl.max(highest, 0)
+        high = tl.load(maxima + mine + group, mask=group < num_groups, other=-float("inf"))
+        best = tl.max(high, 0)
         usable = (best > -float("inf")) & (best < float("inf"))
         drawing = draws(row) & usable
         trimmed = drawing & trims(row)
-        factor = LOG2E / tl.maximum(number(row, TEMPERATURE), GREEDY_BELOW)
-        chosen = _first(group, highest == best, 0)
-        rest = tl.zeros([], tl.float64)
-        if drawing:
-            weights = tl.load(sums + place * num_groups + group, mask=inside, other=0.0)
-            if not trimmed:
-                weights *= tl.exp2((highest - best) * factor)
-            weights = weights.to(tl.float64)
-            target = uniform(row, position) * tl.sum(weights, 0)
-            chosen, before = _pick(group, weights, target)
-            rest = target - before
-        index = tl.arange(0, GROUP)
-        token = chosen * GROUP + index
-        x = adjusted(
-            logits + place * stride_logits,
-            counts + slot * vocab,
-            row,
-            token,
-            too_early(row, position),
-            vocab,
-            IN_PROMPT,
-        )
-        winner = _first(index, x == best, 0)
-        if drawing:
-            weights = tl.exp2((x - best) * factor)
-            if trimmed:
-                keeps = kept(x, best, tl.load(thresholds + place), row)
-                weights = tl.where(keeps, weights, 0.0)
-            winner, _ = _pick(index, weights.to(tl.float64), rest)
-        winner = tl.minimum(chosen * GROUP + winner, vocab - 1)
+        counts += slot * vocab
+        winner = place.to(tl.int32) * 0 - 1
+        if trimmed:
+            winner = tl.load(found_tokens + place)
+        if winner < 0:
+            winner = _search_groups(
+                logits + place * stride_logits, counts, row, position, high, best, sums + mine,
+                thresholds + place, drawing, trimmed, vocab, num_groups, PADDED, IN_PROMPT,
+            )  # fmt: skip
         tl.store(tokens_out + place, winner.to(tokens_out.dtype.element_ty))
         tl.store(usable_out + place, usable.to(usable_out.dtype.element_ty))
         tl.store(last_token + slot, winner.to(last_token.dtype.element_ty))
         if tl.load(row + PENALTIES) != 0:
-            seen = counts + slot * vocab + winner
+            seen = counts + winner
             old = tl.load(seen).to(tl.int32)
             full = (old & (IN_PROMPT - 1)) == IN_PROMPT - 1
             tl.store(seen, tl.where(full, old, old + 1).to(counts.dtype.element_ty))

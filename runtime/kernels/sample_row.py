@@ -126,3 +126,19 @@ def uniform(row, position):
     zero = low * 0
     word, _, _, _ = tl.philox_impl(position.to(tl.uint32), zero, zero, zero, low, high)
     return (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+
+
+@triton.jit
+def first(index, found, otherwise):
+    """The least index where `found`, else `otherwise`."""
+    least = tl.min(tl.where(found, index, 0x7FFFFFFF), 0)
+    return tl.where(least == 0x7FFFFFFF, otherwise, least)
+
+
+@triton.jit
+def pick(index, weights, target):
+    """(the first index whose cumulative weight exceeds the target, the weight before it)."""
+    some = weights > 0
+    last = tl.max(tl.where(some, index, 0), 0)  # if rounding puts the target at the end
+    chosen = first(index, some & (tl.cumsum(weights, 0) > target), last)
+    return chosen, tl.sum(tl.where(index < chosen, weights, 0.0), 0)
