@@ -30,7 +30,7 @@ DRAWN = SamplingParams(max_tokens=1, temperature=1.0)
 PARTS = {
     "attention": r"decode|prefill|combine|merge|flash",
     "plan": r"prepare|plan_|apply_rows",
-    "sample": r"scan_groups|search_thresholds|finish_rows",
+    "sample": r"scan_groups|trim_rows|finish_rows",
     "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|_stream|ampere|sm90|sm80",
 }
 
