@@ -115,7 +115,7 @@ async def serve(start: Start) -> None:
         )
     )
     gc.collect()
-    gc.freeze()  # looking through what lives as long as the process would stop all streams for 50 ms
+    gc.freeze()  # looking through what stays for good would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
     drains: list[asyncio.Task[None]] = []
 
