@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
@@ -204,6 +205,13 @@ class FakeEngine:
             )
 
 
+class Closed(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closed)
+
+
 @dataclass
 class FakeServer:
     """An application with a scripted engine, listening on a port of its own."""
@@ -211,7 +219,7 @@ class FakeServer:
     engine: FakeEngine
     tokenizer: ChatTokenizer
     url: str
-    _clients: list[OpenAI] = field(default_factory=list)
+    _clients: list[Closed] = field(default_factory=list)
 
     def say(self, text: str, *, end: bool = True) -> None:
         """From now on answer with this text."""
@@ -219,17 +227,24 @@ class FakeServer:
         self.engine.reply = lambda request: tokens
 
     def reset(self) -> None:
-        """Forget what a test has changed, and close its clients: their sockets would be found open
-        while another test runs, which then failed for it."""
-        while self._clients:
-            self._clients.pop().close()
+        """Forget what a test has changed, and close its clients."""
+        self.close_clients()
         self.engine.__init__(reply=self.engine.reply)  # type: ignore[misc]
         self.say(GREETING)
 
-    def client(self, **options: object) -> OpenAI:
-        client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+    def close_clients(self) -> None:
+        """Their sockets would be found open while another test runs, which then failed for it."""
+        while self._clients:
+            self._clients.pop().close()
+
+    def closing(self, client: C) -> C:
+        """A client that is closed with this server's others."""
         self._clients.append(client)
         return client
+
+    def client(self, **options: object) -> OpenAI:
+        client = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+        return self.closing(client)
 
     def async_client(self, **options: object) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
@@ -252,6 +267,7 @@ def fake_server(folder: Path, *, template: str | None = TEMPLATE) -> Iterator[Fa
     try:
         yield fake
     finally:
+        fake.close_clients()
         server.should_exit = True
         thread.join(10)
         listener.close()

@@ -35,7 +35,7 @@ def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeS
 
 
 def client_of(fake: FakeServer, key: str = "none") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=fake.url, api_key=key, max_retries=0)
+    return fake.closing(anthropic.Anthropic(base_url=fake.url, api_key=key, max_retries=0))
 
 
 def prompt_of(fake: FakeServer) -> str:
@@ -248,4 +248,4 @@ def test_what_stands_before_the_route_answers_in_the_same_form(guarded: FakeServ
     assert answer.status_code == 400 and answer.text == "Disallowed CORS origin"
     assert client_of(guarded, "right").messages.create(**HELLO).content
     bearer = anthropic.Anthropic(base_url=guarded.url, auth_token="right", max_retries=0)
-    assert bearer.messages.create(**HELLO).content
+    assert guarded.closing(bearer).messages.create(**HELLO).content

@@ -54,7 +54,7 @@ def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeS
 
 @pytest.fixture
 def client(fake: FakeServer) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0)
+    return fake.closing(anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0))
 
 
 def without_ids(content: list[Any]) -> list[dict[str, Any]]:
