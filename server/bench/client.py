@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Iterator
 from typing import Any, cast
 
-import aiohttp
 import orjson
 
+from server.bench.http import ConnectionLost, CutOff, HttpClient, Take
 from server.bench.metrics import Answer, Failure, Outcome
 from server.bench.workload import PATHS, Workload
 
@@ -92,30 +92,27 @@ class BenchClient:
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float) -> None:
         self._base = base_url
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session = aiohttp.ClientSession(
-            headers=headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-        )
+        self._http = HttpClient(base_url, headers)
+        self._timeout_s = timeout_s
 
     async def __aenter__(self) -> BenchClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        self._http.close()
 
     async def first_model(self) -> str:
         """The first name in /v1/models.  Raises ServerError."""
-        url = f"{self._base}/models"
+        url, body = f"{self._base}/models", bytearray()
         try:
-            async with self._session.get(url) as response:
-                body = await response.read()
-                if response.status != 200:
-                    raise ServerError(f"{url} answers {response.status}: {_short(body)}")
-        except (aiohttp.ClientError, TimeoutError) as error:
+            async with asyncio.timeout(self._timeout_s):
+                status = await self._http.send("GET", "/models", b"", lambda _: _into(body))
+        except (ConnectionLost, CutOff, TimeoutError) as error:
             raise ServerError(
                 f"{url}: {_reason(error)}: start the server, or give --base-url"
             ) from None
+        if status != 200:
+            raise ServerError(f"{url} answers {status}: {_short(body)}")
         try:
             return str(orjson.loads(body)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -123,33 +120,41 @@ class BenchClient:
 
     async def ask(self, workload: Workload, body: dict[str, object], start: float) -> Outcome:
         """Send one request and read its answer to the end.  Never raises for what goes wrong."""
-        recorder, lines = Recorder(start), Lines()
+        recorder, lines, refusal = Recorder(start), Lines(), bytearray()
+
+        def piece(chunk: bytes, now: float) -> None:
+            for data in lines.feed(chunk):
+                recorder.event(data, now)
+
         try:
-            async with self._session.post(
-                self._base + PATHS[workload.endpoint],
-                data=orjson.dumps(body),
-                headers={"content-type": "application/json"},
-            ) as response:
-                if response.status != 200:
-                    return Failure(f"HTTP {response.status}", _short(await response.read()))
-                async for chunk in response.content.iter_any():
-                    now = time.perf_counter()
-                    for data in lines.feed(chunk):
-                        recorder.event(data, now)
-            return recorder.outcome()
+            async with asyncio.timeout(self._timeout_s):
+                status = await self._http.send(
+                    "POST",
+                    PATHS[workload.endpoint],
+                    orjson.dumps(body),
+                    lambda status: piece if status == 200 else _into(refusal),
+                )
         except TimeoutError:
             return Failure("timeout", "no complete answer within --timeout")
-        except aiohttp.ClientPayloadError as error:
+        except CutOff as error:
             return Failure("stream cut off", _reason(error))
-        except aiohttp.ClientError as error:
+        except ConnectionLost as error:
             return Failure("connection", _reason(error))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return Failure("malformed answer", _reason(error))
+        return recorder.outcome() if status == 200 else Failure(f"HTTP {status}", _short(refusal))
+
+
+def _into(body: bytearray) -> Take:
+    def piece(chunk: bytes, now: float) -> None:
+        body.extend(chunk)
+
+    return piece
 
 
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _short(body: bytes) -> str:
+def _short(body: bytearray) -> str:
     return " ".join(body[:300].decode(errors="replace").split())

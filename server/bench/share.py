@@ -1,6 +1,6 @@
 """`python -m server.bench.share`: one of several processes that load a server together.
 
-One process reads some 70,000 tokens a second; a fast server with many callers sends more.  Each of
+One process reads some 100,000 tokens a second; a fast server with many callers sends more.  Each of
 N processes sends every N-th request.  A process reads one line of JSON (a `Share`) from stdin, says
 that it is ready, waits for a second line with the time to begin, and writes a `Result` as
 MessagePack.  Times are `time.perf_counter()`, which all processes of one host share.

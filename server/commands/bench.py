@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=_at_least(1),
         default=1,
-        help="that send and read; one reads some 70000 tokens a second",
+        help="that send and read; one reads some 100000 tokens a second",
     )
     add("--ignore-eos", action="store_true", help="answers of --output-len tokens exactly")
     add("--temperature", type=float, default=0.0, help="0 is greedy")
@@ -76,13 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from server.bench.client import ServerError
-        from server.bench.share import run_loop
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        raise UsageError("bench needs aiohttp: pip install 'wavefill[bench]'") from None
+    from server.bench.client import ServerError
+    from server.bench.share import run_loop
+
     if args.endpoint == "chat" and args.prompts == "ids":
         raise UsageError("--prompts ids: chat takes text; use --prompts words")
     if not args.base_url.startswith(("http://", "https://")):

@@ -392,15 +392,6 @@ def test_a_wrong_option_is_refused_with_the_remedy(
     assert told in capsys.readouterr().err
 
 
-def test_without_aiohttp_bench_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "server.bench.client", raising=False)
-    assert bench("http://127.0.0.1:9/v1") == 2
-    assert "pip install 'wavefill[bench]'" in capsys.readouterr().err
-
-
 def test_the_module_in_benchmarks_is_the_same_command() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_serve", "--help"],
