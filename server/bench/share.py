@@ -103,7 +103,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """asyncio.run(), on the faster event loop where it is installed."""
     try:
         from uvloop import new_event_loop
-    except ImportError:  # `wavefill[bench]` measures servers from machines that run none
+    except ImportError:  # there is none for Windows
         return asyncio.run(work)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
