@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -11,6 +13,8 @@ from model_zoo.weights import Weights
 
 
 class Model(nn.Module, ABC):
+    layers: nn.ModuleList  # blocks of one kind and shape
+
     @abstractmethod
     def forward(self, inp: ModelInput) -> Tensor:
         """Hidden states [T, hidden] of all tokens, after the last norm."""
@@ -18,6 +22,15 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] of the weights' type, a tensor of its own."""
+
+    @contextmanager
+    def shortened(self, layers: int = 2) -> Iterator[None]:
+        """With its first layers alone: for what has to be done once, such as compiling."""
+        whole, self.layers = self.layers, self.layers[:layers]
+        try:
+            yield
+        finally:
+            self.layers = whole
 
     @abstractmethod
     def weights(self) -> Weights:

@@ -18,6 +18,7 @@ from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import read_kv_scales
 from model_zoo.layers.gemm.choose import choose_products
+from model_zoo.model import Model
 from runtime.chosen import Chosen, choose
 from runtime.config import EngineConfig, Resolved
 from runtime.device import CPU_KV_BYTES, free_bytes
@@ -58,7 +59,8 @@ def load(
     if wanted.load_format != "dummy":
         _take_scales(made.kv, chosen.config, Path(wanted.model))
     progress("warm-up", 0, 1)
-    warm_up(made.runner, made.resolved)
+    with made.model.shortened():
+        warm_up(made.runner, made.resolved)
     timeline.mark("warm-up")
     steps = made.runner.steps
     if steps is not None and chosen.device.type == "cuda":
@@ -72,6 +74,7 @@ def load(
 class _Made:
     """What both kinds of device end with."""
 
+    model: Model
     resolved: Resolved
     runner: Runner
     backend: Backend
@@ -102,7 +105,8 @@ def _on_gpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
     kv = chosen.kv_pool(resolved.num_pages, resolved)
     trial.runner.use(kv)
     timeline.mark("memory")
-    return _Made(resolved, trial.runner, trial.backend, kv, plan.lines(kv.num_bytes))
+    memory = plan.lines(kv.num_bytes)
+    return _Made(loading.model, resolved, trial.runner, trial.backend, kv, memory)
 
 
 def _on_cpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _Made:
@@ -115,7 +119,7 @@ def _on_cpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
     backend = chosen.backend(resolved)
     runner = chosen.runner(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
-    return _Made(resolved, runner, backend, kv, memory)
+    return _Made(loading.model, resolved, runner, backend, kv, memory)
 
 
 def _cpu_plan(chosen: Chosen) -> MemoryPlan:
@@ -143,7 +147,7 @@ def _ready(epoch: int, chosen: Chosen, made: _Made, timeline: Timeline) -> Ready
         max_batched_tokens=resolved.max_batched_tokens,
         weight_bytes=sizes["weights"],
         kv_bytes=sizes["KV"],
-        load_seconds=timeline.seconds,
+        load_seconds=timeline.seconds,  # so far, as are the phases
         hidden_size=config.hidden_size,
         memory=made.memory,
         phases=timeline.phases(),

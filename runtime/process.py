@@ -163,7 +163,11 @@ def serve(start: Start) -> NoReturn:
         gc.collect()
         gc.freeze()  # what was made until now stays: the collector need not look at it again
         gc.set_threshold(GC_THRESHOLD)
-        clients.tell(loaded.ready)
+        timeline.mark("engine")
+        ready = msgspec.structs.replace(
+            loaded.ready, load_seconds=timeline.seconds, phases=timeline.phases()
+        )
+        clients.tell(ready)
         while True:
             idle = not engine.has_work and not engine.prepare()
             for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
@@ -176,7 +180,7 @@ def serve(start: Start) -> NoReturn:
                     case Hello():
                         for id in clients.requests_of(message.client):
                             engine.abort(id)
-                        clients.tell_one(message.client, loaded.ready)
+                        clients.tell_one(message.client, ready)
             clients.publish(engine.advance(), engine.stats())
 
 

@@ -43,7 +43,7 @@ class Trial:
         if find_spec("triton") is None:
             return
         check_cache()
-        with compiling_only():
+        with compiling_only(), self._model.shortened():
             run_candidates(self._model)
             for batch in every_kind(self._resolved):
                 run(self.runner, batch)

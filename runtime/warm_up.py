@@ -26,6 +26,7 @@ EVERYTHING = SamplingParams(
     logprobs=20,
 )
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, prompt_logprobs=20)
+SCORED_TOKENS = 256
 MOST_PROMPT = 2048  # tokens of a warm-up step: larger ones run what it has run
 
 
@@ -77,7 +78,8 @@ def largest(
     """The steps that need most memory: `tokens` of the longest sequence, and all rows at once."""
     tokens, rows = min(tokens, resolved.max_model_len - 1), resolved.max_num_seqs
     before = resolved.max_model_len - 1 - tokens
-    yield one_prompt(resolved, tokens, SCORED, before=before), None
+    # The scores of a prompt are computed for some tokens at a time: a few of them tell.
+    yield one_prompt(resolved, tokens, SCORED, before=before, prompt=before + SCORED_TOKENS), None
     every_token = b"\xff" * -(-vocab_size // 8)
     yield decode_rows(resolved, rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
 
@@ -90,8 +92,13 @@ def _powers(first: int, last: int) -> list[int]:
     return sizes if sizes[-1] == last else [*sizes, last]
 
 
-def one_prompt(resolved: Resolved, tokens: int, params: SamplingParams, before: int = 0) -> Batch:
-    """Some tokens of a prompt after `before` others, all of whose pages are page 0."""
+def one_prompt(
+    resolved: Resolved, tokens: int, params: SamplingParams, before: int = 0, prompt: int = 0
+) -> Batch:
+    """Some tokens of a prompt after `before` others, all of whose pages are page 0.
+
+    prompt: tokens of the prompt in all; those that follow are an answer's
+    """
     pages = -(-(before + tokens) // resolved.page_size)
     return Batch(
         slots=[0],
@@ -102,7 +109,7 @@ def one_prompt(resolved: Resolved, tokens: int, params: SamplingParams, before: 
         new_pages=[0] * pages,
         sample=[True],
         decode_rows=0,
-        new_rows=[_new_row(0, params, before + tokens)],
+        new_rows=[_new_row(0, params, prompt or before + tokens)],
     )
 
 

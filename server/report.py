@@ -25,7 +25,6 @@ class Reporter:
         self._client = client
         self._phase = ""
         self._tenths = 0
-        self._began = time.monotonic()  # to load
 
     async def run(self) -> None:
         told: Ready | None = None
@@ -36,12 +35,12 @@ class Reporter:
             ready = self._client.ready
             if ready is None:
                 if told is not None:  # the engine died and is started again
-                    told, self._phase, self._began = None, "", time.monotonic()
+                    told, self._phase = None, ""
                 self._loading()
                 continue
             if ready is not told:
                 told, before, last = ready, Stats(), time.monotonic()
-                say(start_report(self._config, ready, time.monotonic() - self._began))
+                say(start_report(self._config, ready))
             elapsed = time.monotonic() - last
             if elapsed >= BUSY_SECONDS:
                 stats = self._client.stats
@@ -67,15 +66,16 @@ def say(text: str) -> None:
     print(text, file=sys.stdout, flush=True)
 
 
-def start_report(config: ServerConfig, ready: Ready, seconds: float) -> str:
+def start_report(config: ServerConfig, ready: Ready) -> str:
     """What runs, what fits, and how to talk to it."""
     name = config.served_names[0]
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
     parts = ready.memory or [("weights", ready.weight_bytes), ("KV", ready.kv_bytes)]
     memory = " | ".join(f"{name} {_size(count)}" for name, count in parts)
-    phases = " | ".join(f"{name} {took:.1f}" for name, took in ready.phases)
+    phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
     start = f"  start   {phases} s\n" if phases else ""
+    took = f"{ready.load_seconds:.1f} s"
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return f"""
@@ -85,7 +85,7 @@ attention {ready.attention}
   KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
   limits  {ready.max_model_len:,} tokens a request | {ready.max_num_seqs} running | \
 {config.max_queue * config.api_workers} in all | {ready.max_batched_tokens:,} tokens a step
-{start}  ready   {seconds:.1f} s    {url}/v1   docs /docs   metrics /metrics   health /health
+{start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{body}'

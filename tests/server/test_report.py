@@ -11,7 +11,7 @@ import pytest
 from fake_engine import ready
 from msgspec.structs import replace
 
-from runtime.messages import Progress, Stats
+from runtime.messages import Progress, Ready, Stats
 from server.config import ServerConfig
 from server.logs import JsonFormatter
 from server.report import Reporter, busy_line, start_report
@@ -20,7 +20,7 @@ FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len
 
 
 def report(**changes: object) -> str:
-    return start_report(ServerConfig(**changes), FACTS, 1.26)
+    return start_report(ServerConfig(**changes), FACTS)
 
 
 def test_the_report_tells_what_fits():
@@ -28,7 +28,7 @@ def test_the_report_tells_what_fits():
     assert "weights 3.0 GiB | KV 512 MiB" in text
     assert "1,024 tokens (16 a page) = 2.0 requests of 512\n" in text
     whole = replace(FACTS, max_model_len=512 << 10, num_pages=1 << 17)
-    text = start_report(ServerConfig(), whole, 1.0)
+    text = start_report(ServerConfig(), whole)
     assert "= 4.0 requests of 524,288, 1,024.0 requests of 2,048" in text
 
 
@@ -38,7 +38,7 @@ def test_the_report_tells_where_memory_and_time_went():
         memory=[("weights", 15 << 30), ("work", 2 << 30), ("KV", 50 << 30), ("left", 512 << 20)],
         phases=[("imports", 2.94), ("weights", 1.5)],
     )
-    text = start_report(ServerConfig(), told, 8.6)
+    text = start_report(ServerConfig(), told)
     assert "memory  weights 15.0 GiB | work 2.0 GiB | KV 50.0 GiB | left 512 MiB\n" in text
     assert "start   imports 2.9 | weights 1.5 s\n" in text
 
@@ -100,30 +100,27 @@ def test_a_log_line_is_json_whatever_the_message_holds():
     }
 
 
-async def test_loading_is_told_in_tenths_and_a_restart_counts_its_own_time(
+async def test_loading_is_told_in_tenths_and_a_restart_has_a_report_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     client = SimpleNamespace(ready=None, progress=None, stats=Stats())
     seen = iter(
         [
             *(Progress("weights", done, 200) for done in (0, 1, 40, 41, 150, 200)),
-            FACTS,
+            replace(FACTS, load_seconds=7.04),
             *(Progress("weights", done, 200) for done in (0, 100)),
-            FACTS,
+            replace(FACTS, load_seconds=2.0),
         ]
     )
-    clock = 1000.0
 
     async def next_moment(seconds: float) -> None:
-        nonlocal clock
-        clock += 1.0
         now = next(seen, None)
         if now is None:
             raise EOFError
-        client.ready, client.progress = (now, None) if now is FACTS else (None, now)
+        ready = isinstance(now, Ready)
+        client.ready, client.progress = (now, None) if ready else (None, now)
 
     monkeypatch.setattr("server.report.asyncio", SimpleNamespace(sleep=next_moment))
-    monkeypatch.setattr("server.report.time", SimpleNamespace(monotonic=lambda: clock))
     with pytest.raises(EOFError):
         await Reporter(ServerConfig(), client).run()  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
