@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.call_arguments import ArgumentForm, arguments
 from server.errors import RequestError, UnsupportedParameter
 from server.grammar_marks import TEXT, GrammarMarks
 from server.json_schema import check_schema
@@ -29,12 +30,16 @@ class CallForm:
     begin: str  # the rest up to the arguments
     end: str
     between: str | None = None  # two calls; None: an answer has one
+    arguments: ArgumentForm | None = None  # each by itself; None: they are one JSON object
 
 
 _DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>"
 _DEEPSEEK_NAME = "<\uff5ctool\u2581sep\uff5c>"
 _DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>"
-# By the names of server/parsing/formats.py; formats whose arguments are no JSON are not here.
+_PARAMETER = ArgumentForm("<parameter=KEY>\n", "<parameter=KEY>\n", "\n", "</parameter>\n")
+_DSML = '<\uff5cDSML\uff5cparameter name="KEY" string='
+# By the names of server/parsing/formats.py; those that write calls as Python, and harmony, are not
+# here.
 FORMS = {
     "hermes": CallForm(
         "<tool_call>", '\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n"
@@ -51,6 +56,47 @@ FORMS = {
         "<|tool_calls_section_begin|><|tool_call_begin|>",
         "functions.NAME:0<|tool_call_argument_begin|>",
         "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "qwen3_coder": CallForm(
+        "<tool_call>",
+        "\n<function=NAME>\n",
+        "</function>\n</tool_call>",
+        between="\n",
+        arguments=_PARAMETER,
+    ),
+    "seed_oss": CallForm(
+        "<seed:tool_call>",
+        "\n<function=NAME>\n",
+        "</function>\n</seed:tool_call>",
+        arguments=ArgumentForm("<parameter=KEY>", "<parameter=KEY>", "", "</parameter>\n"),
+    ),
+    "minimax_m2": CallForm(
+        "<minimax:tool_call>",
+        '\n<invoke name="NAME">\n',
+        "</invoke>\n</minimax:tool_call>",
+        arguments=ArgumentForm(
+            '<parameter name="KEY">', '<parameter name="KEY">', "", "</parameter>\n"
+        ),
+    ),
+    "glm45": CallForm(
+        "<tool_call>",
+        "NAME\n",
+        "</tool_call>",
+        between="\n",
+        arguments=ArgumentForm(
+            "<arg_key>KEY</arg_key>\n<arg_value>",
+            "<arg_key>KEY</arg_key>\n<arg_value>",
+            "",
+            "</arg_value>\n",
+        ),
+    ),
+    "deepseek_v32": CallForm(
+        "<\uff5cDSML\uff5cfunction_calls>",
+        '\n<\uff5cDSML\uff5cinvoke name="NAME">\n',
+        "</\uff5cDSML\uff5cinvoke>\n</\uff5cDSML\uff5cfunction_calls>",
+        arguments=ArgumentForm(
+            f'{_DSML}"true">', f'{_DSML}"false">', "", "</\uff5cDSML\uff5cparameter>\n"
+        ),
     ),
 }
 OLD_MISTRAL = CallForm("[TOOL_CALLS]", '[{"name": "NAME", "arguments": ', "}]")
@@ -120,12 +166,25 @@ def _rules(
     for index, tool in tools:
         path = f"tools[{index}].function.parameters"
         schema: dict[str, Any] = {}
-        if all_strict or tool.function.strict:
+        bound = all_strict or bool(tool.function.strict)
+        if bound:
             schema = check_schema(tool.function.parameters or {}, path)
+        begin = marks.of(form.begin.replace("NAME", tool.function.name))
+        if form.arguments is not None:
+            if not bound:
+                rules.append(f"call{index}: {begin} free{index}")
+                rules.append(marks.after_any(f"free{index}", form.end))
+                continue
+            written, parts = arguments(
+                f"argument{index}", schema, path, form.arguments, marks, WHITESPACE
+            )
+            rules += [f"call{index}: {begin} {written} {marks.of(form.end)}", *parts.rules]
+            grammars += parts.grammars
+            schemas |= parts.schemas
+            continue
         whole = {"type": "object", **schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
         grammars.append({"name": f"arguments{index}", "json_schema": whole})
         schemas[path] = whole
-        begin = marks.of(form.begin.replace("NAME", tool.function.name))
         rules.append(f"call{index}: {begin} @arguments{index} {marks.of(form.end)}".rstrip())
     return rules, grammars, schemas
 

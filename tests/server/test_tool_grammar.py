@@ -10,6 +10,7 @@ import pytest
 from fake_engine import write_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from server.call_arguments import ArgumentForm
 from server.errors import RequestError
 from server.grammar_marks import GrammarMarks
 from server.parsing.answer import AnswerParser
@@ -72,7 +73,21 @@ def grammar_of(tokenizer: Tokenizer, name: str, wanted: Grammar | None = None, *
 
 def call(name: str, function: str, arguments: str) -> str:
     form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
-    return form.opens + form.begin.replace("NAME", function) + arguments + form.end
+    written = arguments
+    if form.arguments is not None:
+        written = "".join([argument(form.arguments, *item) for item in json.loads(written).items()])
+    return form.opens + form.begin.replace("NAME", function) + written + form.end
+
+
+def argument(form: ArgumentForm, key: str, value: object) -> str:
+    is_text = isinstance(value, str)
+    shown = value if isinstance(value, str) else json.dumps(value)
+    return (
+        (form.text if is_text else form.json).replace("KEY", key)
+        + shown
+        + form.json_end
+        + form.close
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +112,7 @@ def test_nothing_but_a_call_may_be_said_where_one_must_be_made(tokenizer: Tokeni
         "Hello",
         call(name, "tomorrow", "{}"),
         call(name, "weather", "{}"),
-        call(name, "weather", '{"city": 1}'),
+        call(name, "weather", '{"city": "Rome", "days": "many"}'),
         call(name, "weather", '{"city": "Rome", "x": 1}'),
     ):
         assert not accepts(tokenizer, grammar, text), text
@@ -130,7 +145,8 @@ def test_strict_tools_leave_text_free_and_bind_the_calls_in_it(tokenizer: Tokeni
     right = call(name, "weather", '{"city": "Rome"}')
     for text in ("", "Just text.", right, f"Let me see. {right}", call(name, "now", '{"a": 1}')):
         assert accepts(tokenizer, grammar, text), text
-    for text in (call(name, "weather", '{"city": 1}'), call(name, "nobody", "{}")):
+    wrong = call(name, "weather", '{"city": "Rome", "days": "many"}')
+    for text in (wrong, call(name, "nobody", "{}")):
         assert not accepts(tokenizer, grammar, f"Well: {text}"), text
 
 
@@ -151,8 +167,10 @@ def test_a_format_for_the_answer_still_lets_tools_be_called(tokenizer: Tokenizer
     assert not accepts(tokenizer, grammar, "Hello")
 
 
-@pytest.mark.parametrize("format", ["qwen3_coder", "pythonic", "harmony", None])
-def test_calls_that_are_no_json_cannot_be_enforced(tokenizer: Tokenizer, format: str | None):
+@pytest.mark.parametrize("format", ["lfm2", "pythonic", "harmony", None])
+def test_calls_that_are_written_as_python_cannot_be_enforced(
+    tokenizer: Tokenizer, format: str | None
+):
     known = None if format is None else TOOL_FORMATS[format]
     marks = marks_of(tokenizer)
     for body, param in (
@@ -205,3 +223,56 @@ def test_marks_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
         assert not accepts(tokenizer, each, f"so {begin}x[ARGS]", whole=False), begin
         assert not accepts(tokenizer, each, f"so {begin}12 and more", whole=False), begin
         assert accepts(tokenizer, each, "nothing of it")
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.arguments])
+def test_arguments_between_marks_are_of_the_types_that_the_schema_names(
+    tokenizer: Tokenizer, name: str
+):
+    """Those that are read again are those that were meant."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "note": {"type": "string"},
+            "unit": {"enum": ["celsius", "kelvin"]},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "place": {"$ref": "#/$defs/place"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "exact": {"type": "boolean"},
+        },
+        "required": ["note", "place"],
+        "$defs": {
+            "place": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}},
+                "required": ["x"],
+                "additionalProperties": False,
+            }
+        },
+    }
+    grammar = grammar_of(
+        tokenizer, name, tools=[tool("f", parameters=schema)], tool_choice="required"
+    )
+    assert grammar is not None
+    full = {
+        "note": 'two\nlines, <b> "quoted"',
+        "unit": "kelvin",
+        "maybe": "perhaps",
+        "place": {"x": 1.5},
+        "tags": ["a", "b"],
+        "exact": True,
+    }
+    for meant in (full, {"note": "x", "place": {"x": -2}}):
+        text = call(name, "f", json.dumps(meant))
+        assert accepts(tokenizer, grammar, text)
+        parser = AnswerParser(TOOL_FORMATS[name], None, tools={"f": schema})
+        deltas = [d for d in parser.feed(text) + parser.end() if isinstance(d, ToolCallDelta)]
+        assert json.loads("".join(delta.arguments for delta in deltas)) == meant
+    for wrong in (
+        full | {"unit": "miles"},
+        full | {"place": {"x": "far"}},
+        full | {"tags": [1]},
+        full | {"exact": "yes"},
+        {"note": "x"},
+    ):
+        assert not accepts(tokenizer, grammar, call(name, "f", json.dumps(wrong))), wrong

@@ -1,0 +1,70 @@
+"""Grammars of calls whose arguments stand one by one between marks, not in one JSON object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.grammar_marks import GrammarMarks
+from server.parsing.values import argument_kinds
+from server.schema.base import fields_of, items_of
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ArgumentForm:
+    """What stands around an argument; KEY is its name."""
+
+    text: str  # before a value that is text
+    json: str  # before any other
+    json_end: str  # behind any other, before `close`
+    close: str
+
+
+@dataclass
+class Parts:
+    """What the grammar of one call is made of beside the call's own rule."""
+
+    rules: list[str] = field(default_factory=list[str])
+    grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])  # by path
+
+
+def arguments(
+    name: str, schema: Schema, path: str, form: ArgumentForm, marks: GrammarMarks, whitespace: str
+) -> tuple[str, Parts]:
+    """All arguments of a call, in the order of the schema: an expression, and the rules for it.
+
+    name   what the rules' names begin with
+    schema of check_schema, at `path` of the request
+    Of text an enum is kept to; its pattern and length are not.
+    """
+    parts = Parts()
+    required = items_of(schema.get("required"))
+    sequence: list[str] = []
+    for place, (key, value) in enumerate(fields_of(schema.get("properties")).items()):
+        rule = f"{name}_{place}"
+        kinds = argument_kinds(schema, key)
+        if kinds and "string" not in kinds:
+            shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+            whole = {**shared, **fields_of(value), "x-guidance": {"whitespace_pattern": whitespace}}
+            parts.grammars.append({"name": rule, "json_schema": whole})
+            parts.schemas[f"{path}.properties.{key}"] = whole
+            begin = marks.of(form.json.replace("KEY", key))
+            parts.rules.append(f"{rule}_a: {begin} @{rule} {marks.of(form.json_end + form.close)}")
+        else:
+            parts.rules += _text(rule, key, fields_of(value), form, marks)
+        sequence.append(f"{rule}_a" if key in required else f"{rule}_a?")
+    return " ".join(sequence), parts
+
+
+def _text(
+    rule: str, key: str, schema: Schema, form: ArgumentForm, marks: GrammarMarks
+) -> list[str]:
+    begin = marks.of(form.text.replace("KEY", key))
+    words = items_of(schema.get("enum")) or ([schema["const"]] if "const" in schema else [])
+    if words and all(isinstance(word, str) and word for word in words):
+        choice = " | ".join(marks.of(word + form.json_end) for word in words)
+        return [f"{rule}_a: {begin} ({choice}) {marks.of(form.close)}"]
+    return [f"{rule}_a: {begin} {rule}_t", marks.after_any(f"{rule}_t", form.close)]
