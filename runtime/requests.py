@@ -141,6 +141,7 @@ class Requests:
         if not rows or min(tokens[:rows]) < 0 or max(tokens[:rows]) >= self.vocab_size:
             return 0
         tell_id, tell_token = self._told_ids.append, self._told_tokens.append
+        made = 0
         columns = (launch.sequences[:rows], launch.batch.starts[:rows], tokens[:rows])
         for sequence, start, token in zip(*columns, strict=True):
             sequence.ahead -= 1
@@ -151,7 +152,7 @@ class Requests:
                     self._remember(sequence, start, start + 1)
                 known = sequence.tokens
                 known.append(token)
-                self.generated_tokens += 1
+                made += 1
                 if (
                     token in sequence.stop_ids
                     or len(known) >= sequence.limit
@@ -163,6 +164,7 @@ class Requests:
                     tell_token(token)
             except Exception as error:
                 self._end_broken(sequence, error)
+        self.generated_tokens += made
         return rows
 
     def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
