@@ -27,7 +27,7 @@ from server.routes import (
     responses,
     tokenize,
 )
-from server.sse import ClientGone, ShortCut
+from server.sse import ClientGone
 from server.state import ServerState
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
@@ -43,7 +43,6 @@ def create_app(state: ServerState) -> FastAPI:
     app = _bare_app(state)
     middleware.install(app, state)
     app.add_middleware(CallersWords)
-    app.add_middleware(ShortCut)  # last, so that it is the outermost
     return app
 
 

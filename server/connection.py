@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.errors import INVALID_REQUEST, error_body
 
+DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
 
@@ -110,6 +111,8 @@ class BoundedProtocol(HttpToolsProtocol):
         patience = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
         self._expect(min(self.body_seconds + patience, MAX_BODY_SECONDS))
         super().on_headers_complete()
+        # What uvicorn hands the application is the same: it has not run yet.
+        cast("dict[str, object]", self.scope)[DIRECT] = self.cycle.send
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

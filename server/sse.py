@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from server.connection import outlet
+from server.connection import DIRECT, outlet
 from server.errors import RequestError, internal_error
 
 T = TypeVar("T")
@@ -89,20 +89,6 @@ class DeltaFrame:
         return self._before + orjson.dumps(text) + self._after
 
 
-class ShortCut:
-    """Outermost middleware: lets the frames of a stream pass by the others.
-
-    They look at the head of an answer only, and five of them cost 2 us a streamed token.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[ShortCut.__name__] = send
-        await self._app(scope, receive, send)
-
-
 class EventWriter:
     """Sends frames; the first one is preceded by status and headers."""
 
@@ -115,7 +101,8 @@ class EventWriter:
         direct: Send | None = None,
         wire: Wire = OPENAI,
     ) -> None:
-        """`direct` is the server's own end of `send`, if it is known."""
+        """`direct` is the server's own end of `send`, if it is known: the middleware in between
+        looks at the head of an answer only, and costs more than a frame."""
         self._send = send
         self._direct = direct or send
         self._outlet = outlet(direct)
@@ -185,7 +172,7 @@ class EventStream(Response):
         self.raw_headers = [(key.encode(), value.encode()) for key, value in wanted.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = EventWriter(send, self.raw_headers, scope.get(ShortCut.__name__), self._wire)
+        writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._wire)
         try:
             await while_connected(receive, self._run(writer))
         except ClientGone:

@@ -31,6 +31,7 @@ from runtime.messages import (
 )
 from server.app import create_app
 from server.config import ServerConfig
+from server.connection import BoundedProtocol
 from server.metrics import Metrics
 from server.state import ServerState
 from server.tokenizer import ChatTokenizer
@@ -258,7 +259,9 @@ def fake_server(folder: Path, *, template: str | None = TEMPLATE) -> Iterator[Fa
     config = fake_config(folder)
     state = ServerState(config, engine, tokenizer, Metrics())  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(create_app(state), log_config=None, lifespan="off", ws="none")
+    settings = uvicorn.Config(
+        create_app(state), http=BoundedProtocol, log_config=None, lifespan="off", ws="none"
+    )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: server.run([listener]))
     thread.start()
