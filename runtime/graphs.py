@@ -22,7 +22,7 @@ from runtime.whole_step import Outcome
 
 # A graph of at most so many times the tokens is better than no graph.
 MOST_PADDING = 2
-SMALL = 64  # tokens: up to here a step takes the same time, padded or not
+SMALL = 64  # tokens: up to here a step takes about the time of reading the weights
 # Under load, a size that was missed so often gets its graph, one every few seconds: capturing it
 # holds all answers up for about 30 ms.
 MISSES = 16
@@ -111,6 +111,7 @@ class Graphs:
         free = [free_bytes(self._device)]
         for bucket in (largest, *sample):
             self._capture(bucket)
+            self.captured[bucket].graph.replay()  # some memory is taken by the first one
             torch.cuda.synchronize(self._device)
             free.append(free_bytes(self._device))
         self.captured.clear()
@@ -168,6 +169,7 @@ class Graphs:
                 outcome = self._run(bucket)
             finally:
                 graph.capture_end()
-        graph.replay()  # the first launch takes longer, and some memory
+        if bucket.tokens <= SMALL:
+            graph.replay()  # the first launch takes longer, which a small step would feel
         aliases = Outcome(alias(outcome.hidden), alias(outcome.logits))
         self.captured[bucket] = Captured(graph, aliases)
