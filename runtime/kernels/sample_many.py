@@ -113,6 +113,20 @@ def _measure(
 
 
 @triton.jit
+def _narrowed(keys, measures, target, low, low_measure, above, above_measure):
+    """The neighbours among bounds and pivots of which the lower one reaches the target."""
+    index = tl.arange(0, PIVOTS)
+    reached = tl.sum((measures >= target).to(tl.int32), 0)  # they descend: the first so many
+    if reached > 0:
+        low = _at(index, keys, reached - 1)
+        low_measure = _at(index, measures, reached - 1)
+    if reached < PIVOTS:
+        above = _at(index, keys, reached)
+        above_measure = _at(index, measures, reached)
+    return low, low_measure, above, above_measure
+
+
+@triton.jit
 def search(
     logits,
     counts,
@@ -168,13 +182,9 @@ def search(
             passes = 0
             phase += BY_WEIGHT - WEIGH
         else:
-            reached = tl.sum((measures >= target).to(tl.int32), 0)
-            if reached > 0:
-                low = _at(index, keys, reached - 1)
-                low_measure = _at(index, measures, reached - 1)
-            if reached < PIVOTS:
-                above = _at(index, keys, reached)
-                above_measure = _at(index, measures, reached)
+            low, low_measure, above, above_measure = _narrowed(
+                keys, measures, target, low, low_measure, above, above_measure
+            )
             # Where no token is between the bounds, there is nothing to look for.
             low = tl.minimum(tl.maximum(low, _key(bottom, shift)), above - 1)
             above = tl.maximum(tl.minimum(above, _key(roof, shift) + 1), low + 1)

@@ -30,6 +30,57 @@ from runtime.kernels.sample_row import (
 )
 
 
+@triton.jit
+def _trim_row(
+    logits,
+    row,
+    position,
+    counts,
+    high,
+    best,
+    sums,
+    found_token,
+    threshold,
+    active,
+    values,
+    tokens,
+    vocab,
+    num_groups,
+    SHIFT: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+    IN_PROMPT: tl.constexpr,
+):
+    """All pointers are to what belongs to the row."""
+    group = tl.arange(0, PADDED)
+    early = too_early(row, position)
+    factor = LOG2E / number(row, TEMPERATURE)
+    ratio = tl.exp2((high - best) * factor)
+    partial = tl.load(sums + group, mask=group < num_groups, other=0.0)
+    total = tl.sum((partial * ratio).to(tl.float64), 0)
+    least = lower_bound(high, ratio, best, total.to(tl.float32), vocab, row)
+    end = activate(active, group, high >= least)
+    found = gather(
+        logits, counts, row, active, end, early, least, values, tokens, vocab, num_groups, CHUNK,
+        IN_PROMPT,
+    )  # fmt: skip
+    if found <= FEW:
+        token = draw_from_few(values, tokens, found, total, best, factor, row, position)
+        tl.store(found_token, token)
+    else:
+        border = search(
+            logits, counts, row, active, group, high, least, total, best, factor, early,
+            SHIFT, vocab, num_groups, CHUNK, STAGES, IN_PROMPT,
+        )  # fmt: skip
+        sum_kept(
+            logits, counts, row, active, group, high, border, best, factor, early, sums,
+            vocab, num_groups, PADDED, CHUNK, IN_PROMPT,
+        )  # fmt: skip
+        tl.store(threshold, border)
+        tl.store(found_token, -1)
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def trim_rows(
     logits,
@@ -62,39 +113,15 @@ def trim_rows(
         row = rows + slot * WIDTH
         if draws(row) & trims(row):
             group = tl.arange(0, PADDED)
-            inside = group < num_groups
             mine = place * num_groups
+            inside = group < num_groups
             high = tl.load(maxima + mine + group, mask=inside, other=-float("inf"))
-            partial = tl.load(sums + mine + group, mask=inside, other=0.0)
             best = tl.max(high, 0)
             if (best > -float("inf")) & (best < float("inf")):
-                position = tl.load(positions + place)
-                early = too_early(row, position)
-                factor = LOG2E / number(row, TEMPERATURE)
-                ratio = tl.exp2((high - best) * factor)
-                total = tl.sum((partial * ratio).to(tl.float64), 0)
-                logits += place * stride_logits
-                counts += slot * vocab
-                active += mine
-                values += place * FEW
-                tokens += place * FEW
-                least = lower_bound(high, ratio, best, total.to(tl.float32), vocab, row)
-                end = activate(active, group, high >= least)
-                found = gather(
-                    logits, counts, row, active, end, early, least, values, tokens,
-                    vocab, num_groups, CHUNK, IN_PROMPT,
+                few = place * FEW
+                _trim_row(
+                    logits + place * stride_logits, row, tl.load(positions + place),
+                    counts + slot * vocab, high, best, sums + mine, found_tokens + place,
+                    thresholds + place, active + mine, values + few, tokens + few,
+                    vocab, num_groups, SHIFT, PADDED, CHUNK, STAGES, IN_PROMPT,
                 )  # fmt: skip
-                if found <= FEW:
-                    token = draw_from_few(values, tokens, found, total, best, factor, row, position)
-                    tl.store(found_tokens + place, token)
-                else:
-                    threshold = search(
-                        logits, counts, row, active, group, high, least, total, best, factor, early,
-                        SHIFT, vocab, num_groups, CHUNK, STAGES, IN_PROMPT,
-                    )  # fmt: skip
-                    sum_kept(
-                        logits, counts, row, active, group, high, threshold, best, factor, early,
-                        sums + mine, vocab, num_groups, PADDED, CHUNK, IN_PROMPT,
-                    )  # fmt: skip
-                    tl.store(thresholds + place, threshold)
-                    tl.store(found_tokens + place, -1)
