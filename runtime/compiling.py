@@ -2,17 +2,19 @@
 
 A kernel takes 0.1 to 3 seconds to compile, and a step meets one after the other.  Here the step
 goes on at once with the next, while threads compile (Triton holds Python's lock only to read the
-source, about a tenth of the time).  Results are kept where Triton keeps them: in TRITON_CACHE_DIR,
-or ~/.triton/cache.
+source, about a tenth of the time).  The threads also do what is left to a kernel's first launch:
+they load it, and in Triton 3.6 a C compiler makes its launcher, which takes a third of a second.
+Results are kept where Triton keeps them: in TRITON_CACHE_DIR, or ~/.triton/cache.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,31 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
     count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(count, "compile") as pool, AsyncCompileMode(pool):
+    with _Pool(count, "compile", _stay_on_device()) as pool, AsyncCompileMode(pool):
         JITFunction.run = compile_only
         try:
             yield
         finally:
             JITFunction.run = launch
+
+
+class _Pool(ThreadPoolExecutor):
+    """Runs what compiles a kernel, and makes the kernel ready to be launched."""
+
+    def submit(self, fn: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(_make_ready, fn)
+
+
+def _make_ready(compile_kernel: Callable[[], Any]) -> Any:
+    kernel = compile_kernel()
+    _ = kernel.run  # a property that loads the kernel when it is first looked at
+    return kernel
+
+
+def _stay_on_device() -> Callable[[], None] | None:
+    """What a thread begins with, so that it loads kernels where this one would."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())

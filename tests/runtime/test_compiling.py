@@ -29,15 +29,23 @@ from runtime.compiling import compiling_only
 compiled = []
 knobs.compilation.listener = lambda src, **rest: compiled.append(src.name)
 device = CompileOnly()
+load, loaded = device.load_binary, []
+
+def load_and_tell(name, *rest):
+    loaded.append(name)
+    return name, *load(name, *rest)[1:]
+
+device.load_binary = load_and_tell
 driver.set_active(device)
 with compiling_only(threads=2):
     for name in {NAMES}:
         SHIPPED[name]()
     launched_inside = len(device.launched)
-compiled_inside = len(compiled)
+ready_inside = len(compiled), len(loaded)
 for name in {NAMES}:
     SHIPPED[name]()
-print(json.dumps([launched_inside, compiled_inside, len(compiled), len(device.launched)]))
+ready = len(compiled), len(loaded)
+print(json.dumps([launched_inside, ready_inside, ready, len(device.launched)]))
 """
 BROKEN = """
 import triton
@@ -70,12 +78,12 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_what_is_called_is_compiled_once_and_launched_only_afterwards(tmp_path: Path):
+def test_what_is_called_is_compiled_and_loaded_once_and_launched_only_afterwards(tmp_path: Path):
     done = run(PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr
-    inside, compiled_inside, compiled, launched = json.loads(done.stdout.splitlines()[-1])
+    inside, ready_inside, ready, launched = json.loads(done.stdout.splitlines()[-1])
     assert inside == 0 and launched == len(NAMES)
-    assert compiled == compiled_inside == len(NAMES)
+    assert ready == ready_inside == [len(NAMES), len(NAMES)]
     assert list((tmp_path / "cache").rglob("*.cubin"))
 
 
