@@ -31,9 +31,11 @@ PRODUCTS = (
     (1, 4.81), (8, 4.71), (32, 5.22), (64, 5.67), (128, 6.03), (256, 6.84), (512, 10.8),
     (1024, 20.5), (2048, 39.2), (4096, 77.5), (8192, 154.0),
 )  # fmt: skip
-FIXED_MS = 0.4  # what the small kernels of a step take whatever its size
+FIXED_MS = 0.35  # what the small kernels of a step take whatever its size
+SMALL_MS = 0.0016  # and for each token
+MIXED_MS = 0.3  # gaps, where prompts are part of a step
 KV_BYTES = 147_456  # a token
-BYTES_A_MS = 2.9e9
+BYTES_A_MS = 2.7e9
 PAIR_OPERATIONS = 589_824  # of a prompt token with one before it
 OPERATIONS_A_MS = 5.5e11
 LOADS = (
@@ -50,9 +52,11 @@ def products_ms(tokens: int) -> float:
 
 def step_ms(load: StepLoad) -> float:
     """Of a Qwen3-8B on one H100."""
+    tokens = load.rows + load.prompt_tokens
     attention = load.kv_tokens * KV_BYTES / BYTES_A_MS
     attention += load.pairs * PAIR_OPERATIONS / OPERATIONS_A_MS
-    return FIXED_MS + products_ms(load.rows + load.prompt_tokens) + attention
+    small = FIXED_MS + SMALL_MS * tokens + MIXED_MS * (load.prompt_tokens > 0)
+    return small + products_ms(tokens) + attention
 
 
 def load_of(batch: Batch) -> StepLoad:
@@ -175,9 +179,16 @@ class Callers:
 
 
 def simulate(
-    clients: int, inputs: int, outputs: int, *, target_ms: float, stalls: float = 0.0, rounds: int
+    clients: int,
+    inputs: int,
+    outputs: int,
+    *,
+    target_ms: float,
+    stalls: float = 0.0,
+    rounds: int,
+    whole: bool = False,
 ) -> Figures:
-    """`rounds` answers for each caller, the first of them not counted."""
+    """`rounds` answers for each caller; the first two of them are not counted, unless `whole`."""
     clock = Clock()
     device = ReckonedDevice(clock, clients, stalls)
     config = structs.replace(
@@ -192,8 +203,9 @@ def simulate(
     began, counted_from = 0.0, 0
     while callers.num_answered < clients * rounds:
         for _ in range(callers.step()):
-            callers.send()
-        if not began and callers.num_answered >= 2 * clients:
+            if not whole or callers.num_sent < clients * rounds:
+                callers.send()
+        if not whole and not began and callers.num_answered >= 2 * clients:
             began, callers.figures = clock.now, Figures()
             counted_from = len(device.step_seconds)
     figures = callers.figures
@@ -209,6 +221,9 @@ def main() -> None:
     parser.add_argument("--loads", type=int, nargs="+", help="numbers of callers", default=[])
     parser.add_argument("--stalls", type=float, default=0.0, help="share of steps 5 times as long")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument(
+        "--whole", action="store_true", help="count all from the first request to the last answer"
+    )
     arguments = parser.parse_args()
     print(
         f"{'callers':>7} {'in/out':>10} {'target ms':>10} {'out tok/s':>10} {'ITL p50':>9} "
@@ -221,6 +236,7 @@ def main() -> None:
             figures = simulate(
                 clients, inputs, outputs,
                 target_ms=target, stalls=arguments.stalls, rounds=arguments.rounds,
+                whole=arguments.whole,
             )  # fmt: skip
             name = "automatic" if not target else "none" if target >= 1e6 else f"{target:g}"
             print(f"{clients:>7} {inputs:>6}/{outputs:<3} {name:>10} {figures.row()}")

@@ -39,10 +39,11 @@ class Grain(NamedTuple):
 
     fewest: int  # prompt tokens: smaller steps would only read the weights more often
     tile: int  # tokens that a matrix product computes together
+    most: int  # tokens of a step: larger ones have no graph, and gain nothing
 
 
-GPU = Grain(256, 128)
-CPU = Grain(32, 16)
+GPU = Grain(256, 128, 2048)
+CPU = Grain(32, 16, 1 << 30)
 
 
 class ChunkBudget:
@@ -51,7 +52,7 @@ class ChunkBudget:
         self._asked = resolved.itl_target_ms / 1000
         # On a CPU a step of any size takes longer than the automatic target.
         self._limited = bool(self._asked) or resolved.device != "cpu"
-        self._fewest, self._tile = CPU if resolved.device == "cpu" else GPU
+        self._grain = CPU if resolved.device == "cpu" else GPU
         self._times = times
 
     def tokens(self, rows: int, kv_tokens: int, prompts: Prompts) -> int:
@@ -62,12 +63,13 @@ class ChunkBudget:
             return room
         seconds = self._seconds(rows, kv_tokens, prompts.tokens)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
+        fewest, tile, most = self._grain
         if fits is None:
-            fits = 2 * self._fewest
+            fits = 2 * fewest
         if rows:
             fits = min(fits, prompts.tokens // STEPS)
-        fewest = -(-(rows + self._fewest) // self._tile) * self._tile
-        total = max((rows + fits) // self._tile * self._tile, fewest)
+        least = -(-(rows + fewest) // tile) * tile
+        total = max(min((rows + fits) // tile * tile, most), least)
         return min(room, total - rows)
 
     def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:
