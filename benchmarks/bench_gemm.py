@@ -40,7 +40,9 @@ def fastest(times: Mapping[Way, float]) -> Way:
     return best if times[best] < BETTER * times[plain] else plain
 
 
-def print_products(times: Mapping[Way, float], name: str, weight: Tensor, rows: int, read: float):
+def print_products(
+    times: Mapping[Way, float], name: str, weight: Tensor, rows: int, read: float
+) -> None:
     floor = weight.nbytes / read / 1e6
     print(f"{name:8} {rows:>3} rows, floor {floor:6.1f} us")
     for way, us in times.items():
@@ -74,7 +76,7 @@ def measure(sizes: Sizes, rows: int, weights: dict[str, list[Tensor]], read: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=MODELS, default="qwen3-8b", help="whose shapes")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64], metavar="M")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64], help="up to 64")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     arguments = parser.parse_args()
     torch.manual_seed(0)

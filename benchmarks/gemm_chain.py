@@ -1,8 +1,7 @@
 """A decode step without its attention, for bench_gemm: what a product costs inside a step.
 
-Between the products stand small kernels that take part in programmatic dependent launches, as the
-engine's own do: the sum of the residual with its norm, SiLU and a product, and in the place of
-rotation and attention two kernels that do nearly nothing.
+Between the products stand the engine's small kernels, and in the place of rotation and attention
+two that do nearly nothing.  All take part in programmatic dependent launches.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.kernels.launch import dependent_launch, start_successor_and_wait
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+from model_zoo.layers.kernels.silu_mul import silu_mul
 
 EPSILON = 1e-6
 
@@ -53,37 +54,6 @@ MODELS = {
 }
 
 
-# add_norm: residual += delta; out = residual / rms(residual)
-#   grid   a program a row
-@triton.jit
-def _add_norm(DELTA, RESIDUAL, OUT, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    if DEPENDENT:
-        start_successor_and_wait()
-    column = tl.arange(0, BLOCK)
-    at = tl.program_id(0) * size + column
-    real = column < size
-    x = tl.load(RESIDUAL + at, mask=real, other=0.0).to(tl.float32)
-    x += tl.load(DELTA + at, mask=real, other=0.0).to(tl.float32)
-    tl.store(RESIDUAL + at, x.to(RESIDUAL.dtype.element_ty), mask=real)
-    x = x * tl.rsqrt(tl.sum(x * x, 0) / size + 1e-6)
-    tl.store(OUT + at, x.to(OUT.dtype.element_ty), mask=real)
-
-
-# gate: out = silu(gate) * up
-#   grid   (row, block of columns)
-@triton.jit
-def _gate(BOTH, OUT, inner, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    if DEPENDENT:
-        start_successor_and_wait()
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = column < inner
-    gate = tl.load(BOTH + row * 2 * inner + column, mask=real, other=0.0).to(tl.float32)
-    up = tl.load(BOTH + row * 2 * inner + inner + column, mask=real, other=0.0).to(tl.float32)
-    out = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(OUT + row * inner + column, out.to(OUT.dtype.element_ty), mask=real)
-
-
 # pass_on: the first columns of each row
 #   grid   (row, block of columns)
 @triton.jit
@@ -106,47 +76,30 @@ class Chain:
         self.sizes, self.weights, self.rows = sizes, weights, rows
         head = weights["lm_head"][0]
         self.first = torch.randn(rows, sizes.hidden, dtype=head.dtype, device=head.device)
+        self.ones = torch.ones(sizes.hidden, dtype=head.dtype, device=head.device)
 
     def run(self, product: Product | None) -> Tensor:
         """Logits; None: the small kernels alone."""
-        sizes, weights = self.sizes, self.weights
-        residual = torch.zeros_like(self.first)
+        residual, x = torch.zeros_like(self.first), self.first.clone()
 
         def project(name: str, x: Tensor, layer: int) -> Tensor:
-            weight = weights[name][layer]
+            weight = self.weights[name][layer]
             if product is None:
                 return x.new_empty(x.shape[0], weight.shape[0])
             return product(name, x, weight)
 
-        delta = self.first
-        for layer in range(sizes.layers):
-            qkv = project("qkv", self._add_norm(delta, residual), layer)
-            mixed = self.attend(self._pass_on(qkv, sizes.mixed), layer)
-            delta = project("o", mixed, layer)
-            both = project("gate_up", self._add_norm(delta, residual), layer)
-            delta = project("down", self._gate(both), layer)
-        return project("lm_head", self._add_norm(delta, residual), 0)
+        for layer in range(self.sizes.layers):
+            add_rms_norm(x, residual, self.ones, EPSILON)
+            q = self._pass_on(project("qkv", x, layer), self.sizes.mixed)
+            x = project("o", self.attend(q, layer), layer)
+            add_rms_norm(x, residual, self.ones, EPSILON)
+            x = project("down", silu_mul(project("gate_up", x, layer)), layer)
+        add_rms_norm(x, residual, self.ones, EPSILON)
+        return project("lm_head", x, 0)
 
     def attend(self, q: Tensor, layer: int) -> Tensor:
         """[rows, heads * head_dim] -> alike."""
         return self._pass_on(q, self.sizes.mixed)
-
-    def _add_norm(self, delta: Tensor, residual: Tensor) -> Tensor:
-        out = torch.empty_like(delta)
-        size = delta.shape[1]
-        _add_norm[(self.rows,)](
-            delta, residual, out, size, BLOCK=triton.next_power_of_2(size), num_warps=8,
-            **dependent_launch(delta.device),
-        )  # fmt: skip
-        return out
-
-    def _gate(self, both: Tensor) -> Tensor:
-        inner = self.sizes.inner
-        out = both.new_empty(self.rows, inner)
-        _gate[(self.rows, triton.cdiv(inner, 1024))](
-            both, out, inner, BLOCK=1024, num_warps=4, **dependent_launch(both.device)
-        )
-        return out
 
     def _pass_on(self, x: Tensor, kept: int) -> Tensor:
         out = x.new_empty(self.rows, kept)

@@ -60,7 +60,7 @@ def test_loops_that_multiply_leave_spilled_registers_alone(shipped: dict[str, di
 def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
-    limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16}
+    limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16, "sample": 16}
     limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
 
@@ -116,6 +116,17 @@ def test_the_hopper_kernel_waits_for_several_products_at_once(
     assert products >= 32 and waits <= products / 4, (products, waits)
     assert count(kernel["operations"], "UTMALDG"), "K and V come by TMA"
     assert count(kernel["operations"], "USETMAXREG"), "the loading warp gives its registers away"
+
+
+def test_products_ask_for_weights_before_they_wait_and_multiply_on_tensor_cores(
+    shipped: dict[str, dict[str, Any]],
+):
+    products = [kernel for name, kernel in shipped.items() if name.endswith(": _stream")]
+    assert len(products) >= 4, "one for each number of rows at least"
+    for kernel in products:
+        first = {x: kernel["operations"].index(x) for x in ("UTMALDG.2D", "PREEXIT", "ACQBULK")}
+        assert first["UTMALDG.2D"] < first["PREEXIT"] < first["ACQBULK"], first
+        assert count(kernel["hot"], "HGMMA") >= 8 and kernel["resident"] >= 1
 
 
 @pytest.mark.parametrize("name", ["planner: plan_uneven", "tiler: plan_tiles"])

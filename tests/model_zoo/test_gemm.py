@@ -15,9 +15,9 @@ ROWS = (1, 2, 7, 8, 13, 16, 32, 33, 64)
 SHAPES = ((64, 128), (200, 72), (333, 520), (6144, 4096), (4096, 12288))
 STREAMS = [
     Stream(64, 256, 3, 132),
-    Stream(64, 128, 4, 264, lead=3, ahead=8),
-    Stream(128, 64, 6, 100, lead=0),
-    Stream(32, 256, 4, 7, ahead=2),
+    Stream(64, 256, 3, 132, grain=2, x_stages=2),
+    Stream(128, 64, 6, 100),
+    Stream(32, 256, 4, 7),
     Stream(16, 512, 4, 132),
 ]
 SPLITS = [SplitK(32, 64, 1), SplitK(64, 128, 2), SplitK(16, 128, 4)]

@@ -31,7 +31,7 @@ def products_for(
 ) -> list[Product]:
     """cuBLAS first, then what may be faster for x [rows, inputs] and W [outputs, inputs].
 
-    rows        64 at most
+    rows        MOST_ROWS at most
     programs    multiprocessors of the device, of compute capability `capability`
     """
     if capability == (9, 0):

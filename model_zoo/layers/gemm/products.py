@@ -13,7 +13,6 @@ from model_zoo.layers.gemm.workspace import PARTS_BYTES, TILES, workspace
 
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
 MOST_ROWS = BUCKETS[-1]
-AT_START = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,6 @@ class Stream:
     stages: int  # units of weights in flight in a program
     programs: int
     grain: int = 1  # units that are not cut; a divisor of a tile's
-    lead: int = AT_START  # units left to be asked for when the next kernel may start
-    ahead: int = 0  # units asked of L2 while a program waits for its x
     x_stages: int = 3  # units of x in flight, which come from L2; no more than stages
 
     @property
@@ -104,10 +101,10 @@ class Stream:
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         _stream[(min(self.programs, units // self.grain),)](
-            boxes(weight, self.block_n, columns), boxes(x, height, columns), weight,
-            parts, arrived, out, bias, rows, outputs, inputs, k_blocks, self.grain, self.lead,
-            self.ahead, FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages,
-            num_warps=4, maxnreg=_registers(self.fold * self.block_n * self.fold * height),
+            boxes(weight, self.block_n, columns), boxes(x, height, columns), parts, arrived, out,
+            bias, rows, outputs, k_blocks, self.grain, FOLD=self.fold, STAGES=self.stages,
+            X_STAGES=self.x_stages, num_warps=4,
+            maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(x.device),
         )  # fmt: skip
         return out

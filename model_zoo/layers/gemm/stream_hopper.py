@@ -5,9 +5,11 @@ stream: the weights as an endless row of units, cut evenly over the programs.
             that a program's share is whole tiles, and at most two parts of tiles
   grid      as many programs as the caller likes; none may need another to end
   load warp fills the ring with weights before it waits for the kernels before this one: they do not
-            depend on them.  It may ask L2 for more.  Then x, which comes with each unit's weights
+            depend on them.  Then x, in a ring of its own, for it comes from L2
   compute   four warps: W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M] by wgmma, so that the
             rows of x, padded to 8 at least, are the short side; float32 sums
+  fold      wgmma has 64 rows: of a tile with fewer, FOLD runs of a unit's columns are put under
+            each other, and beside each other of x; what is of different runs is thrown away
   parts     of a tile go to a workspace; who comes last sums them, in the order of the columns, and
             so always to the same bits
   reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
@@ -61,29 +63,12 @@ def _copy(boxes, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _ask_l2(W, begin, end, N, K, k_blocks, BLOCK_N: gl.constexpr, UNIT: gl.constexpr):
-    """Have the weights of units begin to end brought into L2: a run of each row of their tiles."""
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
-        first = gl.maximum(begin - tile * k_blocks, 0)
-        last = gl.minimum(end - tile * k_blocks, k_blocks)
-        row = gl.minimum(tile * BLOCK_N + gl.arange(0, BLOCK_N, lanes), N - 1)
-        run = (gl.minimum(last * UNIT, K) - first * UNIT) * 2
-        gl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
-            [(W + row.to(gl.int64) * K + first * UNIT).to(gl.int64), gl.zeros_like(row) + run],
-            dtype=gl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _load(
-    w_boxes, x_boxes, weights, rows, w_full, x_full, empty, W, N, K, k_blocks, grain, lead, ahead,
+    w_boxes, x_boxes, weights, rows, w_full, x_full, empty, N, k_blocks, grain,
     FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The load warp; the next kernel may start when `lead` units are left to be asked for."""
+    """The load warp.  Its ring of weights is full before anything has to be waited for."""
     BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
-    UNIT: gl.constexpr = FOLD * w_boxes.block_type.shape[1]
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
     begin, count = _share(N, k_blocks, grain, BLOCK_N)
@@ -92,26 +77,18 @@ def _load(
         unit = begin + i
         _copy(w_boxes, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
     if DEPENDENT:
-        if lead > count - filled:
-            gdc_launch_dependents()
-        if ahead > 0:
-            end = begin + gl.minimum(count, STAGES + ahead)
-            _ask_l2(W, begin + filled, end, N, K, k_blocks, BLOCK_N, UNIT)
+        gdc_launch_dependents()
         gdc_wait()
     for i in range(gl.minimum(count, X_STAGES)):
         _copy(x_boxes, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
     for i in range(count - X_STAGES):
         stage = i % STAGES
         mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
-        _copy(
-            x_boxes, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD
-        )  # fmt: skip
+        _copy(x_boxes, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
         if i + STAGES < count:
             unit = begin + i + STAGES
             row = unit // k_blocks * BLOCK_N
             _copy(w_boxes, weights, w_full, row, unit, stage, k_blocks, FOLD)
-            if DEPENDENT and i + STAGES == count - lead:
-                gdc_launch_dependents()
 
 
 @gluon.jit
@@ -209,9 +186,9 @@ def _compute(
             )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["M", "N", "K", "k_blocks", "grain", "lead", "ahead"])
+@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "grain"])
 def _stream(
-    w_boxes, x_boxes, W, PARTS, ARRIVED, OUT, BIAS, M, N, K, k_blocks, grain, lead, ahead,
+    w_boxes, x_boxes, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
     FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     COLUMNS: gl.constexpr = w_boxes.block_type.shape[1]
@@ -236,8 +213,8 @@ def _stream(
                 grain, FOLD,
             )),
             (_load, (
-                w_boxes, x_boxes, weights, rows, w_full, x_full, empty, W, N, K, k_blocks, grain,
-                lead, ahead, FOLD, DEPENDENT,
+                w_boxes, x_boxes, weights, rows, w_full, x_full, empty, N, k_blocks, grain,
+                FOLD, DEPENDENT,
             )),
         ],
         [1], [40],
