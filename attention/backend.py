@@ -32,6 +32,7 @@ class Backend(Protocol):
         """Store k, v [T, kv_heads, head_dim] of this step at meta.write_slots.
 
         In float8 pages: value / scale, cut to the largest number that there is.
+        A model may do it itself, where a kernel of its own turns keys and stores them at once.
         """
         ...
 
