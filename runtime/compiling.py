@@ -10,7 +10,9 @@ Results are kept where Triton keeps them: in TRITON_CACHE_DIR, or ~/.triton/cach
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +23,11 @@ from typing import Any
 from runtime.config import ConfigError
 
 MOST_THREADS = 16
+# Until the step has been run, threads that want Python's lock would only slow it down.
+RUN_SECONDS = 2.0
+# Each of them waits so long for the lock when another computes; with Python's 5 ms, a kernel that
+# needs it twenty times would wait for seconds.
+SWITCH_SECONDS = 0.0005
 
 
 def check_cache() -> None:
@@ -56,25 +63,35 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
     count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    with _Pool(count, "compile", _stay_on_device()) as pool, AsyncCompileMode(pool):
-        JITFunction.run = compile_only
-        try:
-            yield
-        finally:
-            JITFunction.run = launch
+    interval = sys.getswitchinterval()
+    try:
+        with _Pool(count, "compile", _stay_on_device()) as pool, AsyncCompileMode(pool):
+            JITFunction.run = compile_only
+            try:
+                yield
+            finally:
+                JITFunction.run = launch
+                sys.setswitchinterval(SWITCH_SECONDS)
+                pool.begin.set()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class _Pool(ThreadPoolExecutor):
-    """Runs what compiles a kernel, and makes the kernel ready to be launched."""
+    """Runs what compiles a kernel, and makes the kernel ready to be launched, from `begin` on."""
+
+    def __init__(self, threads: int, name: str, initializer: Callable[[], None] | None) -> None:
+        super().__init__(threads, name, initializer)
+        self.begin = threading.Event()
 
     def submit(self, fn: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(_make_ready, fn)
+        return super().submit(self._make_ready, fn)
 
-
-def _make_ready(compile_kernel: Callable[[], Any]) -> Any:
-    kernel = compile_kernel()
-    _ = kernel.run  # a property that loads the kernel when it is first looked at
-    return kernel
+    def _make_ready(self, compile_kernel: Callable[[], Any]) -> Any:
+        self.begin.wait(RUN_SECONDS)
+        kernel = compile_kernel()
+        _ = kernel.run  # a property that loads the kernel when it is first looked at
+        return kernel
 
 
 def _stay_on_device() -> Callable[[], None] | None:

@@ -44,9 +44,9 @@ class Trial:
             return
         check_cache()
         with compiling_only(), self._model.shortened():
-            run_candidates(self._model)
-            for batch in every_kind(self._resolved):
+            for batch in every_kind(self._resolved):  # among them the kernels that take longest
                 run(self.runner, batch)
+            run_candidates(self._model)
 
     def measure(self) -> MemoryPlan:
         """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
