@@ -140,56 +140,32 @@ class Requests:
         rows, page_size = launch.batch.decode_rows, self.resolved.page_size
         if not rows or min(tokens[:rows]) < 0 or max(tokens[:rows]) >= self.vocab_size:
             return 0
-        sequences, starts = launch.sequences[:rows], launch.batch.starts[:rows]
-        odd: set[int] = set()  # rows with more to tell than a token, or less
-        for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=False)):
+        tell_id, tell_token = self._told_ids.append, self._told_tokens.append
+        made = 0
+        columns = (launch.sequences[:rows], launch.batch.starts[:rows], tokens[:rows])
+        for sequence, start, token in zip(*columns, strict=True):
             sequence.ahead -= 1
             if sequence.finish is not None:
-                odd.add(row)  # it ended while this row was under way
-                continue
-            known = sequence.tokens
-            known.append(token)
-            if (
-                token in sequence.stop_ids
-                or len(known) >= sequence.limit
-                or not sequence.announced
-            ):
-                odd.add(row)
-        full = [row for row, start in enumerate(starts) if not (start + 1) % page_size]
-        self._remember_pages(sequences, starts, full)
-        self._tell(sequences, tokens, odd)
-        return rows
-
-    def _remember_pages(self, sequences: list[Sequence], starts: list[int], full: list[int]) -> None:
-        """These rows have written the last token of a page."""
-        for row in full:
-            sequence = sequences[row]
-            if sequence.finish is None:
-                try:
-                    self._remember(sequence, starts[row], starts[row] + 1)
-                except Exception as error:
-                    self._end_broken(sequence, error)
-
-    def _tell(self, sequences: list[Sequence], tokens: list[int], odd: set[int]) -> None:
-        """The newest token of each row's sequence."""
-        ids = [sequence.request_id for sequence in sequences]
-        if not odd:
-            self._told_ids += ids
-            self._told_tokens += tokens[: len(ids)]
-            self.generated_tokens += len(ids)
-            return
-        for row, sequence in enumerate(sequences):
-            if sequence.finish is not None:
-                continue
-            self.generated_tokens += 1
-            if row not in odd:
-                self._told_ids.append(ids[row])
-                self._told_tokens.append(tokens[row])
-                continue
+                continue  # it ended while this row was under way
             try:
-                self._deliver(sequence, tokens[row], None)
+                if not (start + 1) % page_size:
+                    self._remember(sequence, start, start + 1)
+                known = sequence.tokens
+                known.append(token)
+                made += 1
+                if (
+                    token in sequence.stop_ids
+                    or len(known) >= sequence.limit
+                    or not sequence.announced
+                ):
+                    self._deliver(sequence, token, None)
+                else:
+                    tell_id(sequence.request_id)
+                    tell_token(token)
             except Exception as error:
                 self._end_broken(sequence, error)
+        self.generated_tokens += made
+        return rows
 
     def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
         """Errors and prompt scores of one row.  True if the row failed, which ends its request."""
