@@ -129,7 +129,7 @@ def _consume(
         item = _next(current, full, taken, g)
 
 
-@gluon.jit(do_not_specialize=["table_row"])
+@gluon.jit(do_not_specialize=["table_row", "num_pages"])
 def _prefill_hopper(
     Q, q_boxes, k_boxes, v_boxes, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS,
     ITEMS, COUNTS, QUEUE, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token,

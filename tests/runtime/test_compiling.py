@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -103,3 +104,10 @@ def test_a_place_for_kernels_that_cannot_be_written_is_named(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"kept in .*file: File exists: set TRITON_CACHE_DIR"):
         check_cache()
+
+
+@pytest.mark.parametrize("name", ["prefill_hopper", "decode_hopper"])
+def test_a_kernel_compiled_on_a_few_pages_serves_any_number_of_them(name: str):
+    kernel = getattr(importlib.import_module(f"attention.kernels.{name}"), f"_{name}")
+    specialized = [param.name for param in kernel.params if not param.do_not_specialize]
+    assert "q_token" in specialized and "num_pages" not in specialized
