@@ -23,9 +23,9 @@ from runtime.device import (
     choose_kv_dtype,
     choose_threads,
 )
+from runtime.inputs import Model
 from runtime.memory_plan import MemoryPlan, size
 from runtime.runner import Runner
-from runtime.whole_step import Model
 
 
 @dataclass(frozen=True, slots=True)
