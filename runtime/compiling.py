@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,13 @@ class _Pool(ThreadPoolExecutor):
 
     def _make_ready(self, compile_kernel: Callable[[], Any]) -> Any:
         self.begin.wait(RUN_SECONDS)
+        from triton.runtime.errors import OutOfResources
+
         kernel = compile_kernel()
-        _ = kernel.run  # a property that loads the kernel when it is first looked at
+        # A property that loads the kernel when it is first looked at.  If the device is too small
+        # for it, its launch says so once more, to a caller who may know another way.
+        with suppress(OutOfResources):
+            _ = kernel.run
         return kernel
 
 

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model_zoo.layers.gemm.candidates import products_for
-from model_zoo.layers.gemm.choose import Place, choose, choose_products, layers_by_place, use
+from model_zoo.layers.gemm.choose import (
+    Place,
+    choose,
+    choose_products,
+    layers_by_place,
+    that_fit,
+    use,
+)
 from model_zoo.layers.gemm.chosen_file import chosen_file, read_choices, write_choices
 from model_zoo.layers.gemm.products import BUCKETS, Plain, Product, SplitK, Stream
 from model_zoo.layers.linear import Linear
@@ -55,6 +62,16 @@ def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == [
         "5 of 5 matrix products are left to cuBLAS: no time"
     ]
+
+
+def test_a_product_that_the_device_is_too_small_for_is_not_tried():
+    errors = pytest.importorskip("triton.runtime.errors", reason="Triton is not here")
+
+    class TooLarge(Plain):
+        def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            raise errors.OutOfResources(128 << 10, 99 << 10, "shared memory")
+
+    assert that_fit([Plain(), TooLarge(), Plain(rows=8)], 1, layer()) == [Plain(), Plain(rows=8)]
 
 
 class Counting:

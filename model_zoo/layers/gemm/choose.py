@@ -64,7 +64,8 @@ def choose_products(model: nn.Module, *, seconds: float = 1.5, file: Path | None
     missing = {place: found for place, found in layers.items() if place not in choices}
 
     def tried(place: Place) -> Sequence[Product]:
-        return candidates(device, place.rows, place.outputs, place.inputs)
+        found = candidates(device, place.rows, place.outputs, place.inputs)
+        return that_fit(found, place.rows, missing[place][0])
 
     made = choose(missing, tried, times, seconds)
     if made:
@@ -81,6 +82,23 @@ def run_candidates(model: nn.Module) -> None:
         x = torch.empty(place.rows, place.inputs, dtype=place.dtype, device=weight.device)
         for product in candidates(weight.device, place.rows, place.outputs, place.inputs):
             product.run(x, weight, layer.bias)
+
+
+def that_fit(products: Sequence[Product], rows: int, layer: Linear) -> list[Product]:
+    """Those whose kernels need no more shared memory and registers than the device has."""
+    from triton.runtime.errors import OutOfResources
+
+    weight = layer.weight
+    x = torch.zeros(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    fitting: list[Product] = []
+    for product in products:
+        try:
+            product.run(x, weight, layer.bias)
+        except OutOfResources as error:
+            log.debug("%s is not tried: %s", product, error)
+        else:
+            fitting.append(product)
+    return fitting
 
 
 def layers_by_place(model: nn.Module) -> dict[Place, list[Linear]]:
