@@ -86,7 +86,8 @@ class Graphs:
         best = self._buckets.fit(tokens, rows)
         if best in self.captured or not self.captured:
             return best
-        self._missed[best] += 1
+        if best in self._waiting:
+            self._missed[best] += 1
         most = max(MOST_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
@@ -125,7 +126,7 @@ class Graphs:
         for bucket in self._buckets.graphs():
             if bucket in early and self._waiting:
                 self._waiting.remove(bucket)
-                self._capture(bucket)
+                self._try(bucket)
 
     def capture_missed(self) -> None:
         """Between two steps: what the last ones would have needed."""
@@ -136,7 +137,7 @@ class Graphs:
             self._missed.clear()
             if bucket in self._waiting and self._has_room():
                 self._waiting.remove(bucket)
-                self._capture(bucket)
+                self._try(bucket)
             self._next_missed = time.monotonic() + SECONDS_APART
 
     def capture_all(self) -> None:
@@ -146,7 +147,7 @@ class Graphs:
     def capture_next(self) -> bool:
         """Capture one more, some 30 ms of the host's time.  True if there are others after it."""
         if self._waiting and self._has_room():
-            self._capture(self._waiting.pop())
+            self._try(self._waiting.pop())
         return bool(self._waiting)
 
     def _has_room(self) -> bool:
@@ -156,6 +157,18 @@ class Graphs:
         log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._waiting))
         self._waiting = []
         return False
+
+    def _try(self, bucket: Bucket) -> None:
+        """Capture, if that works: steps without a graph are slower, and nobody's end."""
+        try:
+            self._capture(bucket)
+        except RuntimeError as error:  # out of memory; what CUDA or a library cannot capture
+            log.warning(
+                "a step of %d tokens could not be captured, it and %d other sizes run without a "
+                "graph: %s",
+                *(bucket.tokens, len(self._waiting), error),
+            )
+            self._waiting = []
 
     def _capture(self, bucket: Bucket) -> None:
         """On a step without rows, which changes nothing."""

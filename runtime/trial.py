@@ -50,14 +50,14 @@ class Trial:
 
     def measure(self) -> MemoryPlan:
         """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
+        plan, kv = self._plan, self._kv.num_bytes
         _give_back()
         try:
             self._run_largest(self._resolved.max_batched_tokens)
+            work = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
+            graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
         except torch.OutOfMemoryError:
             raise self._too_large() from None
-        plan, kv = self._plan, self._kv.num_bytes
-        work = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
-        graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
         _give_back()
         return replace(plan, state=self._state, work=work, graphs=graphs)
 

@@ -216,6 +216,14 @@ def test_torch_is_not_loaded_by(modules: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_an_engine_can_start_where_there_is_no_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import runtime.loading, runtime.engine"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def called_name(node: ast.Call) -> str:
     """`torch.load` of `torch.load(path)`; empty for calls of anything but a dotted name."""
     return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""

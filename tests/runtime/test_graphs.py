@@ -93,3 +93,34 @@ def test_nothing_is_captured_when_memory_is_short(
     monkeypatch.setattr(module, "free_bytes", lambda device: RESERVE_BYTES - 1)
     assert not graphs.capture_next()
     assert len(graphs.captured) == known
+
+
+def test_a_graph_that_cannot_be_captured_ends_capturing_and_nothing_else(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs.capture_early()
+    known = dict(graphs.captured)
+
+    def fail(bucket: Bucket) -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(graphs, "_capture", fail)
+    for _ in range(MISSES):
+        graphs.fit(17, 17)
+    graphs.capture_missed()
+    assert "17 tokens could not be captured" in caplog.text and "no memory left" in caplog.text
+    assert not graphs.capture_next()
+    assert graphs.captured == known
+    assert graphs.fit(17, 17) == Bucket(32, 32, True)
+
+
+def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one(
+    graphs: Graphs,
+) -> None:
+    graphs.capture_early()
+    for _ in range(2 * MISSES):
+        graphs.fit(8000, 3)
+    for _ in range(MISSES):
+        graphs.fit(17, 17)
+    graphs.capture_missed()
+    assert Bucket(17, 17, True) in graphs.captured

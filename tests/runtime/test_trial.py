@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,3 +145,19 @@ def test_the_time_from_the_beginning_is_divided_among_phases() -> None:
         timeline.mark(phase)
     assert timeline.phases() == [("imports", 1.0), ("weights", 4.5), ("memory", 0.5)]
     assert timeline.seconds == 6.0 == sum(seconds for _, seconds in timeline.phases())
+
+
+def test_graphs_that_do_not_fit_name_numbers_too(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure() -> int:
+        raise torch.OutOfMemoryError("made up")
+
+    monkeypatch.setattr(trial, "run", lambda runner, batch, masks=None: None)
+    chosen = chosen_for(checkpoint)
+    plan = MemoryPlan(free=64 * MIB, share=0.5)
+    loaded = trial.Trial(plan, chosen, chosen.begin_loading(0).model)
+    graphs = SimpleNamespace(graphs=SimpleNamespace(measure=measure))
+    monkeypatch.setattr(loaded.runner, "steps", graphs)
+    with pytest.raises(ConfigError, match=r"try --max-batched-tokens \d+, --max-num-seqs \d+"):
+        loaded.measure()
