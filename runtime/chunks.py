@@ -22,7 +22,7 @@ from runtime.step_time import StepTimes
 AUTOMATIC_SECONDS = 0.014  # a target if none was asked for
 WIDEST = 3.5  # times that, if much waits
 MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with what waits
-PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
+PROMPT_SHARE = 0.6  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
 
 
