@@ -160,6 +160,16 @@ def test_a_damaged_file_is_ignored_with_one_line_and_written_anew(
     assert read_choices(file, "GPU") == {"x": WAYS[1]}
 
 
+def test_what_another_version_wrote_is_left_alone_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    file = tmp_path / "products.json"
+    file.write_text('{"GPU B, torch 1": {"x": {"kind": "Magic", "power": 9}}}')
+    write_choices(file, "GPU A, torch 1", {"x": WAYS[1]})
+    assert read_choices(file, "GPU A, torch 1") == {"x": WAYS[1]}
+    assert "Magic" in file.read_text() and not caplog.records
+
+
 def test_a_folder_that_cannot_be_written_costs_a_line_and_no_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -19,6 +19,7 @@ from model_zoo.layers.gemm.products import Plain, Product, SplitK, Stream
 
 KINDS: dict[str, type[Product]] = {kind.__name__: kind for kind in (Plain, SplitK, Stream)}
 Choices = dict[str, Product]  # by shape, type and rows, as choose.py names them
+Written = dict[str, dict[str, str | int]]  # Choices in the file
 log = logging.getLogger(__name__)
 
 
@@ -39,21 +40,21 @@ def circumstances(device: torch.device) -> str:
 
 def read_choices(file: Path, circumstances: str) -> Choices:
     """Those made under the same circumstances; none, and a line in the log, if it is damaged."""
-    return _read(file).get(circumstances, {})
+    made = _read(file).get(circumstances, {})
+    try:
+        return {place: _decoded(values) for place, values in made.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _ignore(file, error)
+        return {}
 
 
 def write_choices(file: Path, circumstances: str, choices: Choices) -> None:
     """Add choices to the file.  Those of the same GPU under other circumstances go."""
     gpu = circumstances.split(",")[0]
     known = {name: made for name, made in _read(file).items() if name.split(",")[0] != gpu}
-    known[circumstances] = read_choices(file, circumstances) | choices
-    text = json.dumps(
-        {
-            name: {place: _encoded(product) for place, product in sorted(made.items())}
-            for name, made in sorted(known.items())
-        },
-        indent=1,
-    )
+    made = read_choices(file, circumstances) | choices
+    known[circumstances] = {place: _encoded(product) for place, product in made.items()}
+    text = json.dumps(known, indent=1, sort_keys=True)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partly = file.with_suffix(f".{os.getpid()}")
@@ -63,17 +64,19 @@ def write_choices(file: Path, circumstances: str, choices: Choices) -> None:
         log.warning("choices of matrix products are not kept: %s", error)
 
 
-def _read(file: Path) -> dict[str, Choices]:
+def _read(file: Path) -> dict[str, Written]:
+    """By circumstances.  What other versions wrote is not for us to understand."""
     try:
-        return {
-            name: {place: _decoded(values) for place, values in made.items()}
-            for name, made in json.loads(file.read_bytes()).items()
-        }
+        return dict(json.loads(file.read_bytes()).items())
     except FileNotFoundError:
         return {}
-    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        log.warning("%s: ignored, for it is damaged (%r): products are timed again", file, error)
+    except (OSError, AttributeError, ValueError) as error:
+        _ignore(file, error)
         return {}
+
+
+def _ignore(file: Path, error: Exception) -> None:
+    log.warning("%s: ignored, for it is damaged (%r): products are timed again", file, error)
 
 
 def _encoded(product: Product) -> dict[str, str | int]:
