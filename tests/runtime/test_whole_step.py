@@ -158,7 +158,22 @@ def test_whole_steps_answer_as_the_plain_runner_does(
     checkpoint: Path, device: torch.device
 ) -> None:
     """Chunks, preemption, shared pages, slots started over, wishes that draw() serves."""
-    wanted = requests(seed=1, count=9 if device.type == "cpu" else 150)
+    check_answers(checkpoint, device, requests(seed=1, count=9 if device.type == "cpu" else 150))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gpt2", "llama-yarn"])
+def test_whole_steps_serve_models_of_every_kind(kind: str, tmp_path: Path) -> None:
+    """Learned positions, no norm of queries and keys."""
+    write_checkpoint(kind, tmp_path)
+    check_answers(
+        tmp_path,
+        torch.device("cuda", torch.cuda.current_device()),
+        requests(seed=4, count=60),
+    )
+
+
+def check_answers(checkpoint: Path, device: torch.device, wanted: list[Request]) -> None:
     found: list[dict[int, list[Output]]] = []
     for whole_steps in (True, False):
         engine, runner = make_engine(checkpoint, device, whole_steps=whole_steps)
@@ -173,6 +188,34 @@ def test_whole_steps_answer_as_the_plain_runner_does(
         assert tokens == plain, request
         assert scores == pytest.approx(plain_scores, abs=1e-4)
         assert torch.allclose(vector, plain_vector, atol=1e-4)
+
+
+def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Their slots and pages go to others while the device still writes to them."""
+    wanted = requests(seed=5, count=6 if device.type == "cpu" else 150)
+    engine, _ = make_engine(checkpoint, device, whole_steps=False)
+    plain = answers(engine, wanted, random.Random(1))
+    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    assert runner.steps is not None
+    runner.steps.graphs.capture_all()
+    draw, run = random.Random(5), engine.step
+
+    def step_and_abort() -> list[Output]:
+        outputs = run()
+        if draw.random() < 0.2:
+            engine.abort(draw.randrange(len(wanted)))
+        return outputs
+
+    engine.step = step_and_abort  # type: ignore[method-assign]
+    got = answers(engine, wanted, random.Random(1))
+    engine.scheduler.check_integrity()
+    ends = [got[request.id][-1].finish for request in wanted]
+    assert "abort" in ends and set(ends) > {"abort"}
+    for request in wanted:
+        tokens = told(got[request.id])[0]
+        assert tokens == told(plain[request.id])[0][: len(tokens)], request
 
 
 @pytest.mark.gpu
