@@ -9,14 +9,14 @@ those that have arrived together are told together.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
 from runtime.channel import AsyncReceiver, Sender
+from runtime.mailbox import Mailbox, merged
 from runtime.messages import (
     BACKGROUND,
     Abort,
@@ -34,106 +34,6 @@ from runtime.messages import (
 )
 
 CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
-
-
-def merged(first: Output, then: Output) -> Output:
-    """One Output that says what two in a row said.  Takes over the lists of `first`."""
-    first.tokens.extend(then.tokens)
-    logprobs = first.logprobs
-    if logprobs is None:
-        logprobs = then.logprobs
-    elif then.logprobs is not None:
-        logprobs.extend(then.logprobs)
-    prompt_logprobs = first.prompt_logprobs
-    return Output(
-        id=first.id,
-        tokens=first.tokens,
-        finish=then.finish,
-        stop_id=then.stop_id,
-        logprobs=logprobs,
-        prompt_logprobs=then.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
-        cached=first.cached or then.cached,
-        started=first.started or then.started,
-        error=then.error,
-        preemptions=then.preemptions,
-        mean_batch=then.mean_batch,
-        refused=then.refused,
-    )
-
-
-class Mailbox:
-    """The outputs of one request, for one reader."""
-
-    __slots__ = ("_output", "_take", "_waiter", "aborted", "delivered", "request")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.delivered = False  # the reader has seen an Output: the request cannot start over
-        self.aborted = False
-        self._output: Output | None = None
-        self._take: Callable[[Output], bool] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def id(self) -> int:
-        """Names the request to `EngineClient.abort`; changes if it starts over."""
-        return self.request.id
-
-    @property
-    def arrived(self) -> float:
-        """When the request was submitted, on the monotonic clock."""
-        return self.request.arrived
-
-    async def get(self) -> Output:
-        """Wait for the next Output.  After the one with `finish` set there is none."""
-        while self._output is None:
-            await self._wait()
-        output, self._output = self._output, None
-        self.delivered = True
-        return output
-
-    async def pour(self, take: Callable[[Output], bool]) -> None:
-        """Call `take` with every Output as it comes, until it returns False.
-
-        What `take` raises is raised here.
-        """
-        while self._output is not None:
-            if not take(await self.get()):
-                return
-        self._take = take
-        try:
-            await self._wait()
-        finally:
-            self._take = None
-
-    async def _wait(self) -> None:
-        assert self._waiter is None, "a mailbox has one reader"
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def put(self, output: Output) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            self._output = output if self._output is None else merged(self._output, output)
-            return
-        if self._take is None:
-            self._output = output
-            waiter.set_result(None)
-            return
-        self.delivered = True
-        try:
-            if not self._take(output):
-                waiter.set_result(None)
-        except Exception as error:
-            waiter.set_exception(error)
-
-    def start_over(self, id: int) -> None:
-        """Forget what the reader has not seen: the request runs again, under a new id."""
-        self.request = msgspec.structs.replace(self.request, id=id)
-        self._output = None
 
 
 class EngineClient:

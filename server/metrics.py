@@ -8,10 +8,8 @@ The names that vLLM's dashboards, routers and autoscalers read are aliases of th
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -24,6 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
+from server.gathered import Gathered
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 INF = float("inf")
@@ -40,7 +39,6 @@ WHOLE = (
     327.68, 655.36,
 )  # fmt: skip
 PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
-MANY = 256  # gaps between tokens
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 # alias -> native histogram
@@ -55,16 +53,6 @@ VLLM_HISTOGRAMS = {
     "vllm:request_prompt_tokens": "wavefill_request_prompt_tokens",
     "vllm:request_generation_tokens": "wavefill_request_generation_tokens",
 }
-
-
-def observe_many(histogram: Histogram, counts: Sequence[int], total: float) -> None:
-    """Histogram.observe for many numbers: how many of them in each bucket, and their sum."""
-    # The library has no name for this; test_metrics.py holds it to what observe() does.
-    inside = cast(Any, histogram)
-    for bucket, count in zip(inside._buckets, counts, strict=True):
-        if count:
-            bucket.inc(count)
-    inside._sum.inc(total)
 
 
 class Metrics(Collector):
@@ -93,7 +81,7 @@ class Metrics(Collector):
         self._inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two deliveries of tokens.", PER_TOKEN
         )
-        self._gaps: list[float] = []  # between tokens, not yet counted
+        self._gaps = Gathered(self._inter_token, PER_TOKEN)
         self._per_token = self._histogram(
             "time_per_output_token_seconds",
             "Mean of a completion, first token left out.",
@@ -141,7 +129,7 @@ class Metrics(Collector):
     ) -> None:
         """A completion ended.  Times are monotonic seconds; 0 for what did not happen."""
         self._finished.labels(**self._label, finished_reason=finish or "unknown").inc()
-        self._count_gaps()  # another process may be asked for the numbers
+        self._gaps.count()  # another process may be asked for the numbers
         self._whole.observe(ended - arrived)
         self._prompt.observe(prompt_tokens)
         self._generated.observe(generated_tokens)
@@ -156,20 +144,7 @@ class Metrics(Collector):
                 self._per_token.observe((ended - first_token) / (generated_tokens - 1))
 
     def inter_token(self, seconds: float) -> None:
-        """Once a token: 256 of them are counted together, which costs a tenth."""
-        gaps = self._gaps
-        gaps.append(seconds)
-        if len(gaps) >= MANY:
-            self._count_gaps()
-
-    def _count_gaps(self) -> None:
-        if not self._gaps:
-            return
-        counts = [0] * (len(PER_TOKEN) + 1)
-        for seconds in self._gaps:
-            counts[bisect_left(PER_TOKEN, seconds)] += 1
-        observe_many(self._inter_token, counts, sum(self._gaps))
-        self._gaps.clear()
+        self._gaps.add(seconds)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(**self._label, reason=reason).inc()
@@ -186,7 +161,7 @@ class Metrics(Collector):
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
-        self._count_gaps()
+        self._gaps.count()
         exposed = CollectorRegistry()
         exposed.register(self)
         return generate_latest(exposed)

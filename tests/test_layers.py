@@ -22,7 +22,7 @@ CONTROL_WING = {
         *("admission", "batch", "channel", "chunks", "client", "columns", "config", "engine"),
         *("grammar", "grammar_messages", "grammar_worker", "matchers", "memory_plan"),
         *("messages", "outputs", "pages", "requests", "running", "scheduler", "sequence"),
-        "step_time",
+        *("mailbox", "step_time"),
     )
 }
 # What the device wing knows of the control wing: values, never decisions.
