@@ -6,7 +6,7 @@ a few prompt tokens in every step cost less than many in some.  `--itl-target-ms
 The automatic one yields where it would make the whole server slow:
 
     many rows, whose step is long without a prompt    prompts get their share of the step
-    prompts of more than a second wait                up to WIDEST times the target
+    prompts of more than MUCH_SECONDS wait            up to WIDEST times the target
 
 The numbers are the best of `python -m benchmarks.bench_schedule` for the usual loads of an 8B
 model; they are times, not tokens, so that they mean the same for every model.
