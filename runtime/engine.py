@@ -44,7 +44,7 @@ class Executor(Protocol):
     def sample(self, batch: Batch, masks: Masks | None = None) -> Pending: ...
 
     def prepare(self) -> bool:
-        """Use an idle moment, for no longer than a short step.  True if there is more to do."""
+        """Use an idle moment, a tenth of a second of it.  True if there is more to do."""
         ...
 
 

@@ -18,7 +18,7 @@ class Local:
         self._runner.forward(batch)
 
     def prepare(self) -> bool:
-        """Use an idle moment, for no longer than a short step.  True if there is more to do."""
+        """Use an idle moment, a tenth of a second of it.  True if there is more to do."""
         return self._runner.prepare()
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:

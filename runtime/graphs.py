@@ -140,10 +140,6 @@ class Graphs:
                 self._try(bucket)
             self._next_missed = time.monotonic() + SECONDS_APART
 
-    def capture_all(self) -> None:
-        while self.capture_next():
-            pass
-
     def capture_next(self) -> bool:
         """Capture one more, which takes some 90 ms.  True if there are others after it."""
         if self._waiting and self._has_room():
