@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from attention.backend import Capacity, Shape, choose
 from attention.kv_pool import KVPool
 from model_zoo.config import read_config
 from model_zoo.loader import load_model
+from runtime import step_buffers
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.executor import Local
 from runtime.messages import Output, Pooling, Request, SamplingParams
 from runtime.runner import Runner
+from runtime.step_buffers import Layout
 from runtime.steps import Steps
 
 # A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
@@ -165,6 +168,39 @@ def test_whole_steps_answer_as_the_plain_runner_does(
 ) -> None:
     """Chunks, preemption, shared pages, slots started over, wishes that draw() serves."""
     check_answers(checkpoint, device, requests(seed=1, count=9 if device.type == "cpu" else 150))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of steps have room for three new sequences, for none if no prompt is fed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(step_buffers, "NEW_ROWS", 3)
+        patched.setattr(step_buffers, "EXTRA_PAGES", 0)
+        Layout.of.cache_clear()
+        yield
+    Layout.of.cache_clear()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Five sequences begin at once, with more pages than a page a row."""
+    wanted = [
+        Request(id, 0, [id * 9 + place for place in range(length)], WISHES[1 + id % 2])
+        for id, length in enumerate([1, 1, 1, 33, 1])
+    ]
+    found: list[list[list[int]]] = []
+    for whole_steps in (True, False):
+        engine, _ = make_engine(checkpoint, device, whole_steps=whole_steps, pages=20)
+        for request in wanted:
+            engine.add(request)
+        got: dict[int, list[Output]] = {request.id: [] for request in wanted}
+        while engine.has_work:
+            for output in engine.step():
+                got[output.id].append(output)
+        found.append([told(got[request.id])[0] for request in wanted])
+    assert found[0] == found[1] and all(len(tokens) == 5 for tokens in found[0])
 
 
 @pytest.mark.gpu
