@@ -256,3 +256,13 @@ def test_wheel_ships_the_four_packages_and_nothing_else() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert set(wheel) == {"packages"}
     assert sorted(wheel["packages"]) == sorted(PACKAGES)
+
+
+def test_a_model_is_loaded_on_a_cpu_without_the_compiler_of_pytorch() -> None:
+    """An operation on "meta" tensors that PyTorch decomposes imports it, which takes 1.5 s."""
+    code = (
+        "import sys; from runtime.config import EngineConfig; from runtime.loading import load; "
+        "load(EngineConfig(model='model_zoo/tiny_chat', device='cpu'), lambda *told: None); "
+        "found = {'torch._dynamo', 'transformers'} & sys.modules.keys(); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

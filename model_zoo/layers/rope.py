@@ -19,8 +19,11 @@ class Rope(nn.Module):
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         super().__init__()
-        frequencies = inverse_frequencies(config, head_dim)
-        self.frequencies = nn.Buffer(frequencies, persistent=False)
+        device = torch.get_default_device()
+        # Not on "meta", where a division imports torch._dynamo, which takes 1.5 s.
+        with torch.device("cpu"):
+            frequencies = inverse_frequencies(config, head_dim)
+        self.frequencies = nn.Buffer(frequencies.to(device), persistent=False)
         self.scale = attention_factor(config)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
