@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2 as httpx
@@ -23,9 +23,12 @@ class Server:
     process: subprocess.Popen[bytes]
     url: str
     log: Path
+    clients: list[OpenAI] = field(default_factory=list)  # closed with the server
 
     def client(self, **options: object) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+        url = f"{self.url}/v1"
+        self.clients.append(OpenAI(base_url=url, api_key="none", max_retries=0, **options))
+        return self.clients[-1]
 
     def async_client(self, **options: object) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
@@ -90,3 +93,5 @@ def stop_server(server: Server) -> None:
         except subprocess.TimeoutExpired:
             server.process.kill()
             server.process.wait(5)
+    for client in server.clients:
+        client.close()
