@@ -36,7 +36,7 @@ from server.schema.chat import ChatRequest
 from server.splitting import Splitting, plain
 from server.state import ServerState
 from server.template_options import template_options
-from server.tool_grammar import after_thought, tool_grammar
+from server.tool_grammar import after_thought, in_final_message, tool_grammar
 
 WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
 ChatFinish = FinishReason | Literal["tool_calls"]
@@ -190,6 +190,9 @@ async def _grammar(
     template, marks = state.tokenizer.template, state.grammar_marks
     formats = state.formats.formats
     source = "" if template is None else template.source
+    in_messages = splitting is not None and splitting.begins_messages
+    if wanted is not None and in_messages and not body.continue_final_message:
+        wanted = in_final_message(wanted, marks)
     grammar = tool_grammar(body, wanted, formats.tools, source, marks)
     if grammar is None:
         return ""

@@ -52,12 +52,14 @@ class AnswerFormats:
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
         begun = reasoning is not None and reasoning.open_after(tail)
         over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
+        may_think = begun or (reasoning is not None and not over)
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
         return Splitting(
             self.formats,
             schemas,
             starts_in_reasoning=begun,
-            may_think=begun or (reasoning is not None and not over),
+            may_think=may_think,
+            begins_messages=self.formats.harmony and (may_think or (reasoning is None)),
             parallel=parallel,
         )
 
@@ -87,6 +89,7 @@ class Splitting:
     schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
     starts_in_reasoning: bool
     may_think: bool  # the answer is in a thought, or may begin one
+    begins_messages: bool  # the answer is written as harmony's messages, each with a head
     parallel: bool
 
     def splitter(self) -> Splitter:

@@ -7,106 +7,24 @@ text, in which the calls of strict tools must be right; with a response_format, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from server.call_arguments import ArgumentForm, arguments
-from server.errors import RequestError, UnsupportedParameter
-from server.grammar_marks import TEXT, GrammarMarks
+from server.call_arguments import Parts, arguments
+from server.call_forms import CallForm, form_of
+from server.errors import RequestError
+from server.grammar_marks import TEXT, GrammarMarks, literal
 from server.json_schema import check_schema
 from server.parsing.formats import ReasoningFormat, ToolFormat
+from server.python_arguments import FREE_RULES, python_arguments
 from server.schema.chat import ChatRequest
 from server.schema.tools import Tool
 from server.structured import WHITESPACE, Grammar
 
 MOST_CALLS = 32  # of one answer that must call
-
-
-@dataclass(frozen=True)
-class CallForm:
-    """What stands around a call's arguments; NAME is the function's."""
-
-    opens: str  # in free text, what follows it must be a call
-    begin: str  # the rest up to the arguments
-    end: str
-    between: str | None = None  # two calls; None: an answer has one
-    arguments: ArgumentForm | None = None  # each by itself; None: they are one JSON object
-
-
-_DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>"
-_DEEPSEEK_NAME = "<\uff5ctool\u2581sep\uff5c>"
-_DEEPSEEK_END = "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>"
-_PARAMETER = ArgumentForm("<parameter=KEY>\n", "<parameter=KEY>\n", "\n", "</parameter>\n")
-_DSML = '<\uff5cDSML\uff5cparameter name="KEY" string='
-# By the names of server/parsing/formats.py; those that write calls as Python, and harmony, are not
-# here.
-FORMS = {
-    "hermes": CallForm(
-        "<tool_call>", '\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n"
-    ),
-    "granite": CallForm("<|tool_call|>", '[{"name": "NAME", "arguments": ', "}]"),
-    "nemotron_json": CallForm("<TOOLCALL>", '[{"name": "NAME", "arguments": ', "}]</TOOLCALL>"),
-    "llama3_json": CallForm('{"name": "', 'NAME", "parameters": ', "}"),
-    "mistral": CallForm("[TOOL_CALLS]", "NAME[ARGS]", ""),
-    "deepseek_v3": CallForm(
-        _DEEPSEEK, f"function{_DEEPSEEK_NAME}NAME\n```json\n", f"\n```{_DEEPSEEK_END}"
-    ),
-    "deepseek_v31": CallForm(_DEEPSEEK, f"NAME{_DEEPSEEK_NAME}", _DEEPSEEK_END),
-    "kimi_k2": CallForm(
-        "<|tool_calls_section_begin|><|tool_call_begin|>",
-        "functions.NAME:0<|tool_call_argument_begin|>",
-        "<|tool_call_end|><|tool_calls_section_end|>",
-    ),
-    "qwen3_coder": CallForm(
-        "<tool_call>",
-        "\n<function=NAME>\n",
-        "</function>\n</tool_call>",
-        between="\n",
-        arguments=_PARAMETER,
-    ),
-    "seed_oss": CallForm(
-        "<seed:tool_call>",
-        "\n<function=NAME>\n",
-        "</function>\n</seed:tool_call>",
-        arguments=ArgumentForm("<parameter=KEY>", "<parameter=KEY>", "", "</parameter>\n"),
-    ),
-    "minimax_m2": CallForm(
-        "<minimax:tool_call>",
-        '\n<invoke name="NAME">\n',
-        "</invoke>\n</minimax:tool_call>",
-        arguments=ArgumentForm(
-            '<parameter name="KEY">', '<parameter name="KEY">', "", "</parameter>\n"
-        ),
-    ),
-    "glm45": CallForm(
-        "<tool_call>",
-        "NAME\n",
-        "</tool_call>",
-        between="\n",
-        arguments=ArgumentForm(
-            "<arg_key>KEY</arg_key>\n<arg_value>",
-            "<arg_key>KEY</arg_key>\n<arg_value>",
-            "",
-            "</arg_value>\n",
-        ),
-    ),
-    "deepseek_v32": CallForm(
-        "<\uff5cDSML\uff5cfunction_calls>",
-        '\n<\uff5cDSML\uff5cinvoke name="NAME">\n',
-        "</\uff5cDSML\uff5cinvoke>\n</\uff5cDSML\uff5cfunction_calls>",
-        arguments=ArgumentForm(
-            f'{_DSML}"true">', f'{_DSML}"false">', "", "</\uff5cDSML\uff5cparameter>\n"
-        ),
-    ),
-}
-OLD_MISTRAL = CallForm("[TOOL_CALLS]", '[{"name": "NAME", "arguments": ', "}]")
-
-
-def form_of(format: ToolFormat, template: str) -> CallForm | None:
-    """How a format's calls are enforced; None if they cannot be."""
-    if format.name == "mistral" and "[ARGS]" not in template:
-        return OLD_MISTRAL
-    return FORMS.get(format.name)
+Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tools`
+# Harmony's messages: thoughts and what is told before a call, then a call or the answer.
+_CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
+_NEXT = "<|end|><|start|>assistant"
 
 
 def tool_grammar(
@@ -120,7 +38,7 @@ def tool_grammar(
 
     wanted   of the request's response_format or structured_outputs
     template the chat template's source
-    Raises RequestError if the model's format cannot be enforced, or a tool's schema.
+    Raises RequestError if the model's format is not known, or for a tool's schema.
     """
     tools = body.offered()
     if (name := body.named_tool()) is not None:
@@ -128,101 +46,143 @@ def tool_grammar(
     strict = [(index, tool) for index, tool in tools if tool.function.strict]
     if not (body.must_call() or strict or (tools and wanted is not None)):
         return wanted
-    form = None if format is None else form_of(format, template)
-    if form is None:
-        raise _cannot(body, format)
-    most = MOST_CALLS if form.between is not None else 1
-    if body.parallel_tool_calls is False:
-        most = 1
+    if format is None:
+        raise _cannot(body)
+    form = form_of(format, template)
+    most = 1 if body.parallel_tool_calls is False else MOST_CALLS
     if body.must_call():
         return _only_calls(tools, form, most, marks, None)
     if wanted is not None:
         return _only_calls(tools, form, most, marks, wanted)
+    if format.style == "harmony":
+        return _among_messages(tools, form, marks)
     return _among_text(tools, form, most, marks)
 
 
-def _cannot(body: ChatRequest, format: ToolFormat | None) -> RequestError:
+def _cannot(body: ChatRequest) -> RequestError:
     param = "tools" if not body.must_call() else "tool_choice"
     what = "`tool_choice`" if body.must_call() else "`strict` tools, or tools with a format,"
-    known = "none is known" if format is None else f"theirs is {format.name}"
     return RequestError(
-        f"{what} cannot be enforced for this model: of the formats in which models write calls, "
-        f'{known}, and {", ".join(FORMS)} can be: use "auto", and functions that are not strict',
+        f"{what} cannot be enforced for this model: how it writes calls is not known; use "
+        '"auto" and functions that are not strict, or start the server with --tool-format',
         param=param,
         code="unsupported_parameter",
     )
 
 
-def _rules(
-    tools: Sequence[tuple[int, Tool]], form: CallForm, marks: GrammarMarks, *, all_strict: bool
-) -> tuple[list[str], list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Rules of the calls from their name on, the grammars of their arguments, schemas by path.
+def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: bool) -> Parts:
+    """Of the calls: call and, by index, call0 = begin0 rest0, ...
 
     all_strict  also functions that are not strict get the arguments that their schema asks for
     """
-    rules = ["call: " + " | ".join(f"call{index}" for index, _ in tools)]
-    grammars: list[dict[str, Any]] = []
-    schemas: dict[str, dict[str, Any]] = {}
+    parts = Parts(["call: " + " | ".join(f"call{index}" for index, _ in tools)])
     for index, tool in tools:
         path = f"tools[{index}].function.parameters"
-        schema: dict[str, Any] = {}
         bound = all_strict or bool(tool.function.strict)
-        if bound:
-            schema = check_schema(tool.function.parameters or {}, path)
+        schema = check_schema(tool.function.parameters or {}, path) if bound else None
+        written, more = _arguments(index, schema, path, form, marks)
         begin = marks.of(form.begin.replace("NAME", tool.function.name))
-        if form.arguments is not None:
-            if not bound:
-                rules.append(f"call{index}: {begin} free{index}")
-                rules.append(marks.after_any(f"free{index}", form.end))
-                continue
-            written, parts = arguments(
-                f"argument{index}", schema, path, form.arguments, marks, WHITESPACE
-            )
-            rules += [f"call{index}: {begin} {written} {marks.of(form.end)}", *parts.rules]
-            grammars += parts.grammars
-            schemas |= parts.schemas
-            continue
-        whole = {"type": "object", **schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
-        grammars.append({"name": f"arguments{index}", "json_schema": whole})
-        schemas[path] = whole
-        rules.append(f"call{index}: {begin} @arguments{index} {marks.of(form.end)}".rstrip())
-    return rules, grammars, schemas
+        parts.rules += [f"call{index}: {begin} rest{index}", f"rest{index}: {written}".rstrip()]
+        parts.rules += more.rules
+        parts.grammars += more.grammars
+        parts.schemas |= more.schemas
+    if form.arguments == "python":
+        parts.rules += FREE_RULES
+    return parts
+
+
+def _arguments(
+    index: int, schema: dict[str, Any] | None, path: str, form: CallForm, marks: GrammarMarks
+) -> tuple[str, Parts]:
+    """From the arguments to the end of a call: an expression, and the rules for it.
+
+    schema  None: the arguments are free
+    """
+    name, end = f"argument{index}", marks.of(form.end)
+    if form.arguments == "python":
+        if schema is None:
+            return f"python_free {end}", Parts()
+        written, parts = python_arguments(name, schema, path, WHITESPACE)
+    elif form.arguments is not None:
+        if schema is None:
+            return f"free{index}", Parts([marks.after_any(f"free{index}", form.end)])
+        written, parts = arguments(name, schema, path, form.arguments, marks, WHITESPACE)
+    else:
+        whole = {"type": "object", **(schema or {})}
+        whole["x-guidance"] = {"whitespace_pattern": WHITESPACE}
+        grammar = {"name": f"arguments{index}", "json_schema": whole}
+        written, parts = f"@arguments{index}", Parts([], [grammar], {path: whole})
+    return f"{written} {end}", parts
 
 
 def _only_calls(
-    tools: Sequence[tuple[int, Tool]],
-    form: CallForm,
-    most: int,
-    marks: GrammarMarks,
-    instead: Grammar | None,
+    tools: Offered, form: CallForm, most: int, marks: GrammarMarks, instead: Grammar | None
 ) -> Grammar:
     """Calls and nothing else, or the answer that `instead` describes."""
-    rules, grammars, schemas = _rules(tools, form, marks, all_strict=True)
-    opens = marks.of(form.opens)
-    more = f" ({marks.of(form.between or '')} {opens} call){{0,{most - 1}}}" if most > 1 else ""
+    parts = _rules(tools, form, marks, all_strict=True)
+    more = ""
+    if form.between is not None and most > 1:
+        more = f" ({marks.of(form.between)} section){{0,{most - 1}}}"
     start = "start: calls"
+    grammars, schemas = parts.grammars, parts.schemas
     if instead is not None:
         start = "start: calls | @instead"
         first, *others = instead.grammars
-        grammars += [{**first, "name": "instead"}, *others]
-        schemas |= instead.schemas
-    lark = "\n".join([start, f"calls: {opens} call{more}", *rules])
+        grammars = [*grammars, {**first, "name": "instead"}, *others]
+        schemas = schemas | instead.schemas
+    section = f"section: {marks.of(form.opens)} {marks.of(form.head)} {_section(form, most, marks)}"
+    lark = "\n".join([start, f"calls: section{more}", section, *parts.rules])
     return Grammar([{"lark_grammar": lark}, *grammars], schemas, "tools")
 
 
-def _among_text(
-    tools: Sequence[tuple[int, Tool]], form: CallForm, most: int, marks: GrammarMarks
-) -> Grammar:
+def _section(form: CallForm, most: int, marks: GrammarMarks, first: str = "call") -> str:
+    """What follows a section's `opens` and `head`, or the beginning of its first call."""
+    more = ""
+    if form.comma is not None and most > 1:
+        more = f"({marks.of(form.comma)} call){{0,{most - 1}}}"
+    return f"{first} {more} {marks.of(form.close)}".rstrip()
+
+
+def _among_text(tools: Offered, form: CallForm, most: int, marks: GrammarMarks) -> Grammar:
     """Any text; a call that is begun must be one of these tools, with the arguments of strict ones
     as their schemas say."""
-    rules, grammars, schemas = _rules(tools, form, marks, all_strict=False)
-    start = [
-        f"start: (lead call){{0,{most}}} tail",
-        marks.after_any("lead", form.opens),
-        f"tail: {TEXT}",
-    ]
-    lark = "\n".join([*start, *rules])
-    return Grammar([{"lark_grammar": lark}, *grammars], schemas, "tools")
+    parts = _rules(tools, form, marks, all_strict=False)
+    sections = most if form.between is not None else 1
+    rules = [f"start: section{{0,{sections}}} tail", f"tail: {TEXT}"]
+    if form.named:
+        rules.append("section: " + " | ".join(f"section{index}" for index, _ in tools))
+        for index, tool in tools:
+            begin = f"{literal(form.opens)}\\s*{literal(tool.function.name)}\\("
+            rules.append(f"lead{index}[lazy]: /(?s:.*){begin}/")
+            rest = _section(form, most, marks, f"rest{index}")
+            rules.append(f"section{index}: lead{index} {rest}")
+    else:
+        rules.append(marks.after_any("lead", form.opens))
+        rules.append(f"section: lead {marks.of(form.head)} {_section(form, most, marks)}")
+    lark = "\n".join([*rules, *parts.rules])
+    return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")
+
+
+def _among_messages(tools: Offered, form: CallForm, marks: GrammarMarks) -> Grammar:
+    """The same in harmony, where text may only stand in messages."""
+    parts = _rules(tools, form, marks, all_strict=False)
+    message, channel = marks.of(_MESSAGE), marks.of(_CHANNEL)
+    lark = "\n".join(
+        [
+            "start: told* last",
+            f"told: {channel} /analysis|commentary/ {message} told_text",
+            marks.after_any("told_text", _NEXT),
+            f"last: {marks.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
+            *parts.rules,
+        ]
+    )
+    return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")
+
+
+def in_final_message(grammar: Grammar, marks: GrammarMarks) -> Grammar:
+    """The same as harmony writes it."""
+    head = f"{marks.of(_CHANNEL)} /final/ {marks.of(_MESSAGE)}"
+    return _around(grammar, "final", f"start: {head} @final")
 
 
 def after_thought(
@@ -230,17 +190,21 @@ def after_thought(
 ) -> Grammar:
     """The same after reasoning, which the prompt has begun or the answer may begin."""
     if reasoning.name == "harmony":
-        raise UnsupportedParameter(
-            f"`{grammar.param}` cannot be enforced for a model that writes in harmony's channels: "
-            "ask for it in a message",
-            param=grammar.param,
-        )
-    first, *others = grammar.grammars
+        thought = marks.after_any("thought", _NEXT)
+        head = f"{marks.of(_CHANNEL)} /analysis/ {marks.of(_MESSAGE)}"
+        first = "thought " if begun else ""
+        return _around(grammar, "answer", f"start: {first}({head} thought)* @answer\n{thought}")
     before = "thought /\\s{0,4}/"
     if not begun:
         before = f"({marks.of(reasoning.opens[0])} {before})?"
-    lark = f"start: {before} @answer\n{marks.after_any('thought', reasoning.closes[0])}"
-    inner = {**first, "name": "answer"}
+    thought = marks.after_any("thought", reasoning.closes[0])
+    return _around(grammar, "answer", f"start: {before} @answer\n{thought}")
+
+
+def _around(grammar: Grammar, name: str, lark: str) -> Grammar:
+    """A grammar of rules in which the given one has a name."""
+    first, *others = grammar.grammars
+    inner = {**first, "name": name}
     return Grammar(
         [{"lark_grammar": lark}, inner, *others], grammar.schemas, grammar.param, grammar.ebnf
     )

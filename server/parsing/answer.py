@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from server.parsing.calls import CallReader
 from server.parsing.deltas import Delta
-from server.parsing.formats import ReasoningFormat, ToolFormat
+from server.parsing.formats import Formats, ReasoningFormat, ToolFormat
 from server.parsing.harmony import HarmonyReader
 from server.parsing.output import Output
 from server.parsing.source import Broken, Reader, Source, marks
@@ -53,11 +53,7 @@ class AnswerParser:
         if tool_format is not None:
             self._calls = CallReader(tool_format, self._source, self._output, tools)
             self._opens = tool_format.opens
-        harmony = "harmony" in (
-            tool_format.style if tool_format else "",
-            reasoning_format.name if reasoning_format else "",
-        )
-        if harmony:
+        if Formats(tool_format, reasoning_format).harmony:
             self._reader = HarmonyReader(
                 self._source,
                 self._output,

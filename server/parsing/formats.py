@@ -91,6 +91,14 @@ class Formats:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
+    @property
+    def harmony(self) -> bool:
+        """Answers are rows of messages."""
+        return "harmony" in (
+            self.tools.style if self.tools else "",
+            self.reasoning.name if self.reasoning else "",
+        )
+
     def marks(self) -> tuple[str, ...]:
         used = (self.tools, self.reasoning)
         return tuple(mark for each in used if each is not None for mark in each.marks())
