@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +12,7 @@ import torch
 from attention_oracle import FP8, Case, check, make_case
 from decode_runner import decoded, make_plan, most, run
 from poisoned_pool import read
+from sanitizer import check_sanitized
 
 from attention.kernels.decode import decode
 from attention.planner.device import DevicePlanner
@@ -293,24 +290,4 @@ PLAIN = ["decode", "flash1", "prefill"]
 )
 def test_compute_sanitizer_finds_nothing(tool: str, kernels: list[str]):
     """No access out of bounds, and no two threads that write different values to one place."""
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path="/usr/local/cuda/bin"
-    )
-    if sanitizer is None:
-        pytest.skip("compute-sanitizer is not installed")
-    tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [
-            *(sanitizer, "--tool", tool, "--error-exitcode", "9"),
-            *(sys.executable, tests / "sanitized.py", *kernels),
-        ],
-        env=os.environ
-        | {
-            "PYTHONPATH": f"{tests.parent}:{tests}",
-            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # each tensor ends where its memory does
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    check_sanitized(tool, "sanitized.py", kernels)
