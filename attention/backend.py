@@ -107,6 +107,7 @@ class Kernel:
     fp8_since: tuple[int, int] | None = (8, 9)  # pages of float8_e4m3fn; None: never
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     head_dims: range = range(16, 257)
+    fp8_head_dims: range | None = None  # of float8 pages; None: head_dims
     page_sizes: tuple[int, ...] = (16, 32, 64, 128)
     largest_group: int = 64
     planners: tuple[str, ...] | None = None  # whose plans it follows; None: anyone's
@@ -136,8 +137,9 @@ class Kernel:
         stored = (shape.dtype, FP8) if self.fp8_since else (shape.dtype,)
         if shape.dtype not in self.dtypes or shape.kv_dtype not in stored:
             return f"it does not serve {shape.dtype} with pages of {shape.kv_dtype}"
-        if shape.head_dim not in self.head_dims:
-            least, most = min(self.head_dims), max(self.head_dims)
+        served = (shape.kv_dtype == FP8 and self.fp8_head_dims) or self.head_dims
+        if shape.head_dim not in served:
+            least, most = min(served), max(served)
             return f"head_dim is {shape.head_dim}, it serves {least} to {most}"
         if shape.page_size not in self.page_sizes:
             return f"pages of {shape.page_size} tokens: it serves {self.page_sizes}"
@@ -154,9 +156,10 @@ DECODE = (
         name="decode_hopper",
         since=(9, 0),
         before=(10, 0),
-        fp8_since=None,
+        fp8_since=(9, 0),
         dtypes=HALVES,
-        head_dims=range(24, 257, 8),
+        head_dims=range(24, 257, 8),  # a TMA copies multiples of 16 bytes
+        fp8_head_dims=range(32, 257, 16),
         largest_group=32,
         planners=("uneven",),
         interpretable=False,

@@ -36,8 +36,8 @@ def decode_kernel(name: str, shape: Shape, max_q_len: int) -> ChosenKernel:
     if name == "decode_hopper":
         from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
 
-        block_n = hopper_decode_config(shape.head_dim, queries).block_n
-        return ChosenKernel(name, decode_hopper, queries, block_n, 1)
+        config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
+        return ChosenKernel(name, decode_hopper, queries, config.block_n, 1)
     from attention.kernels.decode import decode, decode_config
 
     config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)

@@ -226,6 +226,6 @@ for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
     for tokens in (1, TOKENS):
         SHIPPED[f"turn {name} at {tokens}"] = partial(call_turn, head_dim, kv_dtype, tokens)
+    SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
     if kv_dtype != FP8:
-        SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
         SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)

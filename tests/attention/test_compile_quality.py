@@ -86,7 +86,7 @@ def test_as_many_decode_programs_fit_an_sm_as_its_configuration_says(
     assert shipped[f"decode {name}: _decode"]["resident"] >= config.resident
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_hopper_decode_kernel_loads_by_tma_and_leaves_room(
     shipped: dict[str, dict[str, Any]], name: str
 ):
@@ -95,6 +95,17 @@ def test_the_hopper_decode_kernel_loads_by_tma_and_leaves_room(
     assert count(kernel["operations"], "UTMALDG") and not count(kernel["operations"], "LDL", "STL")
     assert count(kernel["hot"], "HMMA") >= 8 and count(kernel["hot"], "LDSM")
     assert kernel["resident"] >= 2
+
+
+def test_the_hopper_decode_kernel_converts_float8_on_its_way_from_shared_memory(
+    shipped: dict[str, dict[str, Any]],
+):
+    """Two numbers an instruction, and K and V both by ldmatrix: 128 keys and values of 128 numbers
+    are 256 numbers a thread, and no thread writes any of them back."""
+    hot = shipped["decode_hopper d128 fp8: _decode_hopper"]["hot"]
+    conversions = sum(operation.startswith("F2FP.F16.E4M3") for operation in hot)
+    assert conversions == 128 and count(hot, "LDSM") == 16, (conversions, count(hot, "LDSM"))
+    assert count(hot, "STS") <= 12, "the weights, and maxima of the warps"
 
 
 @pytest.mark.parametrize("name", NAMES)

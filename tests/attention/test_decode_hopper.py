@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import Case, check, make_case
+from attention_oracle import FP8, Case, check, make_case
 from decode_runner import make_plan, most, poison
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from attention.planner.device import DevicePlanner
 from attention.planner.plan import PlanSpec, SplitPlan
 
 BF16, FP16 = torch.bfloat16, torch.float16
+OVER_FP8 = [(BF16, FP8), (FP16, FP8)]  # queries, pages
 EDGES = [(1, n) for n in (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000)]
 
 
@@ -42,50 +43,69 @@ def decoded(case: Case, **spec: int) -> tuple[Tensor, Tensor]:
     return run(case, make_plan(case, **spec)[0])
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [(BF16, BF16), (FP16, FP16), *OVER_FP8])
 @pytest.mark.parametrize("programs", [1, 11, 132])
-def test_rows_of_every_length_equal_dense_attention(dtype: torch.dtype, programs: int):
-    case = make_case(EDGES, dtype=dtype, group=4, device="cuda")
+def test_rows_of_every_length_equal_dense_attention(
+    dtype: torch.dtype, kv_dtype: torch.dtype, programs: int
+):
+    case = make_case(EDGES, dtype=dtype, kv_dtype=kv_dtype, group=4, device="cuda")
     check(case, *decoded(case, programs=programs))
 
 
-@pytest.mark.parametrize("head_dim", [24, 64, 80, 96, 128, 192, 256])
-def test_every_head_dim(head_dim: int):
-    case = make_case([(2, 300), (1, 1), (1, 0)], head_dim=head_dim, device="cuda")
+@pytest.mark.parametrize(
+    ("head_dim", "kv_dtype"),
+    [
+        *((head_dim, BF16) for head_dim in (24, 64, 80, 96, 128, 192, 256)),
+        *((head_dim, FP8) for head_dim in (32, 48, 64, 80, 96, 128, 192, 256)),
+    ],
+)
+def test_every_head_dim(head_dim: int, kv_dtype: torch.dtype):
+    rows = [(2, 300), (1, 1), (1, 0)]
+    case = make_case(rows, head_dim=head_dim, kv_dtype=kv_dtype, device="cuda")
     check(case, *decoded(case, max_q_len=2))
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32])
-def test_every_group(group: int):
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+def test_every_group(group: int, kv_dtype: torch.dtype):
     max_q_len = 2 if group in (3, 8, 16) else 1
-    case = make_case([(1, 200), (2, 135)], group=group, head_dim=128, device="cuda")
+    rows = [(1, 200), (2, 135)]
+    case = make_case(rows, group=group, head_dim=128, kv_dtype=kv_dtype, device="cuda")
     check(case, *decoded(case, max_q_len=max_q_len, programs=5), served=most(max_q_len))
 
 
 @pytest.mark.parametrize("page", [16, 32, 64, 128])
 @pytest.mark.parametrize("block", [64, 128])
-def test_every_page_and_block(page: int, block: int):
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+def test_every_page_and_block(page: int, block: int, kv_dtype: torch.dtype):
+    if kv_dtype == FP8 and block < page:
+        pytest.skip("its tiles are of 128 tokens, and so are its pages' copies")
     rows = [(1, page - 1), (1, page), (1, page + 1), (4, 2 * page + 3), (1, 999)]
-    case = make_case(rows, page=page, device="cuda", seed=block)
+    case = make_case(rows, page=page, kv_dtype=kv_dtype, device="cuda", seed=block)
     check(case, *decoded(case, max_q_len=4, block=block))
 
 
 @pytest.mark.parametrize("max_q_len", range(1, 9))
-def test_rows_of_few_queries_are_served_and_others_left_untouched(max_q_len: int):
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+def test_rows_of_few_queries_are_served_and_others_left_untouched(
+    max_q_len: int, kv_dtype: torch.dtype
+):
     rows = [(1, 40), (3, 50), (0, 30), (1, 0), (8, 8), (2, 133), (9, 20), (4, 24), (6, 326)]
-    case = make_case(rows, group=4, device="cuda")
+    case = make_case(rows, group=4, kv_dtype=kv_dtype, device="cuda")
     check(case, *decoded(case, max_q_len=max_q_len), served=most(max_q_len))
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 33, 127, 128, 4096])
-def test_a_window_hides_what_is_before_it(window: int):
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+def test_a_window_hides_what_is_before_it(window: int, kv_dtype: torch.dtype):
     rows = [(1, 700), (5, 150), (1, 1), (4, 4), (1, 0)]
-    case = make_case(rows, window=window, group=1, device="cuda")
+    case = make_case(rows, window=window, group=1, kv_dtype=kv_dtype, device="cuda")
     check(case, *decoded(case, max_q_len=5))
 
 
-def test_pages_before_the_window_are_never_read():
-    case = make_case([(1, 100), (3, 290)], window=20, device="cuda")
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+def test_pages_before_the_window_are_never_read(kv_dtype: torch.dtype):
+    case = make_case([(1, 100), (3, 290)], window=20, kv_dtype=kv_dtype, device="cuda")
     for row, (q_len, kv_len) in enumerate(case.rows):
         first_seen = kv_len - q_len - case.window + 1
         case.page_table[row, : first_seen // 16] = 2**31 - 1
@@ -100,6 +120,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "sinks": {"sinks": True},
     "float16": {"dtype": FP16},
+    "fp8": {"kv_dtype": FP8},
     "NHD": {"layout": "NHD"},
     "joint": {"layout": "joint", "strided_q": True},
     "mixed": {"layout": "mixed"},
@@ -128,8 +149,30 @@ def test_features_alone_and_in_pairs(names: tuple[str, ...]):
     check(case, *decoded(case, max_q_len=3))
 
 
-def test_the_same_plan_twice_gives_the_same_bits():
-    case = make_case([(1, 1300), (2, 770), (1, 5)], device="cuda")
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 300.0, 1e30])
+def test_queries_of_any_size_meet_float8_keys(factor: float):
+    """They are multiplied as float16, which has no such numbers."""
+    rows = [(1, 300), (2, 70), (1, 1)]
+    case = make_case(rows, kv_dtype=FP8, q_factor=factor, scale=1 / (8 * factor), device="cuda")
+    check(case, *decoded(case, max_q_len=2))
+
+
+def test_every_float8_number_is_read_as_what_it_is():
+    """A key of each, all else zeros: the weights tell its logit, the output its value."""
+    numbers = torch.arange(256, dtype=torch.uint8, device="cuda").view(FP8)
+    numbers = numbers[~numbers.float().isnan()]
+    case = make_case([(1, len(numbers))], kv_heads=1, kv_dtype=FP8, scale=1 / 64, device="cuda")
+    for position, number in enumerate(numbers):
+        page, cell = int(case.page_table[0, position // 16]), position % 16
+        for pool, dense in ((case.k, case.keys[0]), (case.v, case.values[0])):
+            pool[page, 0, cell] = dense[position] = 0
+            pool[page, 0, cell, position % 64] = dense[position, 0, position % 64] = number
+    check(case, *decoded(case))
+
+
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+def test_the_same_plan_twice_gives_the_same_bits(kv_dtype: torch.dtype):
+    case = make_case([(1, 1300), (2, 770), (1, 5)], kv_dtype=kv_dtype, device="cuda")
     plan, _ = make_plan(case, max_q_len=2, programs=132)
     first = run(case, plan)
     for _ in range(20):
@@ -145,8 +188,11 @@ def test_many_random_batches_on_the_whole_device():
             (int(torch.randint(1, 3, ())), int(torch.randint(2, 10 ** (2 + seed % 3), ())))
             for _ in range(1 + seed)
         ]
-        case = make_case(rows, group=4, head_dim=128, kv_heads=1 + seed % 8, device="cuda")
-        check(case, *decoded(case, max_q_len=2, programs=132, block=64))
+        case = make_case(
+            rows, group=4, head_dim=128, kv_heads=1 + seed % 8, kv_dtype=(BF16, FP8)[seed % 2],
+            device="cuda",
+        )  # fmt: skip
+        check(case, *decoded(case, max_q_len=2, programs=132, block=64 << seed % 2))
 
 
 def test_a_layer_reads_what_the_kernel_before_it_wrote():

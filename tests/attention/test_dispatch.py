@@ -139,7 +139,11 @@ def test_the_hopper_prefill_kernel_is_taken_for_what_it_serves(machine, changes,
         (HOPPER, {"head_dim": 256, "page_size": 128}, "uneven", "decode_hopper"),
         (HOPPER, {}, "fa3", "decode"),  # whose pieces lie in a queue
         (HOPPER, {}, "greedy", "decode"),
-        (HOPPER, {"kv_dtype": FP8}, "auto", "decode"),
+        (HOPPER, {"kv_dtype": FP8}, "auto", "decode_hopper"),
+        (HOPPER, {"kv_dtype": FP8, "head_dim": 80}, "auto", "decode_hopper"),
+        (HOPPER, {"kv_dtype": FP8, "head_dim": 72}, "auto", "decode"),  # 72 bytes: no TMA
+        (HOPPER, {"kv_dtype": FP8}, "fa3", "decode"),
+        (ADA, {"kv_dtype": FP8}, "auto", "decode"),
         (HOPPER, {"dtype": torch.float32, "kv_dtype": torch.float32}, "auto", "decode"),
         (HOPPER, {"heads": 8 * 33}, "auto", "decode"),
         (HOPPER, {"head_dim": 100}, "auto", "decode"),
