@@ -92,7 +92,7 @@ class Runner:
         self._drawn_rows = np.flatnonzero(np.asarray(batch.sample, dtype=np.bool_))
         self._logits = None
         if len(self._drawn_rows):
-            self._logits = self._model.logits(hidden[inp.logit_rows]).float()
+            self._logits = self._model.logits(hidden[inp.logit_rows])
         return hidden
 
     def _launch(self, steps: Steps, batch: Batch) -> Tensor:
@@ -101,7 +101,7 @@ class Runner:
         self._logits = None
         if len(self._drawn_rows):
             rows = upload(self._drawn_rows, self.device)
-            self._logits = launched.outcome.logits.index_select(0, rows).float()
+            self._logits = launched.outcome.logits.index_select(0, rows)
         return launched.outcome.hidden
 
     @torch.inference_mode()

@@ -10,6 +10,9 @@
 Drawing needs one random number a row, where adding Gumbel noise needs one a token: with a
 vocabulary of 150,000 that is most of the cost of sampling.  The three filters keep the tokens at
 or above one threshold, so tokens of equal probability stay or go together.
+
+All of it needs some fifteen times the memory of float32 logits, so that rows are drawn a few at a
+time: 256 rows of 150,000 would take 2.4 GB, which keys and values could not have.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from runtime.device import upload
 from runtime.noise import uniform
-from runtime.scores import Scores, score
+from runtime.scores import Scores, joined, score
 from runtime.slots import IN_PROMPT, Slots
 
 Ints = NDArray[np.int64]
@@ -37,6 +40,7 @@ BOUNDS = np.where(
     np.float32(-np.inf),
 )
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
+PIECE = 1 << 22  # logits drawn at once: 16 MiB, enough to keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,56 @@ class Allowed:
     rows: Ints
     bits: NDArray[np.uint8]
 
+    def within(self, rows: slice) -> Allowed:
+        """Of a part of the logits."""
+        mine = (self.rows >= rows.start) & (self.rows < rows.stop)
+        return Allowed(self.rows[mine] - rows.start, self.bits[mine])
+
 
 def draw(
     logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints, allowed: Allowed | None = None
 ) -> Drawn:
-    """Choose a token for each row of logits [R, vocab] float32, which it may overwrite.
+    """Choose a token for each row of logits [R, vocab], which it may overwrite.
 
     slot_ids [R] name the slots of the rows, positions [R] the places that the tokens will take in
-    their sequences.  Updates the slots' last tokens and counts.
+    their sequences.  Updates the slots' last tokens and counts.  Computes in float32.
     """
+    wanted = slots.params["logprobs"][slot_ids]
+    width = int(wanted.max(initial=-1))
+    at_once = max(1, PIECE // logits.shape[-1])
+    tokens: list[Tensor] = []
+    usable: list[Tensor] = []
+    scores: list[Scores] = []
+    for first in range(0, len(logits), at_once):
+        rows = slice(first, first + at_once)
+        inside = None if allowed is None else allowed.within(rows)
+        piece = logits[rows].float(), slots, slot_ids[rows], positions[rows], inside
+        chosen, fine, scored = _draw(*piece, width)
+        tokens.append(chosen)
+        usable.append(fine)
+        if scored is not None:
+            scores.append(scored)
+    scored_rows = np.flatnonzero(wanted >= 0)
+    return Drawn(
+        torch.cat(tokens),
+        torch.cat(usable),
+        scored_rows.tolist(),
+        wanted[scored_rows].tolist(),
+        joined(scores) if scores else None,
+    )
+
+
+def _draw(
+    logits: Tensor,
+    slots: Slots,
+    slot_ids: Ints,
+    positions: Ints,
+    allowed: Allowed | None,
+    width: int,
+) -> tuple[Tensor, Tensor, Scores | None]:
+    """draw, of so few rows that memory does not matter; those that want scores get `width`."""
     params = slots.params[slot_ids]
-    if allowed is not None:
+    if allowed is not None and len(allowed.rows):
         _mask(logits, allowed)
         params["min_tokens"][allowed.rows] = 0
     scored = np.flatnonzero(params["logprobs"] >= 0)
@@ -82,12 +125,11 @@ def draw(
         chosen = _draw_rows(_take(logits, rows), _take(best, rows), params[rows], numbers)
         tokens[upload(rows, tokens.device)] = chosen
     _remember(tokens, slots, slot_ids, params)
-    scores = None
-    widths = params["logprobs"][scored].tolist()
-    if raw is not None:
-        scores = score(raw, _take(tokens, scored), max(widths))
-        slots.sets.report(scores, raw, slot_ids[scored].tolist())
-    return Drawn(tokens, usable, scored.tolist(), widths, scores)
+    if raw is None:
+        return tokens, usable, None
+    scores = score(raw, _take(tokens, scored), width)
+    slots.sets.report(scores, raw, slot_ids[scored].tolist())
+    return tokens, usable, scores
 
 
 def _mask(logits: Tensor, allowed: Allowed) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from runtime.messages import TokenLogprob
@@ -34,6 +35,12 @@ def score(logits: Tensor, tokens: Tensor, width: int) -> Scores:
     ranks = (logprobs > chosen).sum(-1) + 1
     top = logprobs.topk(min(width, logits.shape[-1]), dim=-1)
     return Scores(chosen.squeeze(-1), ranks, top.indices, top.values)
+
+
+def joined(scores: list[Scores]) -> Scores:
+    """One behind the other; all have the same width."""
+    parts = zip(*(piece.tensors() for piece in scores), strict=True)
+    return Scores(*(torch.cat(part) for part in parts))
 
 
 def token_logprobs(arrived: list[Tensor], widths: list[int]) -> list[TokenLogprob]:
