@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from runtime.config import ConfigError
@@ -65,7 +66,11 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
     count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
     interval = sys.getswitchinterval()
     try:
-        with _Pool(count, "compile", _stay_on_device()) as pool, AsyncCompileMode(pool):
+        with (
+            _launchers_apart(),
+            _Pool(count, "compile", _stay_on_device()) as pool,
+            AsyncCompileMode(pool),
+        ):
             JITFunction.run = compile_only
             try:
                 yield
@@ -75,6 +80,29 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
                 pool.begin.set()
     finally:
         sys.setswitchinterval(interval)
+
+
+@contextmanager
+def _launchers_apart() -> Iterator[None]:
+    """Let threads load launchers at the same time, which they do not survive in Triton 3.6.
+
+    All launchers are extension modules of one name.  Python gives one that it has seen before the
+    module object that this name has at the moment, with new contents: between two threads, a kernel
+    may get the launcher of another.  Here one is loaded at a time, and its contents are copied.
+    """
+    from triton.runtime import build
+
+    load, lock = build._load_module_from_path, threading.Lock()
+
+    def load_apart(name: str, path: str) -> SimpleNamespace:
+        with lock:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    build._load_module_from_path = load_apart
+    try:
+        yield
+    finally:
+        build._load_module_from_path = load
 
 
 class _Pool(ThreadPoolExecutor):

@@ -64,6 +64,22 @@ driver.set_active(CompileOnly())
 with compiling_only(threads=2):
     broken[(1,)](tensor(4))
 """
+LAUNCHERS = """
+from triton.runtime.build import compile_module_from_src
+
+from runtime.compiling import compiling_only
+
+SOURCE = '''
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *none) { return PyLong_FromLong(%d); }
+static PyMethodDef methods[] = {{"launch", launch, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", 0, -1, methods};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+'''
+with compiling_only(threads=2):
+    modules = [compile_module_from_src(SOURCE % number, "launcher") for number in (0, 1, 0, 1)]
+print([module.launch() for module in modules])
+"""
 
 
 def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -111,3 +127,9 @@ def test_a_kernel_compiled_on_a_few_pages_serves_any_number_of_them(name: str):
     kernel = getattr(importlib.import_module(f"attention.kernels.{name}"), f"_{name}")
     specialized = [param.name for param in kernel.params if not param.do_not_specialize]
     assert "q_token" in specialized and "num_pages" not in specialized
+
+
+def test_a_launcher_that_is_loaded_again_does_not_replace_another_one(tmp_path: Path):
+    done = run(LAUNCHERS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[0,", "1,", "0,", "1]"]
