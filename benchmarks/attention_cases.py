@@ -203,6 +203,31 @@ def features_grid() -> Iterator[Case]:
     yield equal("features", 24, 8192, (32, 8), softcap=50.0, name="24 x 8k softcap")
 
 
+def fp8_grid() -> Iterator[Case]:
+    """Float8 pages, from what a cache holds to a GiB."""
+    for rows, length, heads in (
+        (1, 32768, (16, 2)),
+        (48, 4096, (8, 1)),
+        (140, 16384, (8, 1)),
+        (17, 4096, (32, 8)),
+        (64, 4096, (32, 8)),
+        (17, 32768, (32, 8)),
+        (32, 4096, (64, 8)),
+    ):
+        yield equal("fp8", rows, length, heads, kv_dtype="fp8")
+    yield equal("fp8", 64, 8192, (32, 8), head_dim=64, kv_dtype="fp8", name="64 x 8k d64")
+    name = "32 x 8k q_len 4"
+    yield equal("fp8", 32, 8192, (32, 8), q_len=4, kv_dtype="fp8", name=name)
+
+
+def flat_grid() -> Iterator[Case]:
+    """One row of a 34B model's heads over lengths, bf16 and fp8."""
+    for kv_dtype in ("", "fp8"):
+        for length in B1_LENGTHS[:-1]:
+            name = f"1 x {short(length)} {kv_dtype}".rstrip()
+            yield equal("flat", 1, length, (64, 8), kv_dtype=kv_dtype, name=name)
+
+
 def prefill(
     grid: str,
     name: str,
@@ -280,6 +305,8 @@ GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
     "small": small_grid,
     "skewed": skewed_grid,
     "features": features_grid,
+    "fp8": fp8_grid,
+    "flat": flat_grid,
     "prefill": prefill_grid,
     "chunked": chunked_grid,
     "mixed": mixed_grid,

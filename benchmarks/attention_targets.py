@@ -72,6 +72,9 @@ def bandwidth_targets(rows: Sequence[Row], bandwidth: Bandwidth) -> Iterator[Ver
         above = "256 MiB of KV" if least == 256 else "64 MiB of KV, to 256"
         target = f"decode >= {limit:.0%} of the read bandwidth from {above}"
         yield at_least(target, [(row, row.share(bandwidth)) for row in chosen], limit)
+    chosen = [row for row in _cold(rows, "fp8") if row.case.kv_bytes >= 256 * MIB]
+    target = "float8 pages: decode >= 80% of the read bandwidth from 256 MiB of KV"
+    yield at_least(target, [(row, row.share(bandwidth)) for row in chosen], 0.80)
 
 
 def single_row_targets(rows: Sequence[Row]) -> Iterator[Verdict]:

@@ -64,7 +64,8 @@ def bench_shape(arguments: argparse.Namespace) -> None:
         path = write_model(arguments.shape, Path(folder) / "model", layers=arguments.layers)
         config = EngineConfig(
             model=str(path), device="cuda", load_format="dummy", max_num_seqs=max(arguments.rows),
-            max_model_len=max(8192, *arguments.contexts),
+            max_model_len=max(8192, *arguments.contexts), gpu_memory=arguments.gpu_memory,
+            max_batched_tokens=arguments.batched_tokens,
         )  # fmt: skip
         loaded = load(config, lambda phase, done, total: None)
     ready = loaded.ready
@@ -93,6 +94,10 @@ def main() -> None:
     parser.add_argument("--contexts", default=[256, 1024, 4096], help="KV lengths", **numbers)
     parser.add_argument("--prompts", default=[33, 481, 2017], help="tokens beside rows", **numbers)
     parser.add_argument("--layers", type=int, default=0, help="with --shape, fewer than it has")
+    parser.add_argument("--gpu-memory", type=float, default=0.9, help="with --shape, its share")
+    parser.add_argument(
+        "--batched-tokens", type=int, default=0, help="with --shape, of a step at most: less memory"
+    )
     parser.add_argument("--bandwidth", type=float, default=3.08e12, help="bytes/s, for floors")
     parser.add_argument("--kernels", action="store_true", help="the longest kernels of each step")
     parser.add_argument("--steps", type=int, default=300, help="steps measured a case")

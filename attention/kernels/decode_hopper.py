@@ -230,7 +230,9 @@ def decode_hopper(
     )  # fmt: skip
     if beside is not None:
         beside()
-    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
+    # While prompts still run, the programs of a decode kernel that comes next would crowd on the SMs
+    # that are free: it may start when they have ended.
+    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=beside is None)
 
 
 def _boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:
