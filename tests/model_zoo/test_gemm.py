@@ -81,7 +81,7 @@ def test_products_are_as_exact_as_float32_sums_allow(product: Product, dtype: to
 @pytest.mark.parametrize("product", [*STREAMS, *SPLITS], ids=str)
 def test_a_row_has_the_same_result_among_any_others(product: Product):
     """A product's order of summation depends on the weights' shape alone."""
-    served = [rows for rows in (*ROWS, 64) if product.serves(rows, 1024, 4096)]
+    served = [rows for rows in ROWS if product.serves(rows, 1024, 4096)]
     x = numbers("cuda", torch.bfloat16, max(served), 4096)
     weight = numbers("cuda", torch.bfloat16, 1024, 4096)
     whole = product.run(x, weight, None)
