@@ -230,8 +230,8 @@ def decode_hopper(
     )  # fmt: skip
     if beside is not None:
         beside()
-    # While prompts still run, the programs of a decode kernel that comes next would crowd on the SMs
-    # that are free: it may start when they have ended.
+    # While prompts still run, the programs of a decode kernel that comes next would crowd on the
+    # SMs that are free: it may start when they have ended.
     combine(plan, page_table.shape[0], out, lse, sinks, overlapped=beside is None)
 
 
