@@ -25,6 +25,7 @@ from server.routes import (
     pooling,
     requests,
     responses,
+    stored_chats,
     tokenize,
 )
 from server.sse import ClientGone
@@ -62,6 +63,7 @@ def _bare_app(state: ServerState) -> FastAPI:
     app.state.wavefill = state
     parts = (
         chat,
+        stored_chats,
         responses,
         anthropic,
         ollama,

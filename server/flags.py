@@ -37,7 +37,7 @@ SERVER_FLAGS = {
     "max_data_bytes": "room for all files together; nothing is taken or written beyond it",
     "batch_concurrency": "sequences of batches in the engine; at most half of --max-num-seqs",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",
-    "response_store": "file that keeps /v1/responses; without it they are gone with the server",
+    "response_store": "file that keeps /v1/responses and stored chats beyond the server's end",
     "response_store_bytes": "most that it holds; the least used responses go first",
     "response_store_days": "how long it keeps a response that nobody uses",
     "metrics_compat": "also export the metric names of this server",

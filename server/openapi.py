@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from server.dialects.errors import is_anthropic, is_ollama
-from server.schema.answers import ANSWERS
+from server.schema.answers.routes import ANSWERS
 from server.schema.base import fields_of
 from server.schema.examples import example_of
 

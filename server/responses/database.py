@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import orjson
@@ -41,6 +41,19 @@ class Stored(NamedTuple):
     streamed: bool
     input: bytes
     response: bytes
+
+
+class NewRow(NamedTuple):
+    """What is to be kept, as the columns of the table."""
+
+    id: str
+    owner: bytes
+    input: bytes
+    response: bytes
+    previous: str | None = None
+    status: str = "completed"
+    worker: int | None = None
+    streamed: bool = False
 
 
 class ChainBroken(Exception):
@@ -83,29 +96,31 @@ class Database:
 
         worker   the process that is still making it, if it runs in the background
         """
-        given, made = orjson.dumps(items), orjson.dumps(response)
-        if len(given) + len(made) > self._limits.bytes // 4:
-            return False
-        row = (
+        row = NewRow(
             response["id"],
             owner,
+            orjson.dumps(items),
+            orjson.dumps(response),
             response["previous_response_id"],
             response["status"],
             worker,
             streamed,
-            time.time(),
-            len(given) + len(made),
-            given,
-            made,
         )
+        return self.put(row, lambda: self._name_items(row.id, [*items, *response["output"]]))
+
+    def put(self, row: NewRow, also: Callable[[], None]) -> bool:
+        """Keep a row, and do what belongs to it; False if it is larger than one should be."""
+        size = len(row.input) + len(row.response)
+        if size > self._limits.bytes // 4:
+            return False
         with self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
             self.connection.execute(
-                "INSERT INTO responses (id, owner, previous, status, worker, streamed, used, "
-                "bytes, input, response) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
+                "INSERT INTO responses (id, owner, input, response, previous, status, worker, "
+                "streamed, used, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, time.time(), size),
             )
-            self._name_items(response["id"], [*items, *response["output"]])
+            also()
             self._evict()
         return True
 

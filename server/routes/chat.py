@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat_service import Answer, ChatTurn, Part, prepare_chat
-from server.choice import Choice, ScoredToken
-from server.explain import timings
-from server.logprobs import chat_logprobs, prompt_logprobs
-from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.chat_answer import ChatAnswer, Keep
+from server.chat_service import prepare_chat
+from server.responses.chats import ChatStore
 from server.routes.body import read_checked
 from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, check_parts
 from server.schema.sampling import openapi_body
-from server.sse import DeltaFrame, EventStream, EventWriter, frame, while_connected
-from server.state import ServerState, prefix_salt, state_of
+from server.sse import EventStream, while_connected
+from server.state import owner_of, prefix_salt, state_of
 
 router = APIRouter()
 
@@ -35,8 +30,9 @@ router = APIRouter()
 async def chat_completions(request: Request) -> Response:
     state = state_of(request)
     body = await read_checked(request, checked)
+    keep = await _keeper(request, body)
     turn = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
-    answer = ChatAnswer(state, turn)
+    answer = ChatAnswer(state, turn, keep)
     if body.stream:
         return EventStream(answer.stream, turn.close)
     try:
@@ -46,175 +42,20 @@ async def chat_completions(request: Request) -> Response:
     return Response(whole, media_type="application/json")
 
 
+async def _keeper(request: Request, body: ChatRequest) -> Keep | None:
+    """What keeps the answer, if it shall be.  Raises Unavailable if nothing can be kept now."""
+    if not body.store:
+        return None
+    store = ChatStore(state_of(request).responses, owner_of(request))
+    await store.check()
+
+    async def keep(completion: dict[str, Any]) -> None:
+        await store.keep(completion, body)
+
+    return keep
+
+
 def checked(fields: dict[str, Any]) -> ChatRequest:
     """Raises RequestError that names the wrong field."""
     check_parts(fields)
     return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
-
-
-class ChatAnswer:
-    """Writes the answer to one chat request, whole or in chunks."""
-
-    def __init__(self, state: ServerState, turn: ChatTurn) -> None:
-        self._tokenizer = state.tokenizer
-        self._body = turn.body
-        self._turn = turn
-        self._head: dict[str, object] = {
-            "id": f"chatcmpl-{turn.generation.name}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": turn.body.model,
-            "system_fingerprint": state.fingerprint(),
-        }
-
-    async def whole(self) -> bytes:
-        """The JSON of a chat.completion."""
-        answers = await self._turn.collect()
-        whole = self._head | {
-            "choices": [self._choice(answer) for answer in answers],
-            "usage": self._turn.usage(),
-        }
-        if self._body.prompt_logprobs is not None:
-            first = answers[0].choice
-            whole["prompt_logprobs"] = prompt_logprobs(
-                self._tokenizer, first.prompt, first.prompt_scores, self._body.prompt_logprobs
-            )
-        if self._body.return_token_ids:
-            whole["prompt_token_ids"] = answers[0].choice.prompt
-        return orjson.dumps(whole)
-
-    def _choice(self, answer: Answer) -> dict[str, object]:
-        message: dict[str, object] = {
-            "role": "assistant",
-            # OpenAI's null: an answer that only calls tools has no content.
-            "content": None if answer.tool_calls and not answer.content else answer.content,
-            "refusal": None,
-        }
-        if answer.reasoning and self._body.include_reasoning is not False:
-            message |= _reasoning(answer.reasoning)
-        if answer.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in answer.tool_calls
-            ]
-        entry: dict[str, object] = {
-            "index": answer.choice.index,
-            "message": message,
-            "logprobs": self._logprobs(answer.scored),
-            "finish_reason": answer.finish,
-        }
-        if self._body.return_token_ids:
-            entry["token_ids"] = answer.tokens
-        if self._body.timings:
-            entry["timings"] = timings(answer.choice)
-        return entry
-
-    def _logprobs(self, scored: list[ScoredToken]) -> dict[str, object] | None:
-        if not self._body.logprobs:
-            return None
-        top = len(self._body.reported_ids()) or self._body.top_logprobs or 0
-        return chat_logprobs(self._tokenizer, scored, top)
-
-    async def stream(self, writer: EventWriter) -> None:
-        """Write role, content, finish and usage chunks."""
-        self._head["object"] = "chat.completion.chunk"
-        contents: dict[int, DeltaFrame] = {}
-
-        def render(choice: Choice, part: Part) -> bytes:
-            data = b""
-            content = contents.get(choice.index)
-            if content is None:
-                content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
-                contents[choice.index] = content
-                first = self._chunk(choice, {"role": "assistant", "content": ""})
-                if self._body.return_token_ids:
-                    first["prompt_token_ids"] = choice.prompt
-                data = frame(first)
-            data += self._deltas(choice, part, content)
-            if part.finish is not None:
-                data += frame(self._chunk(choice, {}, finish=part.finish))
-            return data
-
-        await self._turn.stream(render, writer.write, writer.write_now)
-        if self._body.include_usage:
-            tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
-            await writer.write(frame(self._head | tail))
-
-    def _deltas(self, choice: Choice, part: Part, content: DeltaFrame) -> bytes:
-        body = self._body
-        if body.include_reasoning is False:
-            part = without_reasoning(part)
-        if body.logprobs or body.return_token_ids or body.continuous_usage:
-            return self._detailed_deltas(choice, part)
-        return b"".join(
-            [
-                content.of(delta.text)
-                if isinstance(delta, ContentDelta)
-                else frame(self._chunk(choice, delta_of(delta)))
-                for delta in part.deltas
-            ]
-        )
-
-    def _detailed_deltas(self, choice: Choice, part: Part) -> bytes:
-        """Log-probabilities and token ids travel with the first delta of their Output."""
-        deltas, scored = part.deltas, part.scored
-        tokens = list(part.tokens) if self._body.return_token_ids else []
-        if not deltas and (scored or tokens):
-            deltas = [ContentDelta("")]
-        data = b""
-        for delta in deltas:
-            chunk = self._chunk(choice, delta_of(delta), logprobs=self._logprobs(scored))
-            if self._body.return_token_ids:
-                chunk["choices"][0]["token_ids"] = tokens
-            data += frame(chunk)
-            scored, tokens = [], []
-        return data
-
-    def _chunk(
-        self,
-        choice: Choice,
-        delta: Mapping[str, object],
-        *,
-        logprobs: dict[str, object] | None = None,
-        finish: str | None = None,
-    ) -> dict[str, Any]:
-        part: dict[str, object] = {
-            "index": choice.index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish,
-        }
-        if finish is not None and self._body.timings:
-            part["timings"] = timings(choice)
-        chunk: dict[str, Any] = self._head | {"choices": [part]}
-        if self._body.include_usage:
-            chunk["usage"] = self._turn.usage() if self._body.continuous_usage else None
-        return chunk
-
-
-def without_reasoning(part: Part) -> Part:
-    shown = [delta for delta in part.deltas if not isinstance(delta, ReasoningDelta)]
-    return part._replace(deltas=shown)
-
-
-def delta_of(delta: Delta) -> dict[str, object]:
-    """The `delta` of a chunk."""
-    if isinstance(delta, ContentDelta):
-        return {"content": delta.text}
-    if isinstance(delta, ReasoningDelta):
-        return _reasoning(delta.text)
-    call: dict[str, object] = {"index": delta.index}
-    function: dict[str, object] = {"arguments": delta.arguments}
-    if delta.id is not None:
-        call |= {"id": delta.id, "type": "function"}
-        function = {"name": delta.name, **function}
-    return {"tool_calls": [call | {"function": function}]}
-
-
-def _reasoning(text: str) -> dict[str, object]:
-    """Under both names that clients read: vLLM's, and that of SGLang and DeepSeek."""
-    return {"reasoning": text, "reasoning_content": text}

@@ -128,6 +128,7 @@ class ChatRequest(SamplingBody):
     include_reasoning: bool | None = None  # in the answer; it counts in the usage either way
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: Prediction | None = None  # a hint for speed at OpenAI; it changes no answer
+    store: bool | None = None  # the answer is kept: GET /v1/chat/completions/{id}
     # These describe the caller to OpenAI's own services; they change no answer.
     metadata: Metadata | None = None
     safety_identifier: str | None = None
@@ -230,7 +231,6 @@ CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     "moderation": Unsupported(LATER),
     "reasoning": Unsupported(LATER),
     "thinking": Unsupported(LATER),
-    "store": Unsupported("answers are not kept; use false", False),
     "service_tier": Unsupported("use auto or default", "auto", "default"),
     "prompt_cache_retention": Unsupported(
         "prefixes are kept in memory; use in_memory", "in_memory"

@@ -9,6 +9,7 @@ QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is the capit
 # Without the name of the model, which the server knows.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": QUESTION},
+    "/v1/chat/completions/{id}": {"metadata": {"topic": "capitals"}},
     "/v1/completions": {"prompt": "The capital of Norway is", "max_tokens": 16},
     "/v1/responses": {"input": "What is the capital of France?"},
     "/v1/responses/input_tokens": {"input": "What is the capital of France?"},
@@ -28,7 +29,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "completion_window": "24h",
     },
 }
-MODELLESS = ("/v1/batches",)
+MODELLESS = ("/v1/batches", "/v1/chat/completions/{id}")
 
 
 def example_of(path: str, model: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,6 +15,7 @@ from server.schema.response_items import ItemId
 from server.schema.responses import Include
 
 Q = TypeVar("Q", bound=Body)
+METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)  # as clients write an object in a query
 WORDS: Mapping[str, bool] = {"true": True, "false": False}
 
 
@@ -55,12 +57,15 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
     for name in dict.fromkeys(query.keys()):
         values = query.getlist(name)
         plain = name.removesuffix("[]")
+        entry = METADATA.fullmatch(name)
         if plain == "include":
             fields.setdefault("include", []).extend(values)
         elif len(values) > 1:
             raise RequestError(
                 f"`{name[:64]}` is given {len(values)} times: send it once", param=name[:64]
             )
+        elif entry is not None:
+            fields.setdefault("metadata", {})[entry[1]] = values[0]
         else:
             fields[name] = _value(values[0])
     return parse(model, fields)
@@ -69,12 +74,12 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
 def openapi_query(model: type[Body]) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its own query."""
     properties: dict[str, Any] = model.model_json_schema()["properties"]
-    return {
-        "parameters": [
-            {"name": name, "in": "query", "required": False, "schema": schema}
-            for name, schema in properties.items()
-        ]
-    }
+    return {"parameters": [_described(name, schema) for name, schema in properties.items()]}
+
+
+def _described(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
+    return told | {"style": "deepObject", "explode": True} if name == "metadata" else told
 
 
 def _value(text: str) -> object:

@@ -12,9 +12,9 @@ from fake_engine import FakeEngine, fake_config, write_tokenizer
 
 from runtime.client import Mailbox
 from runtime.messages import Output, Request, SamplingParams
+from server.chat_answer import ChatAnswer
 from server.chat_service import prepare_chat
 from server.metrics import Metrics
-from server.routes.chat import ChatAnswer
 from server.schema.base import parse
 from server.schema.chat import ChatRequest
 from server.state import ServerState

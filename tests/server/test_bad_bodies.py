@@ -100,7 +100,7 @@ def test_an_unknown_model_is_404_and_names_those_there_are(
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("PUT", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("POST", "/v1/chat", 404, "not_found"),
         ("GET", "/v2/models", 404, "not_found"),

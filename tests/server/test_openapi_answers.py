@@ -100,6 +100,21 @@ async def test_what_is_said_of_a_stored_response_fits(server: BatchServer):
     assert (await asked(server, "post", path, f"{pattern}/cancel"))["status"] == "cancelled"
 
 
+async def test_what_is_said_of_a_stored_chat_completion_fits(server: BatchServer):
+    body = {"model": "fake", "messages": MESSAGES, "store": True, "metadata": {"a": "b"}}
+    made = await asked(server, "post", "/v1/chat/completions", json=body)
+    path, pattern = f"/v1/chat/completions/{made['id']}", "/v1/chat/completions/{id}"
+    assert await asked(server, "get", path, pattern) == made | {
+        **dict.fromkeys(["tools", "tool_choice", "response_format", "seed", "input_user"]),
+        **dict.fromkeys(["temperature", "top_p", "presence_penalty", "frequency_penalty"]),
+    }
+    listed = await asked(server, "get", "/v1/chat/completions")
+    messages = await asked(server, "get", f"{path}/messages", f"{pattern}/messages")
+    assert len(listed["data"]) == len(messages["data"]) == 1
+    await asked(server, "post", path, pattern, json={"metadata": {}})
+    await asked(server, "delete", path, pattern)
+
+
 async def test_what_is_said_of_files_and_batches_fits(server: BatchServer):
     files = {"file": ("in.jsonl", line("a"))}
     made = await asked(server, "post", "/v1/files", data={"purpose": "batch"}, files=files)
@@ -135,6 +150,8 @@ async def test_every_route_is_described_down_to_its_fields(server: BatchServer):
         ("/v1/files", {"after", "limit", "order", "purpose"}),
         ("/v1/batches", {"after", "limit"}),
         ("/v1/responses/{id}/input_items", {"after", "include", "limit", "order", "id"}),
+        ("/v1/chat/completions", {"after", "limit", "metadata", "model", "order"}),
+        ("/v1/chat/completions/{id}/messages", {"after", "limit", "order", "id"}),
     ],
 )
 async def test_parameters_of_lists_are_described(server: BatchServer, path: str, names: set[str]):
@@ -152,6 +169,10 @@ async def test_docs_offer_requests_that_are_answered(server: BatchServer):
         body = content["application/json"]["example"]
         if path == "/v1/batches":
             body = body | {"input_file_id": await server.upload(line("a"))}
+        if path == "/v1/chat/completions/{id}":
+            example = EXAMPLES["/v1/chat/completions"] | {"model": "fake", "store": True}
+            made = await server.http.post("/v1/chat/completions", json=example)
+            path = path.replace("{id}", made.json()["id"])
         answer = await server.http.post(path, json=body)
         assert answer.status_code == 200, (path, answer.text)
         tried += 1

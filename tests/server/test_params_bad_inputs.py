@@ -251,7 +251,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"safety_identifier": 5}, TYPE, "safety_identifier", "a string"),
     (CHAT, {"prompt_cache_key": {}}, TYPE, "prompt_cache_key", "a string"),
     (CHAT, {"service_tier": 1}, UNSUPPORTED, "service_tier", "auto or default"),
-    (CHAT, {"store": 0}, UNSUPPORTED, "store", "use false"),
+    (CHAT, {"store": 0}, TYPE, "store", "true or false"),
     (CHAT, {"modalities": "text"}, UNSUPPORTED, "modalities", '["text"]'),
     (CHAT, {"documents": [{}]}, UNSUPPORTED, "documents", "into a message"),
     (CHAT, {"add_special_tokens": True}, UNSUPPORTED, "add_special_tokens", "chat template"),
