@@ -7,6 +7,7 @@ The automatic one yields where it would make the whole server slow:
 
     many rows, whose step is long without a prompt    prompts get their share of the step
     prompts of more than MUCH_SECONDS wait            up to WIDEST times the target
+    more than MUCH_FOR_A_ROW for each that decodes    up to twice that, in steps twice as large
 
 The numbers are the best of `python -m benchmarks.bench_schedule` for the usual loads of an 8B
 model; they are times, not tokens, so that they mean the same for every model.
@@ -22,7 +23,8 @@ from runtime.step_time import StepTimes
 AUTOMATIC_SECONDS = 0.014  # a target if none was asked for
 WIDEST = 3.5  # times that, if much waits
 MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with what waits
-PROMPT_SHARE = 0.6  # of a step's time, at least, under the automatic target
+MUCH_FOR_A_ROW = 0.5  # seconds of prompts that wait, for each row that decodes
+PROMPT_SHARE = 0.5  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
 
 
@@ -39,7 +41,7 @@ class Grain(NamedTuple):
 
     fewest: int  # prompt tokens: smaller steps would only read the weights more often
     tile: int  # tokens that a matrix product computes together
-    most: int  # tokens of a step: larger ones have no graph, and gain nothing
+    most: int  # tokens of a step, but if much waits: larger ones have no graph, and gain little
 
 
 GPU = Grain(256, 128, 2048)
@@ -61,9 +63,13 @@ class ChunkBudget:
         # A prompt that is alone harms nobody.
         if not self._limited or (not rows and prompts.number == 1):
             return room
-        seconds = self._seconds(rows, kv_tokens, prompts.tokens)
-        fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
+        wait = prompts.tokens * self._times.per_token
+        widest = WIDEST
         fewest, tile, most = self._grain
+        if wait > max(MUCH_SECONDS, MUCH_FOR_A_ROW * rows):
+            widest, most = 2 * WIDEST, 2 * most
+        seconds = self._seconds(rows, kv_tokens, wait, widest)
+        fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
         if fits is None:
             fits = 2 * fewest
         if rows:
@@ -72,12 +78,11 @@ class ChunkBudget:
         total = max(min((rows + fits) // tile * tile, most), least)
         return min(room, total - rows)
 
-    def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:
-        """How long the step may take."""
+    def _seconds(self, rows: int, kv_tokens: int, wait: float, widest: float) -> float:
+        """How long the step may take, if prompts of `wait` seconds wait."""
         if not rows:
-            return AUTOMATIC_SECONDS * WIDEST
+            return AUTOMATIC_SECONDS * widest
         if self._asked:
             return self._asked
-        wait = waiting * self._times.per_token
-        target = AUTOMATIC_SECONDS * min(max(wait / MUCH_SECONDS, 1.0), WIDEST)
+        target = AUTOMATIC_SECONDS * min(max(wait / MUCH_SECONDS, 1.0), widest)
         return max(target, self._times.decode_seconds(rows, kv_tokens) / (1 - PROMPT_SHARE))

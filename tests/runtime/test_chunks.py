@@ -144,6 +144,18 @@ def test_the_automatic_target_grows_with_what_waits() -> None:
     assert most[1] > 1.8 * most[0]
 
 
+def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None:
+    most: list[int] = []
+    for rows in (2, 32):
+        server = Server()
+        warmed(server, rows)
+        for id in range(60):
+            server.add(2000 + id, 4000)
+        server.step(3)
+        most.append(max(load.prompt_tokens for load in mixed(server.batches)))
+    assert most[0] > GPU.most >= most[1]
+
+
 def test_a_cpu_has_no_automatic_target() -> None:
     server = Server(device="cpu")
     server.add(1, 100, max_tokens=50)
