@@ -13,6 +13,7 @@ from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, 
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
+from model_zoo.registry import build as build_model
 from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
 from runtime.device import (
     DTYPES,
@@ -22,6 +23,7 @@ from runtime.device import (
     choose_dtype,
     choose_kv_dtype,
     choose_threads,
+    is_out_of_memory,
 )
 from runtime.inputs import Model
 from runtime.memory_plan import MemoryPlan, size
@@ -68,6 +70,9 @@ class Chosen:
 
     def begin_loading(self, free: int) -> ModelLoading:
         """The model with memory for its weights.  Raises ConfigError if `free` is too little."""
+        # A CPU's memory is given away before it is used: whoever uses too much is killed.
+        if not self.on_gpu and self._weight_bytes() > free:
+            raise self._too_heavy(free)
         try:
             return ModelLoading(
                 self.config,
@@ -76,11 +81,23 @@ class Chosen:
                 device=self.device,
                 load_format=self.wanted.load_format,
             )
-        except torch.OutOfMemoryError:
-            raise ConfigError(
-                f"memory: the weights in {self.dtype} do not fit into the {size(free)} that are "
-                "free on this device: end other programs on it, or use a smaller model"
-            ) from None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_heavy(free) from None
+
+    def _weight_bytes(self) -> int:
+        model = build_model(self.config, DTYPES[self.dtype], torch.device("meta"))
+        return sum(parameter.nbytes for parameter in model.parameters())
+
+    def _too_heavy(self, free: int) -> ConfigError:
+        half = "--dtype bfloat16, " if self.dtype == "float32" else ""
+        return ConfigError(
+            f"memory: weights in {self.dtype} take {size(self._weight_bytes())}, {size(free)} are "
+            f"free on this device, and no --gpu-memory, --max-model-len or --max-num-seqs changes "
+            f"that: end other programs on it, or use {half}a smaller model or another device "
+            "(`wavefill plan` says what fits)"
+        )
 
     def backend(self, resolved: Resolved) -> Backend:
         capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)

@@ -26,6 +26,7 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "float16": torch.float16,
 }
 KV_DTYPES: dict[KVDTypeName, torch.dtype] = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
+OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 
 
@@ -111,6 +112,18 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return _host_free_bytes()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory: an allocator, a library or the driver says so.
+
+    All but PyTorch's allocator for GPUs say it in words alone, the latter two when they load a
+    kernel or make a workspace.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = str(error)
+    return isinstance(error, RuntimeError) and any(word in words for word in OUT_OF_MEMORY)
 
 
 def _host_free_bytes() -> int:

@@ -28,8 +28,9 @@ SMALL = 64  # tokens: up to here a step takes about the time of reading the weig
 MISSES = 16
 SECONDS_APART = 3.0
 SAMPLED = 4  # graphs beside the largest, to know what another one takes
-# Free memory below which nothing more is captured: what steps without a graph may need.
-RESERVE_BYTES = 512 << 20
+# Free memory below which nothing more is captured, besides what a graph takes.  Steps without a
+# graph need none of it: the largest have been run (trial.py), and PyTorch keeps what they took.
+RESERVE_BYTES = 64 << 20
 
 log = logging.getLogger("wavefill.graphs")
 
@@ -75,6 +76,7 @@ class Graphs:
         self._waiting: list[Bucket] = []  # the next one last
         self._missed: Counter[Bucket] = Counter()
         self._next_missed = 0.0  # time.monotonic()
+        self._each = 0  # bytes that a graph beside the largest takes
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._pool = torch.cuda.graph_pool_handle()
@@ -86,8 +88,6 @@ class Graphs:
         best = self._buckets.fit(tokens, rows)
         if best in self.captured or not self.captured:
             return best
-        if best in self._waiting:
-            self._missed[best] += 1
         most = max(MOST_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
@@ -96,7 +96,11 @@ class Graphs:
             and best.rows <= bucket.rows
             and best.decode == bucket.decode
         ]
-        return min(fitting, default=best)
+        found = min(fitting, default=best)
+        # More rows cost a mixed step little, too little for the time that another graph takes.
+        if best in self._waiting and (found.tokens > best.tokens or found == best):
+            self._missed[best] += 1
+        return found
 
     def run(self, bucket: Bucket) -> Outcome:
         captured = self.captured.get(bucket)
@@ -117,8 +121,8 @@ class Graphs:
             free.append(free_bytes(self._device))
         self.captured.clear()
         self._pool = torch.cuda.graph_pool_handle()
-        each = (free[1] - free[-1]) / len(sample) if sample else 0.0
-        return free[0] - free[1] + round(each * len(others))
+        self._each = -(-(free[1] - free[-1]) // len(sample)) if sample else 0
+        return free[0] - free[1] + self._each * len(others)
 
     def capture_early(self) -> None:
         """What a server needs before its first request."""
@@ -148,7 +152,7 @@ class Graphs:
 
     def _has_room(self) -> bool:
         """Whether there is memory for another graph; else none is waited for any more."""
-        if free_bytes(self._device) >= RESERVE_BYTES:
+        if free_bytes(self._device) >= RESERVE_BYTES + 2 * self._each:
             return True
         log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._waiting))
         self._waiting = []

@@ -27,7 +27,7 @@ from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready
 from runtime.runner import Runner
 from runtime.timeline import Timeline
-from runtime.trial import Trial
+from runtime.trial import Trial, room_for
 from runtime.warm_up import warm_up
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -58,15 +58,17 @@ def load(
     made = make(chosen, progress, timeline)
     if wanted.load_format != "dummy":
         _take_scales(made.kv, chosen.config, Path(wanted.model))
-    progress("warm-up", 0, 1)
-    with made.model.shortened():
-        warm_up(made.runner, made.resolved)
-    timeline.mark("warm-up")
-    steps = made.runner.steps
-    if steps is not None and chosen.device.type == "cuda":
-        progress("graphs", 0, 1)
-        steps.graphs.capture_early()
-        timeline.mark("graphs")
+    with room_for(chosen, made.plan):
+        progress("warm-up", 0, 1)
+        with made.model.shortened():
+            warm_up(made.runner, made.resolved)
+        timeline.mark("warm-up")
+        if made.trial is not None:
+            progress("graphs", 0, 1)
+            if made.runner.steps is not None:
+                made.runner.steps.graphs.capture_early()
+            made.trial.hold()
+            timeline.mark("graphs")
     return Loaded(Local(made.runner), made.resolved, _ready(epoch, chosen, made, timeline))
 
 
@@ -80,6 +82,8 @@ class _Made:
     backend: Backend
     kv: KVPool
     memory: list[tuple[str, int]]
+    plan: MemoryPlan
+    trial: Trial | None = None
 
 
 def _on_gpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _Made:
@@ -89,24 +93,26 @@ def _on_gpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
     plan = MemoryPlan(
         free=free, share=chosen.wanted.gpu_memory, weights=_weight_bytes(loading.model)
     )
-    trial = Trial(plan, chosen, loading.model)
-    timeline.mark("model")
-    progress("kernels", 0, 1)
-    trial.compile()
-    timeline.mark("kernels")
-    loading.finish(progress)
-    timeline.mark("weights")
-    progress("products", 0, 1)
-    choose_products(loading.model)
-    timeline.mark("products")
-    progress("memory", 0, 1)
+    with room_for(chosen, plan):
+        trial = Trial(plan, chosen, loading.model)
+        timeline.mark("model")
+        progress("kernels", 0, 1)
+        trial.compile()
+        timeline.mark("kernels")
+        loading.finish(progress)
+        timeline.mark("weights")
+        progress("products", 0, 1)
+        choose_products(loading.model)
+        timeline.mark("products")
+        progress("memory", 0, 1)
     plan = trial.measure()
     resolved = chosen.settle(plan)
-    kv = chosen.kv_pool(resolved.num_pages, resolved)
+    with room_for(chosen, plan):
+        kv = chosen.kv_pool(resolved.num_pages, resolved)
     trial.runner.use(kv)
     timeline.mark("memory")
     memory = plan.lines(kv.num_bytes)
-    return _Made(loading.model, resolved, trial.runner, trial.backend, kv, memory)
+    return _Made(loading.model, resolved, trial.runner, trial.backend, kv, memory, plan, trial)
 
 
 def _on_cpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _Made:
@@ -114,12 +120,13 @@ def _on_cpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
     loading = chosen.begin_loading(free_bytes(chosen.device))
     loading.finish(progress)
     timeline.mark("weights")
-    resolved = chosen.settle(_cpu_plan(chosen))
+    plan = _cpu_plan(chosen)
+    resolved = chosen.settle(plan)
     kv = chosen.kv_pool(resolved.num_pages, resolved)
     backend = chosen.backend(resolved)
     runner = chosen.runner(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
-    return _Made(loading.model, resolved, runner, backend, kv, memory)
+    return _Made(loading.model, resolved, runner, backend, kv, memory, plan)
 
 
 def _cpu_plan(chosen: Chosen) -> MemoryPlan:

@@ -53,7 +53,10 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
 
 def size(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.{2 if unit == GIB else 1}f} {name}"
+    return f"{count / 2**10:.1f} KiB"
 
 
 def remedies(

@@ -43,6 +43,10 @@ STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
 GC_THRESHOLD = 50_000  # objects made between two collections: a step makes hundreds, no cycles
 ORPHANED = 3  # exit code
+RAN_OUT = (
+    "memory ran out in a step, perhaps because another program took what was free when the engine "
+    "started: it starts again with what is free now; lower --gpu-memory if that comes back"
+)
 ID_IN_USE = "a request of this id is under way already"
 
 
@@ -186,14 +190,21 @@ def serve(start: Start) -> NoReturn:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with code 2 and one line if the operator has to change something."""
+    """End the process with one line: code 2 if the operator has to change something, 1 if the
+    device's memory ran out; the launcher then starts another engine, which plans with what is left.
+    """
     try:
         yield
     except Exception as error:
+        code, line = 2, str(error)
         if not isinstance(error, _operator_errors()):
-            raise
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+            from runtime.device import is_out_of_memory
+
+            if not is_out_of_memory(error):
+                raise
+            code, line = 1, f"{RAN_OUT}: {str(error).splitlines()[0]}"
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        raise SystemExit(code) from None
 
 
 def _operator_errors() -> tuple[type[Exception], ...]:

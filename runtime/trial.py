@@ -1,11 +1,14 @@
 """Trial: the largest steps on a few pages of KV, to know what they take before KV gets the rest.
 
-Kernels are compiled meanwhile, and the weights read: the kernels' results mean nothing yet.
+Kernels are compiled meanwhile, and the weights read: the kernels' results mean nothing yet.  Steps
+are run through two layers: those after them find their working memory where the first ones left it.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import torch
@@ -16,8 +19,8 @@ from model_zoo.model import Model
 from runtime.chosen import Chosen
 from runtime.compiling import check_cache, compiling_only
 from runtime.config import ConfigError
-from runtime.device import free_bytes
-from runtime.memory_plan import MemoryPlan
+from runtime.device import free_bytes, is_out_of_memory
+from runtime.memory_plan import MemoryPlan, size
 from runtime.warm_up import every_kind, largest, run
 
 PAGES = 16  # all tokens are kept in the first one, which holds anything then
@@ -56,14 +59,24 @@ class Trial:
             self._run_largest(self._resolved.max_batched_tokens)
             work = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
             graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise self._too_large() from None
         _give_back()
         return replace(plan, state=self._state, work=work, graphs=graphs)
 
+    def hold(self) -> None:
+        """Run the largest steps again, last of all: PyTorch keeps the memory that they take.
+
+        Afterwards no step needs memory that another program could have taken meanwhile.
+        """
+        self._run_largest(self._resolved.max_batched_tokens)
+
     def _run_largest(self, tokens: int) -> None:
-        for batch, masks in largest(self._resolved, tokens, self._vocab_size):
-            run(self.runner, batch, masks)
+        with self._model.shortened():
+            for batch, masks in largest(self._resolved, tokens, self._vocab_size):
+                run(self.runner, batch, masks)
 
     def _too_large(self) -> ConfigError:
         """With numbers that leave room: half of the tokens that have been seen to fit."""
@@ -81,7 +94,9 @@ class Trial:
         _give_back()
         try:
             self._run_largest(tokens)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return False
         return True
 
@@ -90,3 +105,30 @@ def _give_back() -> None:
     """What is allocated and not used."""
     gc.collect()
     torch.cuda.empty_cache()
+
+
+@contextmanager
+def room_for(chosen: Chosen, plan: MemoryPlan) -> Iterator[None]:
+    """Whoever finds no memory inside is told what there is, what it goes to and what to change.
+
+    Raises ConfigError instead of what the allocator, a library or the driver raised.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(_too_little(chosen, plan)) from None
+
+
+def _too_little(chosen: Chosen, plan: MemoryPlan) -> str:
+    resolved = chosen.settle(plan)
+    tokens, rows = resolved.max_batched_tokens, resolved.max_num_seqs
+    steps = f" and steps {size(plan.fixed - plan.weights)}" if plan.fixed > plan.weights else ""
+    return (
+        f"memory: of {size(plan.free)} that were free on this device, weights in {chosen.dtype} "
+        f"take {size(plan.weights)}{steps}; --max-batched-tokens {tokens}, --max-num-seqs {rows} "
+        f"and --gpu-memory {plan.share:g} of it need more than there is: end other programs on the "
+        f"device, or try --max-batched-tokens {max(min(tokens // 4, 2048), 64)}, --max-num-seqs "
+        f"{min(rows, 32)}, --gpu-memory {min(plan.share, 0.8):g}"
+    )

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import torch
 from tiny_checkpoints import write_checkpoint
 
 from runtime.channel import Receiver, Sender
@@ -31,6 +32,7 @@ from runtime.messages import (
     StepOutput,
     ToEngine,
 )
+from runtime.process import one_line_errors
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 60
@@ -260,3 +262,17 @@ def test_wish_that_cannot_be_met_ends_with_code_2_and_one_line(
     said = process.stderr.read().decode().splitlines()
     assert len(said) == 1 and said[0].startswith("error: ") and names in said[0]
     end_process(process)
+
+
+def test_memory_that_runs_out_ends_with_code_1_and_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The launcher starts another engine then; code 2 would end the server."""
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore of it")
+    with pytest.raises(SystemExit) as ended, one_line_errors():
+        raise error
+    [line] = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert line.startswith("error: memory ran out") and line.endswith("allocate 2 GiB.")
+    with pytest.raises(RuntimeError, match="illegal"), one_line_errors():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")

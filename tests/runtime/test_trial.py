@@ -156,8 +156,63 @@ def test_graphs_that_do_not_fit_name_numbers_too(
     monkeypatch.setattr(trial, "run", lambda runner, batch, masks=None: None)
     chosen = chosen_for(checkpoint)
     plan = MemoryPlan(free=64 * MIB, share=0.5)
-    loaded = trial.Trial(plan, chosen, chosen.begin_loading(0).model)
+    loaded = trial.Trial(plan, chosen, chosen.begin_loading(64 * MIB).model)
     graphs = SimpleNamespace(graphs=SimpleNamespace(measure=measure))
     monkeypatch.setattr(loaded.runner, "steps", graphs)
     with pytest.raises(ConfigError, match=r"try --max-batched-tokens \d+, --max-num-seqs \d+"):
         loaded.measure()
+
+
+def test_the_largest_steps_are_run_again_when_all_else_is_there(
+    checkpoint: Path, memory: Memory
+) -> None:
+    """Through two layers: what follows them takes the same memory."""
+    made = loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+    assert made.trial is not None
+    before = len(memory.steps)
+    made.trial.hold()
+    prompt, rows = memory.steps[before:]
+    assert prompt.num_tokens == made.resolved.max_batched_tokens
+    assert len(rows.slots) == made.resolved.max_num_seqs
+    assert len(made.model.layers) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_memory_that_runs_out_while_loading_names_what_took_it_and_three_numbers(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    def fail(self: Chosen, *sizes: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Chosen, "kv_pool", fail)
+    wanted = (
+        r"of 64.0 MiB that were free .* weights in float32 take \S+ \S+; --max-batched-tokens 64, "
+        r"--max-num-seqs 4 and --gpu-memory 0.5 of it need more .* try --max-batched-tokens 64, "
+        r"--max-num-seqs 4, --gpu-memory 0.5"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+
+
+def test_other_mistakes_while_loading_are_not_taken_for_a_lack_of_memory(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Chosen, *sizes: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Chosen, "kv_pool", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(checkpoint: Path) -> None:
+    chosen = chosen_for(checkpoint)
+    with pytest.raises(ConfigError, match=r"weights in float32 take \S+ KiB, 1.0 KiB are free"):
+        chosen.begin_loading(1024)
