@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 MOST_MIXED = 2048  # tokens of a graph
 TILE = 128  # rows of a large product are computed so many at a time
-FEW_ROWS = (32, 256)  # besides the most: every row of a mixed step has its logits computed
-FEW_TOKENS = 512  # in a larger step, logits of all rows are a small part
+# Besides the most: every row of a mixed step has its logits computed.
+FEW_ROWS = (32, 128, 256)
+FEW_TOKENS = 512  # in a larger step, logits of fewer rows than MANY_ROWS are a small part
+MANY_ROWS = 128
 
 
 class Bucket(NamedTuple):
@@ -54,8 +56,9 @@ class Buckets:
 
     def _rows_of(self, tokens: int) -> list[int]:
         """The numbers of rows that mixed steps of so many tokens are padded to."""
-        most = min(self._rows[-1], tokens)
-        return _cut(self._rows, most) if tokens <= FEW_TOKENS else [most]
+        rows = _cut(self._rows, min(self._rows[-1], tokens))
+        many = tokens > FEW_TOKENS
+        return [count for count in rows if not many or count >= min(MANY_ROWS, rows[-1])]
 
     def graphs(self) -> list[Bucket]:
         """All that get a graph, the largest first: smaller ones then fit into its memory."""

@@ -45,9 +45,9 @@ def test_a_step_without_a_graph_takes_the_next_larger_one(graphs: Graphs) -> Non
 
 
 def test_a_step_is_not_padded_to_more_than_twice_its_tokens(graphs: Graphs) -> None:
-    assert graphs.fit(700, 9) == Bucket(768, 256, False)
+    assert graphs.fit(700, 9) == Bucket(768, 128, False)
     graphs._capture(Bucket(2048, 256, False))
-    assert graphs.fit(700, 9) == Bucket(768, 256, False), "as it is, without a graph"
+    assert graphs.fit(700, 9) == Bucket(768, 128, False), "as it is, without a graph"
     assert graphs.fit(1030, 9) == Bucket(2048, 256, False)
 
 
@@ -124,3 +124,14 @@ def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one
         graphs.fit(17, 17)
     graphs.capture_missed()
     assert Bucket(17, 17, True) in graphs.captured
+
+
+def test_a_graph_for_fewer_rows_is_not_captured_while_others_wait_for_answers(
+    graphs: Graphs,
+) -> None:
+    graphs._capture(Bucket(768, 256, False))
+    graphs._waiting.remove(Bucket(768, 256, False))
+    for _ in range(2 * MISSES):
+        assert graphs.fit(700, 9) == Bucket(768, 256, False)
+    graphs.capture_missed()
+    assert Bucket(768, 128, False) not in graphs.captured
