@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from attention.backend import Capacity, Shape, choose
@@ -85,7 +86,7 @@ class Rules:
     compiling = False
 
     def __init__(self, vocab_size: int) -> None:
-        self._tokens = torch.arange(vocab_size)
+        self._tokens = np.arange(vocab_size)
         self._begun: list[tuple[Request, str | None]] = []
         self._said: dict[int, list[int]] = {}
         self._most: dict[int, int] = {}
@@ -131,9 +132,4 @@ class Rules:
     def _mask(self, id: int) -> bytes:
         said = self._said[id]
         wrong = self._tokens % 3 == said[-1] % 3 if said else self._tokens % self._most[id] == 0
-        allowed = (~wrong).tolist()
-        allowed += [False] * (-len(allowed) % 8)
-        return bytes(
-            sum(bit << place for place, bit in enumerate(allowed[first : first + 8]))
-            for first in range(0, len(allowed), 8)
-        )
+        return np.packbits(~wrong, bitorder="little").tobytes()
