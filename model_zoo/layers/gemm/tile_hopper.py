@@ -5,8 +5,8 @@ tile_hopper
             so many-th tile.  Tiles of a group of rows follow each other down the rows, so that the
             programs that run together read the same few rows of W, and x stays in the L2 cache
   warps     one loads x and W by TMA into a ring of stages, running ahead into the next tile; two
-            groups of four multiply half of the tile's rows each.  They need not be at the same
-            stage: while one finishes its part of a tile the other has the tensor cores
+            groups of four multiply half of the tile's rows each, the first LEAD stages ahead of
+            the second: while one finishes its part of a tile the other has the tensor cores
   gated     half of a tile's COLUMNS are gates and half are what they let through, from rows of W
             that lie `apart`: both sums of an output are in the same thread
   reads     x [M, K], W [N, K], bf16 or fp16, rows 16-byte aligned; W before the kernel waits for
@@ -121,12 +121,23 @@ def _write(y, out_boxes, results, row, column):
 
 
 @gluon.jit
+def _silu(x):
+    """x / (1 + exp(-x)), by an approximate reciprocal: 1 unit in the last place or two of float32.
+
+    A division also serves denominators past 2^126, where the answer is as good as zero.
+    """
+    return x * gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * -LOG2E)],
+        dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _finish(acc, out_boxes, results, row, n, GATED: gl.constexpr):
     HALF: gl.constexpr = acc.shape[1] // 2
     left, right = _halves(acc)
     if GATED:
-        y = left / (1.0 + gl.exp2(left * -LOG2E)) * right
-        _write(y, out_boxes, results, row, n * HALF)
+        _write(_silu(left) * right, out_boxes, results, row, n * HALF)
     else:
         _write(left, out_boxes, results, row, n * (2 * HALF))
         _write(right, out_boxes, results, row, n * (2 * HALF) + HALF)
@@ -134,16 +145,19 @@ def _finish(acc, out_boxes, results, row, n, GATED: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    rows, weights, results, full, empty, out_boxes, m_tiles, n_tiles, k_blocks, group,
-    g: gl.constexpr, GATED: gl.constexpr,
+    rows, weights, results, full, empty, turn, out_boxes, m_tiles, n_tiles, k_blocks, group,
+    g: gl.constexpr, LEAD: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """Four warps: ROWS rows of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
     COLUMNS: gl.constexpr = weights.shape[1]
     ROWS: gl.constexpr = rows.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    stage, phase = 0, 0
+    stage, phase, turns = 0, 0, 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
+        if LEAD > 0 and g == 1:
+            mbarrier.wait(turn, turns)
+            turns ^= 1
         acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
         before = stage
         for k in range(k_blocks):
@@ -155,6 +169,8 @@ def _multiply(
             # The product before this one has ended: its stage may be filled again.
             acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
             mbarrier.arrive(empty.index(before), count=1, pred=k != 0)
+            if LEAD > 0 and g == 0:
+                mbarrier.arrive(turn, count=1, pred=k == LEAD - 1)
             before = stage
             stage += 1
             if stage == STAGES:
@@ -170,7 +186,8 @@ def _multiply(
 @gluon.jit(do_not_specialize=["m_tiles", "n_tiles", "k_blocks", "group", "step", "apart"])
 def tile_hopper(
     x_boxes, w_boxes, out_boxes, m_tiles, n_tiles, k_blocks, group, step, apart,
-    STAGES: gl.constexpr, GATED: gl.constexpr, DEPENDENT: gl.constexpr,
+    STAGES: gl.constexpr, LEAD: gl.constexpr, GATED: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = x_boxes.block_type.shape[0]
     HALF: gl.constexpr = w_boxes.block_type.shape[0]
@@ -181,6 +198,8 @@ def tile_hopper(
     results = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, HALF], swizzled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(turn, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
@@ -188,12 +207,12 @@ def tile_hopper(
     gl.warp_specialize(
         [
             (_multiply, (
-                rows, weights, results, full, empty, out_boxes, m_tiles, n_tiles, k_blocks,
-                group, 0, GATED,
+                rows, weights, results, full, empty, turn, out_boxes, m_tiles, n_tiles, k_blocks,
+                group, 0, LEAD, GATED,
             )),
             (_multiply, (
-                rows, weights, results, full, empty, out_boxes, m_tiles, n_tiles, k_blocks,
-                group, 1, GATED,
+                rows, weights, results, full, empty, turn, out_boxes, m_tiles, n_tiles, k_blocks,
+                group, 1, LEAD, GATED,
             )),
             (_load, (
                 x_boxes, w_boxes, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, group,

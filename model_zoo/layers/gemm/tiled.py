@@ -18,6 +18,7 @@ class Tiled:
     rows: int  # of x in half a tile: 64 or 128
     columns: int  # of a tile: 128 or 256
     stages: int  # 64 columns of x and W each
+    lead: int = 2  # stages by which the first half of the rows is ahead of the second
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         """x [rows, inputs], W [outputs, inputs]; outputs is even if gated."""
@@ -47,7 +48,8 @@ class Tiled:
         tile_hopper[(min(m_tiles * n_tiles, _programs(x.device)),)](
             boxes(x, self.rows, 64), boxes(weight, half, 64), boxes(out, self.rows, half),
             m_tiles, n_tiles, -(-inputs // 64), group, step, width if gated else half,
-            STAGES=self.stages, GATED=gated, num_warps=4, maxnreg=168, **dependent_launch(x.device),
+            STAGES=self.stages, LEAD=self.lead, GATED=gated, num_warps=4, maxnreg=168,
+            **dependent_launch(x.device),
         )  # fmt: skip
         return out
 
