@@ -5,10 +5,16 @@ from __future__ import annotations
 import orjson
 
 from runtime.messages import Ready
+from server.errors import UnsupportedParameter
+from server.parsing.detect import NONE
 from server.routes.body import off_loop
+from server.schema.chat import ChatRequest
 from server.schema.sampling import SamplingBody
+from server.splitting import Splitting
 from server.state import ServerState
 from server.structured import Grammar, requested
+from server.thought_grammar import after_short_thought, after_thought, in_final_message
+from server.tool_grammar import tool_grammar
 
 
 async def answer_grammar(state: ServerState, body: SamplingBody, ready: Ready) -> str:
@@ -18,6 +24,55 @@ async def answer_grammar(state: ServerState, body: SamplingBody, ready: Ready) -
     """
     grammar = await requested_grammar(state, body)
     return "" if grammar is None else await check_grammar(state, grammar, ready)
+
+
+async def chat_grammar(
+    state: ServerState,
+    body: ChatRequest,
+    ready: Ready,
+    splitting: Splitting | None,
+    max_tokens: int,
+) -> str:
+    """The same of a chat: of the answer's form and its tool calls, after reasoning and its limit.
+
+    splitting   of the answer; None: all of it is content
+    max_tokens  of the answer
+    """
+    wanted = await requested_grammar(state, body)
+    budget = _budget(state, body, splitting, max_tokens)
+    if wanted is None and budget is None and not body.offered_tools():
+        return ""
+    template, marks = state.tokenizer.template, state.grammar_marks
+    formats = state.formats.formats
+    source = "" if template is None else template.source
+    in_messages = splitting is not None and splitting.begins_messages
+    if wanted is not None and in_messages and not body.continue_final_message:
+        wanted = in_final_message(wanted, marks)
+    grammar = tool_grammar(body, wanted, formats.tools, source, marks)
+    reasoning = formats.reasoning
+    if reasoning is not None and splitting is not None and splitting.may_think:
+        begun = splitting.starts_in_reasoning
+        if budget is not None:
+            grammar = after_short_thought(grammar, reasoning, marks, budget, begun=begun)
+        elif grammar is not None:
+            grammar = after_thought(grammar, reasoning, marks, begun=begun)
+    return "" if grammar is None else await check_grammar(state, grammar, ready)
+
+
+def _budget(
+    state: ServerState, body: ChatRequest, splitting: Splitting | None, max_tokens: int
+) -> int | None:
+    """The limit of the reasoning; None if it cannot be reached.  Raises UnsupportedParameter."""
+    budget = body.thinking_token_budget
+    if budget is None or not 0 <= budget < max_tokens:
+        return None
+    if state.config.reasoning_format == NONE:
+        raise UnsupportedParameter(
+            "`thinking_token_budget` cannot be kept: this server runs with --reasoning-format "
+            "none; use `max_tokens`",
+            param="thinking_token_budget",
+        )
+    return budget if splitting is not None and splitting.may_think else None
 
 
 async def requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from runtime.messages import FinishReason, Ready, SamplingParams
-from server.answer_form import check_grammar, requested_grammar
+from server.answer_form import chat_grammar
 from server.choice import Choice, Piece, ScoredToken
 from server.conversation import (
     check_messages,
@@ -36,7 +36,6 @@ from server.schema.chat import ChatRequest
 from server.splitting import Splitting, plain
 from server.state import ServerState
 from server.template_options import template_options
-from server.tool_grammar import after_thought, in_final_message, tool_grammar
 
 WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
 ChatFinish = FinishReason | Literal["tool_calls"]
@@ -173,33 +172,11 @@ async def prepare_chat(
         state.tokenizer,
         parallel=body.parallel_tool_calls is not False,
     )
-    grammar = await _grammar(state, ready, body, splitting)
+    grammar = await chat_grammar(state, body, ready, splitting, params.max_tokens)
     params = msgspec.structs.replace(params, grammar=grammar)
     marks = None if splitting is None else state.formats.marks
     generation = Generation(state, route, body, [prompt], [params], salt, marks=marks)
     return ChatTurn(body, generation, splitting)
-
-
-async def _grammar(
-    state: ServerState, ready: Ready, body: ChatRequest, splitting: Splitting | None
-) -> str:
-    """For SamplingParams.grammar: of the answer's format and its tool calls, after reasoning."""
-    wanted = await requested_grammar(state, body)
-    if wanted is None and not body.offered_tools():
-        return ""
-    template, marks = state.tokenizer.template, state.grammar_marks
-    formats = state.formats.formats
-    source = "" if template is None else template.source
-    in_messages = splitting is not None and splitting.begins_messages
-    if wanted is not None and in_messages and not body.continue_final_message:
-        wanted = in_final_message(wanted, marks)
-    grammar = tool_grammar(body, wanted, formats.tools, source, marks)
-    if grammar is None:
-        return ""
-    if formats.reasoning is not None and splitting is not None and splitting.may_think:
-        begun = splitting.starts_in_reasoning
-        grammar = after_thought(grammar, formats.reasoning, marks, begun=begun)
-    return await check_grammar(state, grammar, ready)
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:

@@ -33,6 +33,15 @@ class GrammarMarks:
         """Exactly this text."""
         return " ".join(self._parts(text))
 
+    def is_token(self, text: str) -> bool:
+        """Whether the text is one special token."""
+        return text in self._ids
+
+    def any_token_but(self, text: str) -> str:
+        """Any special token, but not that of this text; "" if there is no other."""
+        ids = [id for word, id in self._ids.items() if word != text]
+        return f"<[{','.join(map(str, sorted(ids)))}]>" if ids else ""
+
     def whole_tokens(self, text: str, length: int) -> int:
         """How long a beginning of the text is that has `length` characters and splits no token."""
         end = 0

@@ -14,17 +14,15 @@ from server.call_forms import CallForm, form_of
 from server.errors import RequestError
 from server.grammar_marks import TEXT, GrammarMarks, literal
 from server.json_schema import check_schema
-from server.parsing.formats import ReasoningFormat, ToolFormat
+from server.parsing.formats import ToolFormat
 from server.python_arguments import FREE_RULES, python_arguments
 from server.schema.chat import ChatRequest
 from server.schema.tools import Tool
 from server.structured import WHITESPACE, Grammar
+from server.thought_grammar import CHANNEL, MESSAGE, NEXT
 
 MOST_CALLS = 32  # of one answer that must call
 Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tools`
-# Harmony's messages: thoughts and what is told before a call, then a call or the answer.
-_CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
-_NEXT = "<|end|><|start|>assistant"
 
 
 def tool_grammar(
@@ -166,45 +164,14 @@ def _among_text(tools: Offered, form: CallForm, most: int, marks: GrammarMarks) 
 def _among_messages(tools: Offered, form: CallForm, marks: GrammarMarks) -> Grammar:
     """The same in harmony, where text may only stand in messages."""
     parts = _rules(tools, form, marks, all_strict=False)
-    message, channel = marks.of(_MESSAGE), marks.of(_CHANNEL)
+    message, channel = marks.of(MESSAGE), marks.of(CHANNEL)
     lark = "\n".join(
         [
             "start: told* last",
             f"told: {channel} /analysis|commentary/ {message} told_text",
-            marks.after_any("told_text", _NEXT),
+            marks.after_any("told_text", NEXT),
             f"last: {marks.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
             *parts.rules,
         ]
     )
     return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")
-
-
-def in_final_message(grammar: Grammar, marks: GrammarMarks) -> Grammar:
-    """The same as harmony writes it."""
-    head = f"{marks.of(_CHANNEL)} /final/ {marks.of(_MESSAGE)}"
-    return _around(grammar, "final", f"start: {head} @final")
-
-
-def after_thought(
-    grammar: Grammar, reasoning: ReasoningFormat, marks: GrammarMarks, *, begun: bool
-) -> Grammar:
-    """The same after reasoning, which the prompt has begun or the answer may begin."""
-    if reasoning.name == "harmony":
-        thought = marks.after_any("thought", _NEXT)
-        head = f"{marks.of(_CHANNEL)} /analysis/ {marks.of(_MESSAGE)}"
-        first = "thought " if begun else ""
-        return _around(grammar, "answer", f"start: {first}({head} thought)* @answer\n{thought}")
-    before = "thought /\\s{0,4}/"
-    if not begun:
-        before = f"({marks.of(reasoning.opens[0])} {before})?"
-    thought = marks.after_any("thought", reasoning.closes[0])
-    return _around(grammar, "answer", f"start: {before} @answer\n{thought}")
-
-
-def _around(grammar: Grammar, name: str, lark: str) -> Grammar:
-    """A grammar of rules in which the given one has a name."""
-    first, *others = grammar.grammars
-    inner = {**first, "name": name}
-    return Grammar(
-        [{"lark_grammar": lark}, inner, *others], grammar.schemas, grammar.param, grammar.ebnf
-    )

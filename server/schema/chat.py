@@ -125,6 +125,8 @@ class ChatRequest(SamplingBody):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    # Of the reasoning; -1: no limit of its own.
+    thinking_token_budget: int | None = Field(None, ge=-1, lt=2**31)
     include_reasoning: bool | None = None  # in the answer; it counts in the usage either way
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: Prediction | None = None  # a hint for speed at OpenAI; it changes no answer
@@ -240,7 +242,6 @@ CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     "chat_template": Unsupported("the model's own template is used"),
     "documents": Unsupported("put the documents into a message"),
     "add_special_tokens": Unsupported("the chat template adds them", False),
-    "thinking_token_budget": Unsupported("use `max_tokens`, or a lower `reasoning_effort`", -1),
     "separate_reasoning": Unsupported("--reasoning-format none leaves it in the content", True),
     "stream_reasoning": Unsupported("it is streamed; use true", True),
     "enable_thinking": Unsupported("use `chat_template_kwargs`"),

@@ -269,7 +269,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"best_of": 2}, UNSUPPORTED, "best_of", "`n`"),
     (TEXT, {"best_of": True}, TYPE, "best_of", "an integer"),
     # what other servers have
-    (CHAT, {"thinking_token_budget": 100}, UNSUPPORTED, "thinking_token_budget", "`max_tokens`"),
+    (CHAT, {"thinking_token_budget": -2}, VALUE, "thinking_token_budget", "at least -1"),
+    (CHAT, {"thinking_token_budget": "many"}, TYPE, "thinking_token_budget", "an integer"),
     (CHAT, {"enable_thinking": True}, UNSUPPORTED, "enable_thinking", "`chat_template_kwargs`"),
     (CHAT, {"repeat_penalty": 1.1}, UNSUPPORTED, "repeat_penalty", "`repetition_penalty`"),
     (CHAT, {"stream_interval": 8}, UNSUPPORTED, "stream_interval", "use 1"),

@@ -24,7 +24,8 @@ from server.parsing.deltas import ToolCallDelta
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.schema.structured import StructuredOutputs
 from server.structured import Grammar, json_grammar, requested
-from server.tool_grammar import after_thought, tool_grammar
+from server.thought_grammar import after_thought
+from server.tool_grammar import tool_grammar
 
 NAMES = [*FORMS, "old mistral"]
 IN_TEXT = [name for name in NAMES if name != "harmony"]

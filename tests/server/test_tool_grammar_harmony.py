@@ -10,7 +10,7 @@ from server.parsing.answer import AnswerParser
 from server.parsing.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.structured import Grammar, json_grammar
-from server.tool_grammar import after_thought, in_final_message
+from server.thought_grammar import after_thought, in_final_message
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 TOLD = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
