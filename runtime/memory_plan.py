@@ -71,7 +71,7 @@ def remedies(
     found: list[str] = []
     if length_that_fits >= 2:
         found.append(f"--max-model-len {length_that_fits}")
-    missing = (needed - plan.for_kv) * HEADROOM
+    missing = (plan.fixed + needed - plan.free * plan.share) * HEADROOM
     # Working memory grows with the tokens of a step.
     tokens = int(batched_tokens * (plan.work - missing) / plan.work) if plan.work else 0
     tokens -= tokens % TOKEN_STEPS
@@ -81,8 +81,9 @@ def remedies(
     if plan.share < share <= MOST_SHARE:
         found.append(f"--gpu-memory {share:g}")
     if not found:
+        others = "" if plan.weights > plan.free * MOST_SHARE else "--kv-dtype fp8_e4m3, "
         return (
-            "no --max-model-len, --max-batched-tokens or --gpu-memory changes that: use a smaller "
-            "model, --kv-dtype fp8_e4m3 or a device with more memory"
+            "no --max-model-len, --max-batched-tokens or --gpu-memory changes that: use "
+            f"{others}a smaller model or a device with more memory"
         )
     return f"each of these makes it fit: {', '.join(found)}"

@@ -113,6 +113,14 @@ def test_weights_that_leave_nothing_are_told_apart_from_numbers_that_help() -> N
         settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1200 * MIB))
 
 
+def test_what_is_missing_beyond_all_memory_is_not_found_in_smaller_steps() -> None:
+    """300 MiB are missing before KV gets any, and steps take but 200."""
+    with pytest.raises(ConfigError, match="one request at all") as caught:
+        settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1000 * MIB, work=200 * MIB))
+    assert "--max-batched-tokens 4" not in str(caught.value)
+    assert "use a smaller model or a device" in str(caught.value)
+
+
 def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:
     lines = TIGHT.lines(96 * MIB)
     assert [name for name, _ in lines] == ["weights", "work", "KV", "left"]

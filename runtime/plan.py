@@ -1,0 +1,215 @@
+"""`python -m runtime.plan`: what fits on a device and why, without loading weights.
+
+It reads one line of JSON (a `Question`) from stdin.  Exit code 2, with one line on stderr, if the
+wish cannot be met.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from model_zoo.config import ModelConfig, ModelError, read_config
+from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
+from runtime.device import (
+    CPU_KV_BYTES,
+    DTYPES,
+    KV_DTYPES,
+    DTypeName,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    free_bytes,
+)
+from runtime.estimate import CONTEXT_BYTES, Steps, estimate, weight_bytes
+from runtime.memory_plan import MemoryPlan, size
+
+LENGTHS = (2048, 8192, 32_768, 131_072)  # of requests, to show what fits
+WORTH = 1.02  # a change that brings less is not named
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    config: EngineConfig
+    card: int = 0  # bytes of a GPU that need not be there; 0: the device of this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the model is to run."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    free: int
+    dtype: DTypeName
+
+
+def place_of(question: Question, config: ModelConfig) -> Place:
+    """The device of this machine, or the card that was named."""
+    wanted = question.config
+    if question.card:
+        own: DTypeName = "bfloat16" if config.dtype == "bfloat16" else "float16"
+        own = "float32" if config.dtype == "float32" else own
+        dtype = own if wanted.dtype == "auto" else wanted.dtype
+        free = max(0, question.card - CONTEXT_BYTES)
+        return Place("cuda", f"a GPU of {size(question.card)}", free, dtype)
+    device = choose_device(wanted.device)
+    dtype = choose_dtype(wanted.dtype, config.dtype, device)
+    if device.type == "cuda":
+        return Place("cuda", torch.cuda.get_device_name(device), free_bytes(device), dtype)
+    return Place("cpu", "this CPU", free_bytes(device), dtype)
+
+
+def memory_plan(wanted: EngineConfig, config: ModelConfig, place: Place) -> MemoryPlan:
+    """What a start would come to: reckoned, where a start on a GPU would measure."""
+    dtype, share = DTYPES[place.dtype], wanted.gpu_memory
+    if place.kind == "cpu":
+        free = max(0, place.free - weight_bytes(config, dtype)) // 2
+        if not wanted.kv_tokens:
+            free = min(free, int(CPU_KV_BYTES / share))
+        return MemoryPlan(free=free, share=share)
+    # Keys and values of a byte always fit: the limits of steps are all that is asked for.
+    facts = replace(facts_of(wanted, config, place), kv_bytes_per_token=1)
+    limits = settle(wanted, facts, place, MemoryPlan(free=place.free, share=1.0))
+    steps = Steps(
+        tokens=limits.max_batched_tokens,
+        rows=limits.max_num_seqs,
+        max_len=limits.max_model_len,
+        page_size=limits.page_size,
+    )
+    return estimate(config, dtype, steps, free=place.free, share=share)
+
+
+def facts_of(wanted: EngineConfig, config: ModelConfig, place: Place) -> ModelFacts:
+    kv_dtype = KV_DTYPES[choose_kv_dtype(wanted.kv_dtype, place.dtype)]
+    return ModelFacts(
+        model_type=config.model_type,
+        max_position=config.max_position,
+        vocab_size=config.vocab_size,
+        kv_bytes_per_token=config.kv_bytes_per_token(kv_dtype.itemsize),
+    )
+
+
+def settle(wanted: EngineConfig, facts: ModelFacts, place: Place, memory: MemoryPlan) -> Resolved:
+    """Raises ConfigError."""
+    return resolve(
+        wanted,
+        facts,
+        device=place.kind,
+        dtype=place.dtype,
+        kv_dtype=choose_kv_dtype(wanted.kv_dtype, place.dtype),
+        attention="",
+        memory=memory,
+        threads=1,
+    )
+
+
+def report(question: Question) -> str:
+    """What fits, as a table.  Raises ConfigError or ModelError."""
+    wanted = question.config
+    config = read_config(Path(wanted.model))
+    place = place_of(question, config)
+    facts = facts_of(wanted, config, place)
+    check(wanted, facts)
+    plan = memory_plan(wanted, config, place)
+    parts = _parts(plan, config, place)
+    try:
+        resolved = settle(wanted, facts, place, plan)
+    except ConfigError as error:
+        print("\n".join([*_head(config, place, wanted), *parts]))
+        raise error
+    kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
+    each = size(facts.kv_bytes_per_token)
+    parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}, the rest"))
+    if place.kind == "cuda":
+        parts.append(_line("left", size(plan.free - plan.fixed - kv), "not used"))
+    lines = [*_head(config, place, wanted), *parts, *_fits(resolved)]
+    lines += _changes(wanted, config, place, resolved)
+    if place.kind == "cuda":
+        lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
+    return "\n".join(lines)
+
+
+def _head(config: ModelConfig, place: Place, wanted: EngineConfig) -> list[str]:
+    count = weight_bytes(config, torch.int8) / 1e9
+    heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} of KV"
+    share = "" if place.kind == "cuda" else "half of "
+    return [
+        f"{config.model_type}: {count:.2f} billion parameters, {config.num_layers} layers, "
+        f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
+        f"{place.name}: {size(place.free)} free; --gpu-memory {wanted.gpu_memory:g} of {share}it "
+        "may be used",
+    ]
+
+
+def _parts(plan: MemoryPlan, config: ModelConfig, place: Place) -> list[str]:
+    others = [
+        f"{size(weight_bytes(config, DTYPES[name]))} in {name}"
+        for name in ("float32", "bfloat16")
+        if DTYPES[name].itemsize != DTYPES[place.dtype].itemsize
+    ]
+    weights = size(weight_bytes(config, DTYPES[place.dtype]))
+    lines = [_line("weights", weights, f"{place.dtype}; {', '.join(others)}; exact")]
+    reasons = {
+        "state": (plan.state, "slots of sequences and plans of attention; estimated"),
+        "work": (plan.work, "the largest step, and libraries; estimated"),
+        "graphs": (plan.graphs, "captured steps; estimated"),
+    }
+    return lines + [_line(name, size(n), why) for name, (n, why) in reasons.items() if n]
+
+
+def _line(name: str, amount: str, why: str) -> str:
+    return f"  {name:<8} {amount:>11}   {why}"
+
+
+def _fits(resolved: Resolved) -> list[str]:
+    tokens, longest = resolved.num_pages * resolved.page_size, resolved.max_model_len
+    lengths = [length for length in LENGTHS if length < longest]
+    requests = [f"{tokens / length:,.1f} of {length:,}" for length in [*lengths, longest]]
+    return [
+        f"KV holds {tokens:,} tokens, which is requests of so many tokens: {', '.join(requests)}",
+        f"limits: {longest:,} tokens a request, {resolved.max_num_seqs} running, "
+        f"{resolved.max_batched_tokens:,} tokens a step",
+    ]
+
+
+def _changes(
+    wanted: EngineConfig, config: ModelConfig, place: Place, resolved: Resolved
+) -> list[str]:
+    """What would hold more, each change alone."""
+    if wanted.kv_tokens:
+        return []
+    tried = {
+        "--kv-dtype fp8_e4m3": replace(wanted, kv_dtype="fp8_e4m3"),
+        "--gpu-memory 0.95": replace(wanted, gpu_memory=0.95),
+    }
+    if place.kind == "cuda":
+        tokens = max(2048, resolved.max_num_seqs)
+        tried[f"--max-batched-tokens {tokens}"] = replace(wanted, max_batched_tokens=tokens)
+        tried["--max-num-seqs 64"] = replace(wanted, max_num_seqs=64)
+    lines: list[str] = []
+    for name, changed in tried.items():
+        other = settle(
+            changed, facts_of(changed, config, place), place, memory_plan(changed, config, place)
+        )
+        if other.num_pages > WORTH * resolved.num_pages:
+            lines.append(f"  with {name}: {other.num_pages * other.page_size:,} tokens")
+    return lines
+
+
+def main() -> None:
+    question = msgspec.json.decode(sys.stdin.readline(), type=Question)
+    try:
+        print(report(question))
+    except (ConfigError, ModelError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
