@@ -178,7 +178,9 @@ PREFILL = (
     ),
     Kernel(name="prefill", since=(8, 0)),
 )
-TABLE = {"flash1": (FLASH1, FLASH1), "flash2": (DECODE, PREFILL)}
+# Its bits have been compared where one kind of matrix instruction serves all tiles.
+FIXED = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
+TABLE = {"flash1": (FLASH1, FLASH1), "flash2": (DECODE, PREFILL), "fixed": (FIXED, FIXED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,14 @@ class Capacity:
     rows: int
     tokens: int
 
+    def check(self, rows: int, tokens: int) -> None:
+        """Raises ValueError for a step that is larger."""
+        if rows > self.rows or tokens > self.tokens:
+            raise ValueError(
+                f"a step of {rows} rows and {tokens} tokens, and the attention back end was made "
+                f"for {self.rows} and {self.tokens}"
+            )
+
 
 def build(
     choice: Choice,
@@ -260,6 +270,10 @@ def build(
 
     if choice.backend == "flash1":
         return Flash1Backend()
+    if choice.backend == "fixed":
+        from attention.fixed_backend import FixedBackend
+
+        return FixedBackend(shape, capacity, device, windows=windows)
     return TritonBackend(choice, shape, capacity, device, windows=windows)
 
 

@@ -114,5 +114,11 @@ def _device(device: torch.device) -> tuple[str, int]:
     """Name and number of multiprocessors."""
     if device.type != "cuda":
         return "interpreter", INTERPRETED_SMS
-    properties = torch.cuda.get_device_properties(device)
-    return properties.name, properties.multi_processor_count
+    return torch.cuda.get_device_properties(device).name, multiprocessors(device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many; of the interpreter a few."""
+    if device.type != "cuda":
+        return INTERPRETED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -141,12 +141,7 @@ class TritonBackend(KernelBackend):
 
         Raises ValueError if the step is larger than the back end was made for.
         """
-        rows, tokens = meta.num_rows, len(meta.write_slots)
-        if rows > self._capacity.rows or tokens > self._capacity.tokens:
-            raise ValueError(
-                f"a step of {rows} rows and {tokens} tokens, and the attention back end was made "
-                f"for {self._capacity.rows} and {self._capacity.tokens}"
-            )
+        self._capacity.check(meta.num_rows, len(meta.write_slots))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plan = TritonPlan({}, {})
         if meta.decode_rows or min(meta.q_lens, default=0) <= self._max_decode_tokens:

@@ -15,6 +15,7 @@ from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
 from model_zoo.registry import build as build_model
 from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
+from runtime.deterministic import wanted_attention
 from runtime.device import (
     DTYPES,
     KV_DTYPES,
@@ -141,7 +142,8 @@ def choose(wanted: EngineConfig) -> Chosen:
         dtype=DTYPES[dtype],
         kv_dtype=KV_DTYPES[choose_kv_dtype(wanted.kv_dtype, dtype)],
     )
-    choice = dispatch(Machine.of(device), wanted.attention, shape, wanted.split_planner)
+    attention = wanted_attention(wanted, device)
+    choice = dispatch(Machine.of(device), attention, shape, wanted.split_planner)
     chosen = Chosen(wanted, config, device, dtype, shape, choice, threads)
     check(wanted, chosen.facts)
     return chosen

@@ -13,7 +13,7 @@ from runtime.memory_plan import MemoryPlan, remedies, size
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Attention = Literal["auto", "mha", "flash1", "flash2"]
+Attention = Literal["auto", "mha", "flash1", "flash2", "fixed"]
 SplitPlanner = Literal["auto", "fa3", "greedy", "uneven"]
 KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
@@ -33,6 +33,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: Device = "auto"
     dtype: DType = "auto"
     attention: Attention = "auto"
+    deterministic: bool = False  # no bit of an answer depends on what else runs
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
     load_format: LoadFormat = "auto"

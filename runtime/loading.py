@@ -21,6 +21,7 @@ from model_zoo.layers.gemm.choose import choose_products
 from model_zoo.model import Model
 from runtime.chosen import Chosen, choose
 from runtime.config import EngineConfig, Resolved
+from runtime.deterministic import settle_products
 from runtime.device import CPU_KV_BYTES, free_bytes
 from runtime.executor import Local
 from runtime.memory_plan import MemoryPlan
@@ -90,6 +91,7 @@ def _on_gpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
     free = free_bytes(chosen.device)
     timeline.mark("device")
     loading = chosen.begin_loading(free)
+    settle_products(chosen.wanted, loading.model)
     plan = MemoryPlan(
         free=free, share=chosen.wanted.gpu_memory, weights=_weight_bytes(loading.model)
     )

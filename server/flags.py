@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -49,6 +49,7 @@ ENGINE_FLAGS = {
     "device": "where to compute; auto takes a GPU if there is one",
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
     "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
+    "deterministic": "answers have the same bits whatever else runs; needs a GPU, is slower",
     "split_planner": "how flash2 cuts the KV of sequences that decode; auto: uneven",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
     "load_format": "dummy fills the model with random weights, for benchmarks",
@@ -69,17 +70,30 @@ RENAMED = {"memory_fraction": "gpu_memory"}  # their old names are refused with 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every field of the two tables."""
-    for title, config, table in (
-        ("server", ServerConfig, SERVER_FLAGS),
-        ("engine", EngineConfig, ENGINE_FLAGS),
-    ):
-        group = parser.add_argument_group(title)
-        hints = get_type_hints(config)
-        defaults = _defaults(config)
-        for name, text in table.items():
-            _add_flag(group, name, hints[name], defaults[name], text)
-    for old in RENAMED:
-        parser.add_argument(flag_of(old), dest=old, help=argparse.SUPPRESS)
+    _add_group(parser, "server", ServerConfig, SERVER_FLAGS)
+    add_engine_flags(parser, ENGINE_FLAGS)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add those of the engine that are named, and old names of theirs."""
+    table = {name: ENGINE_FLAGS[name] for name in names}
+    _add_group(parser, "engine", EngineConfig, table)
+    for old, new in RENAMED.items():
+        if new in table:
+            parser.add_argument(flag_of(old), dest=old, help=argparse.SUPPRESS)
+
+
+def _add_group(
+    parser: argparse.ArgumentParser,
+    title: str,
+    config: type[msgspec.Struct],
+    table: Mapping[str, str],
+) -> None:
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(config)
+    defaults = _defaults(config)
+    for name, text in table.items():
+        _add_flag(group, name, hints[name], defaults[name], text)
 
 
 def _add_flag(
@@ -116,25 +130,40 @@ def read_flags(
     args: argparse.Namespace, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values that were given, for ServerConfig and EngineConfig.  Raises UsageError."""
+    engine = read_engine_flags(args, environment, ENGINE_FLAGS)
+    return _read(args, environment, ServerConfig, SERVER_FLAGS), engine
+
+
+def read_engine_flags(
+    args: argparse.Namespace, environment: Mapping[str, str], names: Iterable[str]
+) -> dict[str, Any]:
+    """The values that were given of those named, for EngineConfig.  Raises UsageError."""
+    names = tuple(names)
     for old, new in RENAMED.items():
         variable = _variable(old)
-        if getattr(args, old) is not None or variable in environment:
+        if new in names and (getattr(args, old) is not None or variable in environment):
             raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
-    found: list[dict[str, Any]] = []
-    for config, table in ((ServerConfig, SERVER_FLAGS), (EngineConfig, ENGINE_FLAGS)):
-        hints = get_type_hints(config)
-        values: dict[str, Any] = {}
-        for name in table:
-            source, value = flag_of(name), getattr(args, name)
-            if value is None:
-                source = _variable(name)
-                value = environment.get(source)
-                if value is not None and value.startswith("tcp://"):
-                    value = None  # Kubernetes' word for a Service that is named "wavefill"
-            if value is not None:
-                values[name] = _convert(source, value, hints[name])
-        found.append(values)
-    return found[0], found[1]
+    return _read(args, environment, EngineConfig, names)
+
+
+def _read(
+    args: argparse.Namespace,
+    environment: Mapping[str, str],
+    config: type[msgspec.Struct],
+    names: Iterable[str],
+) -> dict[str, Any]:
+    hints = get_type_hints(config)
+    values: dict[str, Any] = {}
+    for name in names:
+        source, value = flag_of(name), getattr(args, name)
+        if value is None:
+            source = _variable(name)
+            value = environment.get(source)
+            if value is not None and value.startswith("tcp://"):
+                value = None  # Kubernetes' word for a Service that is named "wavefill"
+        if value is not None:
+            values[name] = _convert(source, value, hints[name])
+    return values
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

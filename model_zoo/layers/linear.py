@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.products import BUCKETS, Product
+from model_zoo.layers.gemm.products import BUCKETS
+
+
+class Product(Protocol):
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        ...
 
 
 class Linear(nn.Module):
@@ -23,6 +30,7 @@ class Linear(nn.Module):
         )
         self._packed: Tensor | None = None
         self._products: list[Product | None] = []  # by the number of rows
+        self._beyond: Product | None = None  # for more of them
 
     def prepare(self, *, keep_weight: bool = False) -> None:
         """On a CPU, lay the weights out as oneDNN reads them, in place of the plain ones.
@@ -36,23 +44,27 @@ class Linear(nn.Module):
             if not keep_weight:
                 self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
-    def use_products(self, products: Mapping[int, Product]) -> None:
+    def use_products(self, products: Mapping[int, Product], beyond: Product | None = None) -> None:
         """From now on compute like this: BUCKETS' numbers of rows, and those below, by a product.
 
-        What is not there, and more rows, are left to cuBLAS.  Which product serves depends on the
-        number of rows alone, so that a graph may be captured.
+        beyond  what is not there, and more rows; None: cuBLAS
+        Which product serves depends on the number of rows alone, so that a graph may be captured.
         """
         below = [0, *BUCKETS]
-        self._products = [None]
+        self._products, self._beyond = [beyond], beyond
         for before, rows in pairwise(below):
-            self._products += [products.get(rows)] * (rows - before)
+            self._products += [products.get(rows, beyond)] * (rows - before)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every number of rows has its product, and none is left to choose."""
+        return self._beyond is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
-        if self._products and len(x) < len(self._products):
-            product = self._products[len(x)]
-            if product is not None:
-                return product.run(x.contiguous(), self.weight, self.bias)
+        product = self._products[len(x)] if len(x) < len(self._products) else self._beyond
+        if product is not None:
+            return product.run(x.contiguous(), self.weight, self.bias)
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")

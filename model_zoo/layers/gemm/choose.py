@@ -105,7 +105,9 @@ def layers_by_place(model: nn.Module) -> dict[Place, list[Linear]]:
     """The layers that have a choice; one row first, and large layers first."""
     layers: dict[Place, list[Linear]] = defaultdict(list)
     for layer in model.modules():
-        if isinstance(layer, Linear) and supports_kernels(layer.weight.device, layer.weight.dtype):
+        if not isinstance(layer, Linear) or layer.is_settled:
+            continue
+        if supports_kernels(layer.weight.device, layer.weight.dtype):
             outputs, inputs = layer.weight.shape
             for rows in BUCKETS:
                 place = Place(outputs, inputs, layer.weight.dtype, layer.bias is not None, rows)
