@@ -13,6 +13,7 @@ COMMANDS = {
     "chat": "talk to a running server",
     "bench": "measure a running server",
     "tune": "measure the GPU for the split planners",
+    "plan": "say what fits on a GPU, without loading",
     "pull": "download a model from the Hub",
     "version": "print the version",
 }

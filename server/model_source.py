@@ -16,7 +16,8 @@ log = logging.getLogger("wavefill.model")
 BUILT_IN = "tiny-chat"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles: they can run code when they are read.
-WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
+WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
+CONFIG_ONLY = ("config.json", "generation_config.json")
 LOG_SECONDS = 10.0  # between two lines about a download, where there is no terminal for a bar
 
 
@@ -24,8 +25,10 @@ class ModelNotFound(ValueError):
     """No model of that name can be had; the message says what to do."""
 
 
-def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str]:
-    """The directory of a model, and the name it is served under.
+def resolve_model(
+    name: str, revision: str | None = None, wanted: tuple[str, ...] = WANTED
+) -> tuple[Path, str]:
+    """The directory of a model, and the name it is served under; `wanted` are files of a Hub's.
 
     `name` is "tiny-chat", a directory, or a Hugging Face id, which is downloaded unless it is in
     the local cache.  Raises ModelNotFound.
@@ -40,7 +43,7 @@ def resolve_model(name: str, revision: str | None = None) -> tuple[Path, str]:
             f"{name}: no such directory, and not a Hub id like Qwen/Qwen3-0.6B: "
             f"give one of them, or {BUILT_IN} for the built-in model"
         )
-    return download(name, revision), name
+    return download(name, revision, wanted), name
 
 
 def built_in_directory() -> Path:
@@ -50,7 +53,7 @@ def built_in_directory() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "tiny_chat"
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = WANTED) -> Path:
     """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound."""
     from huggingface_hub import (
         errors,
@@ -61,7 +64,7 @@ def download(name: str, revision: str | None = None) -> Path:
         folder = snapshot_download(
             name,
             revision=revision,
-            allow_patterns=WANTED,
+            allow_patterns=list(wanted),
             tqdm_class=None if sys.stderr.isatty() else logged_progress(name),
         )
     except errors.GatedRepoError:

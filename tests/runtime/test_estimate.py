@@ -1,0 +1,61 @@
+"""What is reckoned of a start: exact where it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from model_shapes import QWEN3_8B
+from tiny_checkpoints import write_checkpoint
+
+from model_zoo.config import read_config
+from model_zoo.loader import load_model
+from runtime.config import EngineConfig
+from runtime.estimate import Steps, estimate, weight_bytes
+from runtime.loading import load
+from runtime.memory_plan import MemoryPlan
+from runtime.plan import Place, facts_of, memory_plan, settle
+
+STEPS = Steps(tokens=8192, rows=256, max_len=40_960, page_size=16)
+
+
+@pytest.mark.parametrize("kind", ["qwen3-tied", "llama3", "gpt2", "gpt2-untied"])
+def test_weights_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
+    write_checkpoint(kind, tmp_path)
+    config = read_config(tmp_path)
+    model = load_model(
+        config, tmp_path, dtype=torch.bfloat16, device=torch.device("cpu"), load_format="dummy"
+    )
+    found = {id(parameter): parameter.nbytes for parameter in model.parameters()}
+    assert weight_bytes(config, torch.bfloat16) >= sum(found.values())  # a CPU packs some away
+    assert weight_bytes(config, torch.float32) == 2 * weight_bytes(config, torch.bfloat16)
+
+
+def plan_of(**changes: int) -> MemoryPlan:
+    config = replace(QWEN3_8B, num_layers=36)
+    steps = replace(STEPS, **changes)
+    return estimate(config, torch.bfloat16, steps, free=80 << 30, share=0.9)
+
+
+def test_larger_steps_and_more_sequences_take_more_of_everything() -> None:
+    usual = plan_of()
+    assert plan_of(tokens=16_384).work > usual.work
+    fewer = plan_of(rows=64)
+    assert fewer.state < usual.state and fewer.graphs < usual.graphs
+    assert plan_of(max_len=131_072).state > usual.state
+
+
+def test_the_plan_of_a_cpu_is_that_of_its_start(tmp_path: Path) -> None:
+    """Half of what is free, at most 4 GiB: here, 16 slots of the longest request."""
+    write_checkpoint("qwen3", tmp_path)
+    wanted = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
+    started = load(wanted, lambda phase, done, total: None).resolved
+    config = read_config(tmp_path)
+    place = Place("cpu", "", 16 << 30, "float32")
+    planned = settle(
+        wanted, facts_of(wanted, config, place), place, memory_plan(wanted, config, place)
+    )
+    assert planned.num_pages == started.num_pages
+    assert planned.max_batched_tokens == started.max_batched_tokens
