@@ -85,7 +85,8 @@ class Trial:
             tokens //= 2
         return ConfigError(
             f"memory: a step of --max-batched-tokens {resolved.max_batched_tokens} and "
-            f"--max-num-seqs {resolved.max_num_seqs} does not fit beside the weights: try "
+            f"--max-num-seqs {resolved.max_num_seqs} does not fit beside weights of "
+            f"{size(self._plan.weights)} in {size(self._plan.free)} that were free: try "
             f"--max-batched-tokens {max(tokens // 2, 64)}, --max-num-seqs "
             f"{min(resolved.max_num_seqs, 32)}, --max-model-len {min(resolved.max_model_len, 4096)}"
         )
