@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from server.errors import UnsupportedMediaType
-from server.schema.base import read_json
+from server.schema.body_json import read_json
 
 T = TypeVar("T")
 
@@ -18,18 +18,23 @@ LONG_TEXT = 16384  # characters; tokenizing more takes longer than a stream shou
 
 async def read_body(request: Request) -> dict[str, Any]:
     """The body's JSON object.  Raises RequestError for any other content."""
+    return await read_checked(request, lambda fields: fields)
+
+
+async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """check(the body's JSON object), off the event loop if there is much of it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaType(
             f"the content type is `{kind[:60] or 'not given'}`: send `application/json`"
         )
-    return read_json(await request.body())
+    return await read_any(request, check)
 
 
-async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
-    """check(the body's JSON object), off the event loop if there is much of it."""
-    fields = await read_body(request)
-    return await off_loop(len(await request.body()), lambda: check(fields))
+async def read_any(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """The same of a body of any content type."""
+    raw = await request.body()
+    return await off_loop(len(raw), lambda: check(read_json(raw)))
 
 
 async def off_loop(num_chars: int, work: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
@@ -21,9 +22,9 @@ from server.dialects.ollama_raw import text_of
 from server.errors import RequestError
 from server.generation import Generation, require_ready
 from server.parsing.deltas import ContentDelta
-from server.routes.body import read_body
+from server.routes.body import read_any, read_checked
 from server.routes.completions import submit
-from server.schema.base import parse, read_json
+from server.schema.base import parse
 from server.schema.chat import ChatRequest
 from server.schema.ollama import OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
 from server.schema.sampling import openapi_body
@@ -32,6 +33,7 @@ from server.state import ServerState, prefix_salt, state_of
 
 router = APIRouter()
 ROUTE = "ollama"  # the metrics' name
+T = TypeVar("T")
 B = TypeVar("B", bound=OllamaBody)
 
 
@@ -96,7 +98,7 @@ async def running(request: Request) -> Response:
 )
 async def show(request: Request) -> Response:
     state = state_of(request)
-    body = parse(ShowBody, await _fields(request))
+    body = await _checked(request, lambda fields: parse(ShowBody, fields))
     asked = body.model or body.name
     if asked is None:
         raise RequestError(
@@ -111,22 +113,26 @@ async def version() -> Response:
     return _json(orjson.dumps({"version": models.API_VERSION}))
 
 
-async def _fields(request: Request) -> dict[str, Any]:
-    """The body's JSON object.
+async def _checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """check(the body's JSON object).
 
     Ollama's documentation shows curl commands without a content type.  A browser on a foreign page
     can send such a request unasked, too; but then it says where the page came from.
     """
     if "origin" in request.headers:
-        return await read_body(request)
-    return read_json(await request.body())
+        return await read_checked(request, check)
+    return await read_any(request, check)
 
 
 async def _read(request: Request, state: ServerState, model: type[B]) -> tuple[str, B]:
     """The name that the caller calls the model by, and the checked body with its served name."""
-    fields = known_fields(await _fields(request))
-    body = parse(model, fields, UNSUPPORTED)
-    body.check()
+
+    def check(fields: dict[str, Any]) -> B:
+        body = parse(model, known_fields(fields), UNSUPPORTED)
+        body.check()
+        return body
+
+    body = await _checked(request, check)
     served = models.served_name(state, body.model)
     state.check_model(served)
     check_context(body, require_ready(state))

@@ -1,4 +1,4 @@
-"""Bytes of a body -> checked JSON -> a pydantic model, or a RequestError that names the field."""
+"""The JSON of a body -> a pydantic model, or a RequestError that names the field."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pydantic_core import ErrorDetails, PydanticKnownError
 
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 
-MAX_DEPTH = 64
-MAX_BRACKETS = 1_000_000  # those inside strings, too; a million empty arrays take half a second
 MAX_FIELDS = 128  # of one object
 MOST_MESSAGES = 16384  # of one conversation
 MAX_NAME = 64  # characters of a field's name in a message
@@ -61,28 +59,6 @@ class Unsupported:
         return value is None or any(value == h and type(value) is type(h) for h in self.harmless)
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
-    """Parse a request body.  Raises RequestError (code invalid_json) that says where it broke."""
-    brackets = raw.count(b"[") + raw.count(b"{")
-    if brackets > MAX_BRACKETS:
-        raise RequestError(
-            f"the body has {brackets} opening brackets, at most {MAX_BRACKETS} are taken: "
-            "send less",
-            code="invalid_json",
-        )
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise _json_error(raw, error) from None
-    if brackets > MAX_DEPTH:
-        _check_depth(value)
-    if kind_of(value) != "object":
-        raise RequestError(
-            f"the body is a JSON {kind_of(value)}: send a JSON object", code="invalid_type"
-        )
-    return fields_of(value)
-
-
 def items_of(value: object) -> list[Any]:
     """The items of a JSON array; none of anything else."""
     return cast("list[Any]", value) if isinstance(value, list) else []
@@ -91,45 +67,6 @@ def items_of(value: object) -> list[Any]:
 def fields_of(value: object) -> dict[str, Any]:
     """The fields of a JSON object; none of anything else."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _json_error(raw: bytes, error: orjson.JSONDecodeError) -> RequestError:
-    if not raw:
-        return RequestError("the body is empty: send a JSON object", code="invalid_json")
-    try:
-        raw.decode()
-    except UnicodeDecodeError as broken:
-        return RequestError(
-            f"the body is not valid UTF-8 at byte {broken.start}: encode it as UTF-8",
-            code="invalid_json",
-        )
-    if "depth" in error.msg or "recursion" in error.msg:
-        return _too_deep()
-    return RequestError(
-        f"the body is not valid JSON: {error.msg} (line {error.lineno} column {error.colno}); "
-        "numbers must be finite and strings free of lone surrogates",
-        code="invalid_json",
-    )
-
-
-def _too_deep() -> RequestError:
-    return RequestError(
-        f"the body is nested deeper than {MAX_DEPTH} levels: flatten it", code="invalid_json"
-    )
-
-
-def _check_depth(value: object) -> None:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for box in level
-            for item in items_of(box) or fields_of(box).values()
-            if isinstance(item, list | dict)
-        ]
-        if not level:
-            return
-    raise _too_deep()
 
 
 def parse(
