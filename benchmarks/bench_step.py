@@ -65,7 +65,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
         config = EngineConfig(
             model=str(path), device="cuda", load_format="dummy", max_num_seqs=max(arguments.rows),
             max_model_len=max(8192, *arguments.contexts), gpu_memory=arguments.gpu_memory,
-            max_batched_tokens=arguments.batched_tokens,
+            max_batched_tokens=arguments.batched_tokens, deterministic=arguments.deterministic,
         )  # fmt: skip
         loaded = load(config, lambda phase, done, total: None)
     ready = loaded.ready
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument(
         "--batched-tokens", type=int, default=0, help="with --shape, of a step at most: less memory"
     )
+    parser.add_argument("--deterministic", action="store_true", help="with --shape, its kernels")
     parser.add_argument("--bandwidth", type=float, default=3.08e12, help="bytes/s, for floors")
     parser.add_argument("--kernels", action="store_true", help="the longest kernels of each step")
     parser.add_argument("--steps", type=int, default=300, help="steps measured a case")

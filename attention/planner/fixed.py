@@ -106,7 +106,7 @@ def plan_fixed(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: FixedSpec) -> tupl
     cut = wants & (ends <= spec.units)
     items: list[tuple[int, ...]] = []
     merges: list[tuple[int, int]] = []
-    for row in np.flatnonzero(tiles):
+    for row in np.flatnonzero(tiles).tolist():
         each = int(pieces[row]) if cut[row] else 1
         for place in range(int(tiles[row])):
             tile = int(tiles[row]) - 1 - place  # the longest first
@@ -119,9 +119,8 @@ def plan_fixed(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: FixedSpec) -> tupl
                     begin = int(first[row] + piece) * spec.piece
                     end = min(begin + spec.piece, high)
                     unit = int(starts[row] + (place * each + piece) * units[row])
-                items.append(
-                    (row, tile, begin, end, cu_seqlens_q[row], q_len[row], kv_len[row], unit)
-                )
+                lengths = int(cu_seqlens_q[row]), int(q_len[row]), int(kv_len[row])
+                items.append((row, tile, begin, end, *lengths, unit))
     columns = np.array(items, dtype=np.int32).reshape(-1, COLUMNS)
     return columns, np.array(merges, dtype=np.int32).reshape(-1, 2)
 

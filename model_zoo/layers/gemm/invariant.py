@@ -46,8 +46,8 @@ def streams(programs: int, outputs: int, inputs: int) -> dict[int, Product]:
     found: dict[int, Product] = {}
     for rows in BUCKETS:
         rings = next(rings for limit, rings in STREAMS.items() if rows <= limit)
-        ring = next(ring for ring in rings if ring[0] == HEIGHT)
-        product = whole_tiles(*ring, programs, outputs, inputs)
+        block_n, block_k, stages, x_stages = next(ring for ring in rings if ring[0] == HEIGHT)
+        product = whole_tiles(block_n, block_k, stages, x_stages, programs, outputs, inputs)
         if product.serves(rows, outputs, inputs):
             found[rows] = product
     return found
