@@ -1,9 +1,10 @@
 """Compiling kernels ahead: a step run under `compiling_only` compiles all that it would launch.
 
-A kernel takes 0.1 to 3 seconds to compile, and a step meets one after the other.  Here the step
-goes on at once with the next, while threads compile (Triton holds Python's lock only to read the
-source, about a tenth of the time).  The threads also do what is left to a kernel's first launch:
-they load it, and in Triton 3.6 a C compiler makes its launcher, which takes a third of a second.
+A kernel takes 0.1 to 5 seconds to compile, and a step meets one after the other.  Here the step
+goes on at once with the next, while threads wait for another process that compiles (compilers.py),
+or compile if there is none; but then they wait for each other, as Triton holds Python's lock for a
+third of the time.  The threads also do what is left to a kernel's first launch: they load it, and
+in Triton 3.6 a C compiler makes its launcher, which takes a third of a second.
 Results are kept where Triton keeps them: in TRITON_CACHE_DIR, or ~/.triton/cache.
 """
 
@@ -15,15 +16,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from runtime.compiler_process import settle_keys
+from runtime.compilers import Compilers, begun_early
 from runtime.config import ConfigError
 
 MOST_THREADS = 16
+MOST_WAITING = 64  # threads that wait for other processes
 # Until the step has been run, threads that want Python's lock would only slow it down.
 RUN_SECONDS = 2.0
 # Each of them waits so long for the lock when another computes; with Python's 5 ms, a kernel that
@@ -49,7 +53,10 @@ def check_cache() -> None:
 
 @contextmanager
 def compiling_only(threads: int = 0) -> Iterator[None]:
-    """Kernels called inside are compiled, by `threads` (0: one a core), and not launched.
+    """Kernels called inside are compiled, and not launched.
+
+    By the process that has been begun early, if it has, which ends with this; else by so many
+    threads, 0: one a core.
 
     What they would have written holds anything, so what runs inside may compute with it, and must
     neither read it on the host nor index with it.  The end waits for all; raises what a compiler
@@ -64,11 +71,14 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
     count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    compilers = begun_early()
+    settle_keys()
     interval = sys.getswitchinterval()
     try:
         with (
             _launchers_apart(),
-            _Pool(count, "compile", _stay_on_device()) as pool,
+            closing(compilers) if compilers is not None else nullcontext(),
+            _Pool(count, compilers) as pool,
             AsyncCompileMode(pool),
         ):
             JITFunction.run = compile_only
@@ -108,17 +118,21 @@ def _launchers_apart() -> Iterator[None]:
 class _Pool(ThreadPoolExecutor):
     """Runs what compiles a kernel, and makes the kernel ready to be launched, from `begin` on."""
 
-    def __init__(self, threads: int, name: str, initializer: Callable[[], None] | None) -> None:
-        super().__init__(threads, name, initializer)
+    def __init__(self, threads: int, compilers: Compilers | None) -> None:
+        threads = threads if compilers is None else MOST_WAITING
+        super().__init__(threads, "compile", _stay_on_device())
+        self._compilers = compilers
         self.begin = threading.Event()
 
     def submit(self, fn: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return super().submit(self._make_ready, fn)
 
     def _make_ready(self, compile_kernel: Callable[[], Any]) -> Any:
-        self.begin.wait(RUN_SECONDS)
         from triton.runtime.errors import OutOfResources
 
+        if self._compilers is not None:
+            self._compilers.compile(compile_kernel)
+        self.begin.wait(RUN_SECONDS)
         kernel = compile_kernel()
         # A property that loads the kernel when it is first looked at.  If the device is too small
         # for it, its launch says so once more, to a caller who may know another way.

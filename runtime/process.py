@@ -23,6 +23,7 @@ from typing import NoReturn
 import msgspec
 
 from runtime.channel import Receiver, Sender
+from runtime.compilers import begin_early
 from runtime.config import ConfigError, EngineConfig
 from runtime.messages import (
     Abort,
@@ -148,7 +149,10 @@ def serve(start: Start) -> NoReturn:
         closing(Clients(start.client_addresses)) as clients,
     ):
         clients.tell(Progress("starting"))
-        # PyTorch takes seconds to import: the clients hear from us before it.
+        # PyTorch takes seconds to import: the clients hear from us before it, and what will be
+        # needed to compile kernels is imported meanwhile.
+        if start.config.device != "cpu":
+            begin_early()
         from runtime.device import physical_cores
         from runtime.engine import Engine
         from runtime.grammar import Grammars

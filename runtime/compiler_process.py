@@ -1,0 +1,161 @@
+"""The compiler process: compiles kernels for an engine, each in a fork of itself.
+
+    python -m runtime.compiler_process
+
+Triton holds Python's lock for a third of the time that a kernel takes to compile, and so does an
+import of PyTorch: processes do both while the engine's own goes on.  What they compile is where
+Triton keeps it, and the engine looks there first: if this process fails, or dies, only time is
+lost.
+
+Requests come on stdin, each a HEADER and a pickle of arguments for `triton.compile`; for each goes
+an ANSWER to stdout when its kernel is compiled, or cannot be.  The end of stdin ends all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import struct
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
+
+HEADER = struct.Struct("<II")  # number of the request, bytes that follow
+ANSWER = struct.Struct("<I")  # number
+MOST = 16  # kernels at once
+
+Job = Callable[[], object]
+
+
+class Forks:
+    """Jobs, each in a process of its own, and so many at once."""
+
+    def __init__(self, most: int, answer: Callable[[int], None]) -> None:
+        """answer: called with the number of a job that has ended, however it did."""
+        self._most, self._answer = most, answer
+        self._waiting: list[tuple[int, Job]] = []
+        self._running: dict[int, tuple[int, int]] = {}  # by what ends with it: pid and number
+
+    @property
+    def ends(self) -> list[int]:
+        """Files, one a running job, which can be read when the job has ended."""
+        return list(self._running)
+
+    def add(self, number: int, job: Job) -> None:
+        self._waiting.append((number, job))
+        self._start()
+
+    def take(self, end: int) -> None:
+        """Answer for the job that has ended."""
+        pid, number = self._running.pop(end)
+        os.close(end)
+        os.waitpid(pid, 0)
+        self._answer(number)
+        self._start()
+
+    def kill(self) -> None:
+        for pid, _number in self._running.values():
+            os.kill(pid, signal.SIGKILL)
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self._most:
+            number, job = self._waiting.pop(0)
+            end, held = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                _do(job)
+            os.close(held)
+            self._running[end] = pid, number
+
+
+def _do(job: Job) -> NoReturn:
+    """The fork's life.  It leaves all that Python does in the end to its parent."""
+    with contextlib.suppress(BaseException):  # the engine meets it, too, and says what is wrong
+        job()
+    os._exit(0)
+
+
+def read(file: int, length: int) -> bytes:
+    """So many bytes, or fewer where the file ends."""
+    parts: list[bytes] = []
+    while length and (part := os.read(file, length)):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def kernel(module: str, name: str) -> Any:
+    """The kernel of that name; what is pickled of it."""
+    return getattr(import_module(module), name)
+
+
+def settle_keys() -> None:
+    """Have Triton keep a kernel where it looks for it, in whatever order kernels are met.
+
+    What a kernel is kept by should include the constants that its helpers use, but does not where
+    a helper is met for the first time: Triton takes its constants before it has looked for them.
+    """
+    from triton.runtime.jit import DependenciesFinder
+
+    update = DependenciesFinder._update_hash
+    if update.__module__ == __name__:
+        return
+
+    def update_hash(self: Any, func: Any) -> None:
+        _ = func.cache_key  # finds them
+        update(self, func)
+
+    DependenciesFinder._update_hash = update_hash
+
+
+def _job(pickled: bytes) -> Job:
+    """The modules that it needs are imported here, and in no fork again."""
+    from triton.compiler import compile as compile_kernel
+
+    try:
+        source, target, options, variables = pickle.loads(pickled)
+    except Exception:  # it names what is not here: the engine compiles it
+        return int
+    return partial(compile_kernel, source, target=target, options=options, _env_vars=variables)
+
+
+def serve(requests: int, answers: int) -> None:
+    """Until the requests end."""
+
+    def answer(number: int) -> None:
+        os.write(answers, ANSWER.pack(number))
+
+    forks = Forks(min(MOST, len(os.sched_getaffinity(0))), answer)
+    try:
+        while True:
+            ready, _, _ = select.select([requests, *forks.ends], [], [])
+            for end in ready:
+                if end != requests:
+                    forks.take(end)
+            if requests in ready:
+                header = read(requests, HEADER.size)
+                if len(header) < HEADER.size:
+                    return
+                number, length = HEADER.unpack(header)
+                forks.add(number, _job(read(requests, length)))
+    finally:
+        forks.kill()
+
+
+def main() -> None:
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a compiler prints is no answer
+    import torch  # noqa: F401  kernels' modules need it; the engine imports it meanwhile
+    from triton.runtime.cache import triton_key
+
+    settle_keys()
+    triton_key()  # reads all of Triton, once for all forks
+    serve(0, answers)
+
+
+if __name__ == "__main__":
+    main()
