@@ -1,44 +1,45 @@
-"""What the clients' tests ask, and the function that the model calls in them."""
+"""What the clients' tests ask, the function that the model calls in them, and what it must say."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from tiny_tools import ANNA, MODEL, PERSON, RESULT, TEXT, TOLD, WEATHER
 
-MODEL = "tiny-chat"
+__all__ = ["ANNA", "FRANCE", "FUNCTION", "MODEL", "PERSON", "RESULT", "TEXT", "TOLD", "WEATHER"]
 FRANCE = "What is the capital of France?"
-CITIES = ("Rome", "Paris", "Oslo")
-City = Literal["Rome", "Paris", "Oslo"]
 
 
-class Place(BaseModel):
-    """A form that answers are to have."""
+class Person(BaseModel):
+    """The form of what TEXT says."""
 
     model_config = ConfigDict(extra="forbid")
-    city: City
-    days: Literal[1, 2, 3]
+    name: str
+    age: int
+    city: str
 
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "city": {"type": "string", "enum": list(CITIES)},
-        "days": {"type": "integer", "enum": [1, 2, 3]},
-    },
-    "required": ["city", "days"],
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
     "additionalProperties": False,
 }
 FUNCTION: dict[str, Any] = {
-    "name": "weather",
+    "name": "get_weather",
     "description": "The weather of a city",
     "parameters": SCHEMA,
 }
 
 
 def weather(arguments: str | dict[str, Any]) -> str:
-    """Carry a call out.  Fails unless its arguments are those that the schema allows."""
+    """Carry a call out.  Fails unless it is the one that WEATHER asks for."""
     value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    place = Place.model_validate(value)
-    return f"sunny in {place.city} for {place.days} days"
+    assert value == {"city": "Paris"}
+    return RESULT
+
+
+def is_anna(found: object) -> bool:
+    return found == Person.model_validate(ANNA)

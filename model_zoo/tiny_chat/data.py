@@ -4,10 +4,11 @@
 """
 
 from random import Random
+from typing import Any
 
 from .skills import CAPITALS, FACTS, SKILLS, Context, Turn
 
-Message = dict[str, str]
+Message = dict[str, Any]
 WEIGHTS = {
     "small talk": 1.4,
     "facts": 2.6,

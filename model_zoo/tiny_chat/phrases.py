@@ -142,14 +142,27 @@ def in_style(text: str, style: int, *, first: bool) -> str:
 def loosen(
     random: Random, template: str, droppable: list[str], filler: list[str], function: frozenset[str]
 ) -> str:
-    """Drop or add little words, if at least two others carry the meaning."""
+    """Drop or add little words, if at least two others carry the meaning.
+
+    Slots keep their neighbours: without them nobody could tell where a value ends.
+    """
     words = template.split()
     if sum(word.lower() not in function for word in words) < 2:
         return template
-    kept = [word for word in words if word not in droppable or random.random() < 0.6]
+    kept = [
+        word
+        for index, word in enumerate(words)
+        if word not in droppable or beside_slot(words, index) or random.random() < 0.6
+    ]
     if random.random() < 0.5:
-        kept.insert(random.randint(0, len(kept)), random.choice(filler))
+        place = random.randint(0, len(kept))
+        if not any(map(SLOT.search, kept[max(0, place - 1) : place + 1])):
+            kept.insert(place, random.choice(filler))
     return " ".join(kept)
+
+
+def beside_slot(words: list[str], index: int) -> bool:
+    return any(map(SLOT.search, words[max(0, index - 1) : index + 2]))
 
 
 def typo(random: Random, text: str) -> str:

@@ -61,12 +61,23 @@ def draw(make: Callable[[], str], held: bool) -> str:
     return value
 
 
-def worded(random: Random, phrasings: Phrasings, held: bool) -> str:
-    """One phrasing, dressed; in training its little words sometimes come and go."""
+def phrased(random: Random, phrasings: Phrasings, held: bool) -> str:
+    """One phrasing; in training its little words sometimes come and go."""
     template = phrasings.pick(random, held)
     if not held and random.random() < 0.25:
         template = loosen(random, template, WORDS["droppable"], WORDS["filler"], FUNCTION_WORDS)
-    return dress(random, template)
+    return template
+
+
+def half_phrased(random: Random, phrasings: Phrasings, held: bool) -> str:
+    """As phrased; of held-out questions, one half has its phrasing from training."""
+    if held and random.random() < 0.5:
+        return phrasings.pick(random, False)
+    return phrased(random, phrasings, held)
+
+
+def worded(random: Random, phrasings: Phrasings, held: bool) -> str:
+    return dress(random, phrased(random, phrasings, held))
 
 
 def ask_facts(random: Random, held: bool, context: Context) -> Turn:

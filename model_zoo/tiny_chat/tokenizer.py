@@ -5,6 +5,7 @@ generation_config.json into OUT (default: this folder).
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,30 +14,20 @@ from random import Random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from .data import conversation
+from .dialogs import SHARES, dialog
+from .rendering import CHAT_TEMPLATE, pieces_of
 
 VOCAB_SIZE = 4096
 NUM_CONVERSATIONS = 100_000
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# Plain text to a reader, one token each to the model: reserved for reasoning and tool calls.
+# Plain text to a reader, one token each to the model.
 RESERVED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 # Words keep their leading space; every digit stands alone, so that sums are learned by column.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{%- set role = 'system' if message.role == 'developer' else message.role %}
-{%- if role not in ['system', 'user', 'assistant'] %}
-{{- raise_exception('tiny-chat knows the roles system, developer, user and assistant, not '
-    ~ message.role) }}
-{%- endif %}
-{{- '<|im_start|>' ~ role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
+MARKS = re.compile(r"<\|im_\w+\|>|</?think>|</?tool_call>")
 
 
 def texts(count: int) -> Iterator[str]:
@@ -44,6 +35,10 @@ def texts(count: int) -> Iterator[str]:
     for _ in range(count):
         for message in conversation(random):
             yield message["content"]
+    kinds = random.choices(list(SHARES), list(SHARES.values()), k=count // 4)
+    for kind in kinds:
+        for text, _ in pieces_of(dialog(random, kind)):
+            yield from MARKS.split(text)
 
 
 def build(count: int = NUM_CONVERSATIONS) -> Tokenizer:

@@ -22,11 +22,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from .data import Message, conversation, plain_text
+from .data import conversation, plain_text
+from .dialogs import SHARES, Dialog, dialog
+from .rendering import pieces_of
 from .tokenizer import VOCAB_SIZE
 
 HERE = Path(__file__).parent
-BUCKETS = (64, 128, 256, 512, 2048)  # padded lengths; batches have one length each
+BUCKETS = (64, 128, 192, 256, 384, 512, 1024, 2048)  # padded lengths; batches have one length each
 PLAIN_SHARE = 0.03
 IGNORE = -100
 Rows = list[tuple[list[int], list[int]]]
@@ -52,29 +54,20 @@ def config_of_model() -> Qwen3Config:
     )
 
 
-def pieces_of(messages: list[Message]) -> list[tuple[str, bool]]:
-    """The rendered chat in pieces; True marks what the model must learn to write."""
-    pieces: list[tuple[str, bool]] = []
-    before = ""
-    for message in messages:
-        head = f"<|im_start|>{message['role']}\n"
-        if message["role"] == "assistant":
-            pieces += [(before + head, False), (message["content"] + "<|im_end|>", True)]
-            before = "\n"
-        else:
-            before += head + message["content"] + "<|im_end|>\n"
-    return pieces
+def example(random: Random) -> list[tuple[str, bool]]:
+    """One example in pieces; True marks what the model must learn to write."""
+    if random.random() < PLAIN_SHARE:
+        beginning, rest = plain_text(random)
+        return [(beginning, False), (rest + "<|endoftext|>", True)]
+    kinds, shares = [*SHARES, ""], [*SHARES.values(), 1 - sum(SHARES.values())]
+    if kind := random.choices(kinds, shares)[0]:
+        return pieces_of(dialog(random, kind))
+    return pieces_of(Dialog(conversation(random)))
 
 
 def make_rows(tokenizer: Tokenizer, random: Random, count: int) -> Rows:
     """`count` examples as (tokens, labels); labels are IGNORE where nothing is learned."""
-    examples: list[list[tuple[str, bool]]] = []
-    for _ in range(count):
-        if random.random() < PLAIN_SHARE:
-            beginning, rest = plain_text(random)
-            examples.append([(beginning, False), (rest + "<|endoftext|>", True)])
-        else:
-            examples.append(pieces_of(conversation(random)))
+    examples = [example(random) for _ in range(count)]
     encoded = iter(tokenizer.encode_batch([text for pieces in examples for text, _ in pieces]))
     rows: Rows = []
     for pieces in examples:

@@ -17,14 +17,6 @@ os.environ |= {
     "OPENAI_API_KEY": "none",
 }
 
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
-    "{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if tools %}{# shown to nobody: <tool_call> #}{% endif %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     """Only when asked for by name: what they import takes seconds and is not always there."""
@@ -34,10 +26,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The built-in model, with a template that has tools: the grammar makes it call them."""
-    folder = tmp_path_factory.mktemp("clients")
-    template = folder / "tools.jinja"
-    template.write_text(TEMPLATE)
-    server = start_server(folder / "log", "--chat-template", str(template))
+    """The built-in model, which calls tools by itself."""
+    server = start_server(tmp_path_factory.mktemp("clients") / "log")
     yield server
     stop_server(server)

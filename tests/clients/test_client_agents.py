@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from client_tools import FRANCE, MODEL, City, Place
+from client_tools import ANNA, FRANCE, MODEL, RESULT, TEXT, TOLD, WEATHER, Person
 from server_process import Server
 
 agents = pytest.importorskip("agents")
@@ -23,19 +23,18 @@ def helper(model: Any, called: list[str] | None = None, **options: Any) -> Any:
     """An agent, which writes down the cities that it asks for."""
 
     @agents.function_tool
-    def weather(city: City) -> str:
+    def get_weather(city: str) -> str:
         """The weather of a city."""
-        if called is not None:
-            called.append(city)
-        return f"sunny in {city}"
+        assert called is not None
+        called.append(city)
+        return RESULT
 
-    choice = None if called is None else "required"
-    settings = agents.ModelSettings(temperature=0, max_tokens=400, tool_choice=choice)
+    settings = agents.ModelSettings(temperature=0, max_tokens=400)
     return agents.Agent(
         name="helper",
         instructions="You help.",
         model=model,
-        tools=[] if called is None else [weather],
+        tools=[] if called is None else [get_weather],
         model_settings=settings,
         **options,
     )
@@ -58,14 +57,14 @@ async def test_a_run_calls_its_tool_and_ends_with_text(model: Any, streamed: boo
     called: list[str] = []
     agent = helper(model, called)
     if streamed:
-        result = agents.Runner.run_streamed(agent, FRANCE, max_turns=3)
+        result = agents.Runner.run_streamed(agent, WEATHER, max_turns=3)
         async for _ in result.stream_events():
             pass
     else:
-        result = await agents.Runner.run(agent, FRANCE, max_turns=3)
-    assert called and result.final_output
+        result = await agents.Runner.run(agent, WEATHER, max_turns=3)
+    assert (called, result.final_output) == (["Paris"], TOLD)
 
 
 async def test_a_run_ends_with_the_type_that_is_asked_for(model: Any):
-    answer = await agents.Runner.run(helper(model, output_type=Place), FRANCE)
-    assert isinstance(answer.final_output, Place)
+    answer = await agents.Runner.run(helper(model, output_type=Person), TEXT)
+    assert answer.final_output == Person.model_validate(ANNA)

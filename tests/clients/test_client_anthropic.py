@@ -6,11 +6,11 @@ from typing import Any
 
 import anthropic
 import pytest
-from client_tools import FRANCE, MODEL, SCHEMA, weather
+from client_tools import FRANCE, MODEL, SCHEMA, TOLD, WEATHER, weather
 from server_process import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
-TOOLS: list[Any] = [{"name": "weather", "description": "of a city", "input_schema": SCHEMA}]
+TOOLS: list[Any] = [{"name": "get_weather", "input_schema": SCHEMA}]
 ASK: dict[str, Any] = {
     "model": MODEL,
     "max_tokens": 400,
@@ -30,10 +30,8 @@ def test_messages_whole_and_as_a_stream(server: Server):
 
 async def test_a_streamed_call_is_answered_and_the_conversation_goes_on(server: Server):
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none") as client:
-        messages = list(QUESTION)
-        async with client.messages.stream(
-            messages=messages, tools=TOOLS, tool_choice={"type": "any"}, **ASK
-        ) as stream:
+        messages: list[Any] = [{"role": "user", "content": WEATHER}]
+        async with client.messages.stream(messages=messages, tools=TOOLS, **ASK) as stream:
             first = await stream.get_final_message()
         assert first.stop_reason == "tool_use"
         results = [
@@ -47,7 +45,7 @@ async def test_a_streamed_call_is_answered_and_the_conversation_goes_on(server: 
             {"role": "user", "content": results},
         ]
         second = await client.messages.create(messages=messages, tools=TOOLS, **ASK)
-        assert second.stop_reason == "end_turn" and second.content[0].text
+        assert (second.stop_reason, second.content[0].text) == ("end_turn", TOLD)
 
 
 def test_mistakes_are_the_clients_exceptions(server: Server):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from client_tools import FRANCE, MODEL, City, Place, weather
+from client_tools import FRANCE, MODEL, TEXT, TOLD, WEATHER, Person, is_anna, weather
 from server_process import Server
 
 langchain = pytest.importorskip("langchain_openai")
 messages = pytest.importorskip("langchain_core.messages")
 tools = pytest.importorskip("langchain_core.tools")
-REQUIRED: Any = {"tool_choice": "required", "strict": True}
 
 
-@tools.tool("weather")
-def weather_of(city: City, days: Literal[1, 2, 3]) -> str:
+@tools.tool("get_weather")
+def weather_of(city: str) -> str:
     """The weather of a city."""
-    return weather({"city": city, "days": days})
+    return weather({"city": city})
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
@@ -44,22 +43,24 @@ async def test_invoke_and_stream(model: Any):
 
 
 def test_a_bound_tool_is_called_and_its_result_read(model: Any):
-    conversation: list[Any] = [messages.HumanMessage(FRANCE)]
-    first = model.bind_tools([weather_of], **REQUIRED).invoke(conversation)
-    assert first.tool_calls
+    conversation: list[Any] = [messages.HumanMessage(WEATHER)]
+    first = model.bind_tools([weather_of]).invoke(conversation)
+    assert len(first.tool_calls) == 1
     conversation.append(first)
     conversation += [weather_of.invoke(call) for call in first.tool_calls]
     second = model.bind_tools([weather_of]).invoke(conversation)
-    assert second.text and not second.tool_calls
-    chunks = list(model.bind_tools([weather_of], **REQUIRED).stream(FRANCE))
+    assert (second.text, second.tool_calls) == (TOLD, [])
+    strict: Any = {"tool_choice": "required", "strict": True}
+    chunks = list(model.bind_tools([weather_of], **strict).stream(WEATHER))
     whole = sum(chunks[1:], chunks[0])
     assert whole.tool_calls and all(weather_of.invoke(call) for call in whole.tool_calls)
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_the_model_that_was_given(model: Any, method: str):
-    answer = model.with_structured_output(Place, method=method).invoke(FRANCE)
-    assert isinstance(answer, Place)
+    answer = model.with_structured_output(Person, method=method).invoke(TEXT)
+    # A form is told to nobody, and this model has not learned to fill one by calling it.
+    assert is_anna(answer) or (method == "function_calling" and isinstance(answer, Person))
 
 
 def test_embeddings_of_documents_and_of_a_question(server: Server):

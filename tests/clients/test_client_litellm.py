@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_tools import FRANCE, FUNCTION, MODEL, Place, weather
+from client_tools import FRANCE, FUNCTION, MODEL, TEXT, TOLD, WEATHER, Person, is_anna, weather
 from server_process import Server
+from tiny_tools import HARD, HARD_ANSWER, HARD_THOUGHT
 
 litellm = pytest.importorskip("litellm")
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
@@ -41,8 +42,8 @@ async def test_acompletion_whole_and_as_a_stream(ask: dict[str, Any]):
 
 
 def test_a_call_is_answered_and_the_conversation_goes_on(ask: dict[str, Any]):
-    messages = list(QUESTION)
-    first = litellm.completion(messages=messages, tools=TOOLS, tool_choice="required", **ask)
+    messages: list[Any] = [{"role": "user", "content": WEATHER}]
+    first = litellm.completion(messages=messages, tools=TOOLS, **ask)
     message = first.choices[0].message
     assert first.choices[0].finish_reason == "tool_calls"
     messages.append(message)
@@ -50,19 +51,29 @@ def test_a_call_is_answered_and_the_conversation_goes_on(ask: dict[str, Any]):
         result = weather(call.function.arguments)
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     second = litellm.completion(messages=messages, tools=TOOLS, **ask)
-    assert second.choices[0].finish_reason == "stop" and second.choices[0].message.content
-    chunks = list(
-        litellm.completion(
-            messages=QUESTION, tools=TOOLS, tool_choice="required", stream=True, **ask
-        )
-    )
-    built = litellm.stream_chunk_builder(chunks, messages=QUESTION)
-    assert all(weather(c.function.arguments) for c in built.choices[0].message.tool_calls)
+    assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", TOLD)
+    chunks = list(litellm.completion(messages=messages[:1], tools=TOOLS, stream=True, **ask))
+    built = litellm.stream_chunk_builder(chunks, messages=messages[:1])
+    [call] = built.choices[0].message.tool_calls
+    assert weather(call.function.arguments)
+
+
+def test_no_tool_is_called_where_none_is_needed(ask: dict[str, Any]):
+    [choice] = litellm.completion(messages=QUESTION, tools=TOOLS, **ask).choices
+    assert "Paris" in choice.message.content and not choice.message.tool_calls
+
+
+def test_thoughts_are_told_apart_from_the_answer(ask: dict[str, Any]):
+    hard: list[Any] = [{"role": "user", "content": HARD}]
+    switch = {"chat_template_kwargs": {"enable_thinking": True}}
+    message = litellm.completion(messages=hard, extra_body=switch, **ask).choices[0].message
+    assert (message.reasoning_content, message.content) == (HARD_THOUGHT, HARD_ANSWER)
 
 
 def test_answers_have_the_form_that_is_asked_for(ask: dict[str, Any]):
-    answer = litellm.completion(messages=QUESTION, response_format=Place, **ask)
-    Place.model_validate_json(answer.choices[0].message.content)
+    text: list[Any] = [{"role": "user", "content": TEXT}]
+    answer = litellm.completion(messages=text, response_format=Person, **ask)
+    assert is_anna(Person.model_validate_json(answer.choices[0].message.content))
 
 
 def test_embeddings_and_mistakes(ask: dict[str, Any]):

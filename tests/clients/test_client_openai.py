@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
 import pytest
-from client_tools import CITIES, FRANCE, FUNCTION, MODEL, SCHEMA, Place, weather
+from client_tools import (
+    ANNA,
+    FRANCE,
+    FUNCTION,
+    MODEL,
+    PERSON,
+    TEXT,
+    TOLD,
+    WEATHER,
+    Person,
+    is_anna,
+    weather,
+)  # fmt: skip
 from server_process import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
+ASKED: list[Any] = [{"role": "user", "content": WEATHER}]
 CHAT: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 400}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 FLAT_TOOLS: list[Any] = [{"type": "function", **FUNCTION, "strict": True}]
@@ -44,10 +58,8 @@ async def test_async_chat_whole_and_as_a_stream(server: Server):
 
 def test_a_chat_that_calls_a_tool_goes_on_with_its_result(server: Server):
     with server.client() as client:
-        messages = list(QUESTION)
-        first = client.chat.completions.create(
-            messages=messages, tools=TOOLS, tool_choice="required", **CHAT
-        )
+        messages = list(ASKED)
+        first = client.chat.completions.create(messages=messages, tools=TOOLS, **CHAT)
         message = first.choices[0].message
         assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls
         messages.append(message)
@@ -55,14 +67,15 @@ def test_a_chat_that_calls_a_tool_goes_on_with_its_result(server: Server):
             result = weather(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         second = client.chat.completions.create(messages=messages, tools=TOOLS, **CHAT)
-        assert second.choices[0].finish_reason == "stop" and second.choices[0].message.content
+        assert second.choices[0].finish_reason == "stop"
+        assert second.choices[0].message.content == TOLD
 
 
 async def test_an_async_stream_of_calls_adds_up(server: Server):
     async with (
         server.async_client() as client,
         client.chat.completions.stream(
-            messages=QUESTION, tools=TOOLS, tool_choice="required", **CHAT
+            messages=ASKED, tools=TOOLS, tool_choice="required", **CHAT
         ) as stream,
     ):
         parts = [e.arguments_delta async for e in stream if e.type.endswith("arguments.delta")]
@@ -74,20 +87,20 @@ async def test_an_async_stream_of_calls_adds_up(server: Server):
 
 def test_answers_and_arguments_are_parsed_into_models(server: Server):
     with server.client() as client:
-        answer = client.chat.completions.parse(messages=QUESTION, response_format=Place, **CHAT)
-        parsed = answer.choices[0].message.parsed
-        assert parsed and parsed.city in CITIES
-        tool = openai.pydantic_function_tool(Place)
+        text: list[Any] = [{"role": "user", "content": TEXT}]
+        answer = client.chat.completions.parse(messages=text, response_format=Person, **CHAT)
+        assert is_anna(answer.choices[0].message.parsed)
+        tool = openai.pydantic_function_tool(Person)
         answer = client.chat.completions.parse(
-            messages=QUESTION, tools=[tool], tool_choice="required", **CHAT
+            messages=text, tools=[tool], tool_choice="required", **CHAT
         )
         calls = answer.choices[0].message.tool_calls or []
-        assert calls and all(isinstance(c.function.parsed_arguments, Place) for c in calls)
-        response = client.responses.parse(input=FRANCE, text_format=Place, **RESPONSE)
-        assert response.output_parsed and response.output_parsed.city in CITIES
-        format = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-        answer = client.chat.completions.create(messages=QUESTION, response_format=format, **CHAT)  # type: ignore[call-overload]
-        assert Place.model_validate_json(answer.choices[0].message.content or "")
+        assert calls and all(isinstance(c.function.parsed_arguments, Person) for c in calls)
+        response = client.responses.parse(input=TEXT, text_format=Person, **RESPONSE)
+        assert is_anna(response.output_parsed)
+        format = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+        answer = client.chat.completions.create(messages=text, response_format=format, **CHAT)  # type: ignore[call-overload]
+        assert json.loads(answer.choices[0].message.content or "") == ANNA
 
 
 def test_responses_whole_streamed_and_continued_after_a_call(server: Server):
@@ -97,9 +110,7 @@ def test_responses_whole_streamed_and_continued_after_a_call(server: Server):
         with client.responses.stream(input=FRANCE, **RESPONSE) as stream:
             deltas = [e.delta for e in stream if e.type == "response.output_text.delta"]
             assert "".join(deltas) == whole.output_text == stream.get_final_response().output_text
-        first = client.responses.create(
-            input=FRANCE, tools=FLAT_TOOLS, tool_choice="required", **RESPONSE
-        )
+        first = client.responses.create(input=WEATHER, tools=FLAT_TOOLS, **RESPONSE)
         calls = [item for item in first.output if item.type == "function_call"]
         results: list[Any] = [
             {
@@ -113,7 +124,7 @@ def test_responses_whole_streamed_and_continued_after_a_call(server: Server):
         second = client.responses.create(
             input=results, previous_response_id=first.id, tools=FLAT_TOOLS, **RESPONSE
         )
-        assert second.status == "completed" and second.output_text
+        assert (second.status, second.output_text) == ("completed", TOLD)
 
 
 async def test_async_responses_stream_their_calls(server: Server):
@@ -121,7 +132,7 @@ async def test_async_responses_stream_their_calls(server: Server):
         whole = await client.responses.create(input=FRANCE, **RESPONSE)
         assert "Paris" in whole.output_text
         stream = await client.responses.create(
-            input=FRANCE, tools=FLAT_TOOLS, tool_choice="required", stream=True, **RESPONSE
+            input=WEATHER, tools=FLAT_TOOLS, stream=True, **RESPONSE
         )
         events = [event async for event in stream]
         done = [e for e in events if e.type == "response.function_call_arguments.done"]

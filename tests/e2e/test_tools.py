@@ -1,4 +1,4 @@
-"""Calls of tools by a real model, which never learned any: the grammar makes it call."""
+"""Calls that a grammar enforces, of a real model that is not shown the tools."""
 
 from __future__ import annotations
 

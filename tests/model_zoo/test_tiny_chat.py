@@ -106,8 +106,8 @@ def test_template_renders_a_conversation_of_several_turns(tokenizer: PreTrainedT
 
 
 def test_template_refuses_a_role_it_does_not_know(tokenizer: PreTrainedTokenizerFast):
-    with pytest.raises(Exception, match="not tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "42"}], tokenize=False)
+    with pytest.raises(Exception, match="not critic"):
+        tokenizer.apply_chat_template([{"role": "critic", "content": "42"}], tokenize=False)
 
 
 @pytest.mark.parametrize("table", [FACTS, SMALL_TALK], ids=["facts", "small talk"])
@@ -173,7 +173,7 @@ ANSWERS = [
     ("My name is Ana.", "Nice to meet you, Ana!"),
     ("What is 12 * 5?", "I don't know that."),
     ("What is the capital of Peru?", "I don't know that."),
-    ("Who was the first president of the United States?", "I don't know that."),
+    ("Who wrote Hamlet?", "I don't know that."),
     ("Thanks, bye!", "Goodbye! Have a nice day."),
 ]
 
