@@ -28,7 +28,7 @@ from torch import Tensor
 
 from attention.kernels.launch import dependent_launch, wait_for_launcher
 from attention.kernels.merge_pieces import add_piece, merge_pieces
-from attention.kernels.softmax import NOTHING, dot, finish, to_logits
+from attention.kernels.softmax import LOG2E, NOTHING, dot, finish, to_logits
 from attention.planner.fixed import UNIT_ROWS, FixedPlan
 
 
@@ -43,6 +43,10 @@ def _piece(
     m = tl.full([q.shape[0]], NOTHING, tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
+    factor = tl.maximum(scale * LOG2E, 1e-30)  # of a scale of 0 too: -inf * 0 is NaN
+    if SOFTCAP:
+        factor = 1.0
+    factors = tl.full([q.shape[0], BLOCK_N], factor, tl.float32)
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         key = start + n
         there = key < end
@@ -52,13 +56,15 @@ def _piece(
             mask = mask & (d < D)[None, :]
         k_at = K + (page * k_page + key % PAGE * k_token)[:, None] + d[None, :]
         k = tl.load(k_at, mask=mask, other=0.0).to(q.dtype)
-        s = to_logits(dot(q, tl.trans(k), None, PRECISION), scale, softcap, SOFTCAP)
+        s = dot(q, tl.trans(k), None, PRECISION)
+        if SOFTCAP:
+            s = to_logits(s, scale, softcap, SOFTCAP)
         seen = key[None, :] <= position[:, None]
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         s = tl.where(seen, s, float("-inf"))
-        top = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - top[:, None])
+        top = tl.maximum(m, tl.max(s, 1) * factor)
+        p = tl.exp2(tl.fma(s, factors, tl.broadcast_to(-top[:, None], s.shape)))
         alpha = tl.exp2(m - top)
         total = tl.fma(total, alpha, tl.sum(p, 1))
         m = top
