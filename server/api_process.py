@@ -16,12 +16,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import msgspec
 import prometheus_client
 import uvicorn
+from fastapi import FastAPI
 
 from runtime.client import EngineClient
 from server.app import create_app, line_app
@@ -77,6 +78,30 @@ async def serve(start: Start) -> None:
         stall_seconds=config.stall_seconds,
     )
     await client.start()
+    store = response_store(start)
+    await store.open()
+    state = ServerState(
+        config,
+        client,
+        tokenizer,
+        metrics_of(config, client),
+        requests=RequestLog(config.request_history),
+        batch_requests=RequestLog(config.request_history),
+        responses=store,
+        batches=open_batches(config),
+    )
+    app = create_app(state)
+    server = http_server(app, config)
+    gc.collect()
+    gc.freeze()  # looking through what stays for good would stop all streams for 50 ms
+    gc.set_threshold(GC_THRESHOLD)
+    async with background_work(start, state) as runner:
+        drain = Drain(server, app.state.gate, state, runner)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.begin)
+        await server.serve([socket.socket(fileno=start.listener)])
+
+
+def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
     shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
     metrics.watch(
@@ -84,21 +109,11 @@ async def serve(start: Start) -> None:
         stats=lambda: client.stats,
         alive=lambda: client.ready is not None and client.unhealthy() is None,
     )
-    store = response_store(start)
-    await store.open()
-    batches = open_batches(config)
-    state = ServerState(
-        config,
-        client,
-        tokenizer,
-        metrics,
-        requests=RequestLog(config.request_history),
-        batch_requests=RequestLog(config.request_history),
-        responses=store,
-        batches=batches,
-    )
-    app = create_app(state)
-    server = Server(
+    return metrics
+
+
+def http_server(app: FastAPI, config: ServerConfig) -> Server:
+    return Server(
         uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -114,36 +129,22 @@ async def serve(start: Start) -> None:
             timeout_graceful_shutdown=5,
         )
     )
-    gc.collect()
-    gc.freeze()  # looking through what stays for good would stop all streams for 50 ms
-    gc.set_threshold(GC_THRESHOLD)
-    drains: list[asyncio.Task[None]] = []
 
-    async def drain(gate: Gate) -> None:
-        """Let open requests end, at most `drain_seconds` long, then cut them off and stop."""
-        gate.draining = True
-        if runner is not None:
-            runner.cancel()  # what its lines have not finished runs after the next start
-        deadline = loop.time() + config.drain_seconds
-        # A dead engine is not started again during a drain: nothing is left to wait for.
-        while gate.open_requests and client.down is None and loop.time() < deadline:
-            await asyncio.sleep(POLL_SECONDS)
-        client.close()  # what is still open ends with an error event
-        server.should_exit = True
 
-    def on_sigterm() -> None:
-        drains.append(asyncio.create_task(drain(app.state.gate)))
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+@contextlib.asynccontextmanager
+async def background_work(
+    start: Start, state: ServerState
+) -> AsyncGenerator[asyncio.Task[None] | None]:
+    """What goes on beside requests: the report, and batches, whose task is returned."""
+    config, client, batches = start.config, state.client, state.batches
     # What one process tells is true of all of them.
     report = asyncio.create_task(Reporter(config, client).run()) if start.index == 0 else None
     runner = None
     if batches is not None:
-        batch_runner = BatchRunner(batches, line_app(state), client, config, metrics)
+        batch_runner = BatchRunner(batches, line_app(state), client, config, state.metrics)
         runner = asyncio.create_task(batch_runner.run())
     try:
-        await server.serve([socket.socket(fileno=start.listener)])
+        yield runner
     finally:
         if report is not None:
             report.cancel()
@@ -151,6 +152,37 @@ async def serve(start: Start) -> None:
             runner.cancel()
             await asyncio.gather(runner, return_exceptions=True)
             batches.close()
+
+
+class Drain:
+    """Lets open requests end, at most `drain_seconds` long, then cuts them off and stops."""
+
+    def __init__(
+        self, server: Server, gate: Gate, state: ServerState, runner: asyncio.Task[None] | None
+    ) -> None:
+        """`runner` works on batches."""
+        self._server = server
+        self._gate = gate
+        self._state = state
+        self._runner = runner
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """On SIGTERM."""
+        self._tasks.append(asyncio.create_task(self._run()))
+
+    async def _run(self) -> None:
+        gate, client = self._gate, self._state.client
+        gate.draining = True
+        if self._runner is not None:
+            self._runner.cancel()  # what its lines have not finished runs after the next start
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._state.config.drain_seconds
+        # A dead engine is not started again during a drain: nothing is left to wait for.
+        while gate.open_requests and client.down is None and loop.time() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        client.close()  # what is still open ends with an error event
+        self._server.should_exit = True
 
 
 def open_batches(config: ServerConfig) -> BatchStore | None:
