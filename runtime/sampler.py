@@ -40,6 +40,9 @@ BOUNDS = np.where(
     np.float32(-np.inf),
 )
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
+# Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
+# order, and on a GPU that on the number of rows.
+UNITS = 1 << 44  # of the largest: those of 2**18 tokens fit into 63 bits
 PIECE = 1 << 22  # logits drawn at once: 16 MiB, enough to keep a GPU busy
 
 
@@ -219,9 +222,8 @@ def _draw_rows(
     weights = scaled.exp()
     if threshold is not None:
         weights.masked_fill_(scaled < threshold, 0)
-    # In float64: a sum of 150,000 small float32 numbers would lose the tail.
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    target = cumulative[:, -1:] * _column(numbers, logits)
+    cumulative = _units(weights).cumsum(dim=-1)
+    target = (cumulative[:, -1:] * _column(numbers, logits)).long()
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
     return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can end anywhere
 
@@ -247,7 +249,7 @@ def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
 def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tensor:
     """[R, 1]: the least likely token within both top_k and top_p of each row."""
     values = _sorted(scaled)
-    weights = values.exp().to(torch.float64)
+    weights = _units(values.exp())
     ranks = torch.arange(values.shape[-1], device=values.device)
     weights.masked_fill_(ranks >= _column(top_k, scaled), 0)
     reached = weights.cumsum(dim=-1)
@@ -255,6 +257,11 @@ def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tens
     # A token is kept while those before it have not reached the wanted mass; the first always is.
     kept = ((reached - weights < wanted) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
     return values.gather(-1, kept - 1)
+
+
+def _units(weights: Tensor) -> Tensor:
+    """Weights of at most 1, int64.  What is not finite means nothing, and does not matter."""
+    return (weights.double() * UNITS).long()
 
 
 def _sorted(values: Tensor) -> Tensor:
