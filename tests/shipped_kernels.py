@@ -10,14 +10,18 @@ from torch import Tensor
 
 from attention.kernels.decode import decode
 from attention.kernels.decode_hopper import decode_hopper
+from attention.kernels.fixed import fixed, fixed_config
 from attention.kernels.flash1 import flash1
 from attention.kernels.prefill import prefill, prefill_config
 from attention.kernels.prefill_hopper import HALF, hopper_config, prefill_hopper
 from attention.kernels.write_kv import write_kv
 from attention.planner.device import DevicePlanner
+from attention.planner.device_fixed import FixedPlanner
 from attention.planner.device_tiles import DeviceTiler
+from attention.planner.fixed import FixedSpec
 from attention.planner.plan import PlanSpec, SplitPlan
 from attention.planner.tiles import TilePlan, TileSpec
+from model_zoo.layers.gemm.any_rows import AnyRows
 from model_zoo.layers.gemm.candidates import products_for
 from model_zoo.layers.gemm.products import BUCKETS, Plain, SplitK, Stream
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
@@ -113,6 +117,20 @@ def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
     )
 
 
+def call_fixed(head_dim: int, kv_dtype: torch.dtype) -> None:
+    step, config = Step(head_dim, kv_dtype), fixed_config(head_dim, BF16)
+    spec = FixedSpec(
+        kv_heads=KV_HEADS,
+        group=GROUP,
+        programs=132 * config.resident,
+        block_m=config.block_m,
+        piece=config.piece,
+    )
+    planner = FixedPlanner(spec, max_tokens=TOKENS, max_rows=256, head_dim=head_dim, device=META)
+    plan = planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
+    fixed(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+
+
 def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
     step = Step(head_dim, kv_dtype)
     new = tensor(TOKENS, KV_HEADS, head_dim)
@@ -193,6 +211,10 @@ def call_product(product: Stream | SplitK, rows: int) -> None:
     product.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
+def call_any_rows(rows: int) -> None:
+    AnyRows(132).run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
+
+
 def call_sample(dtype: torch.dtype) -> None:
     vocab = 151936
     state = SamplerState(ROWS, vocab, META)
@@ -218,11 +240,14 @@ for rows in BUCKETS[1:]:
         if not isinstance(product, Plain):
             name = f"{type(product).__name__} {product.block_n} x {product.block_k} at {rows}"
             SHIPPED[name] = partial(call_product, product, rows)
+for rows in (16, 128, 512, 4096):
+    SHIPPED[f"any_rows at {rows}"] = partial(call_any_rows, rows)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
     SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)
     SHIPPED[f"prefill {name}"] = partial(call_prefill, head_dim, kv_dtype)
     SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
+    SHIPPED[f"fixed {name}"] = partial(call_fixed, head_dim, kv_dtype)
     SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
     for tokens in (1, TOKENS):
         SHIPPED[f"turn {name} at {tokens}"] = partial(call_turn, head_dim, kv_dtype, tokens)

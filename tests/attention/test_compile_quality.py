@@ -61,6 +61,7 @@ def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
     limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16, "sample": 16}
+    limits["fixed"] = 224  # the sum of earlier pieces is out of the way while one is computed
     limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
 
@@ -138,6 +139,16 @@ def test_products_ask_for_weights_before_they_wait_and_multiply_on_tensor_cores(
         first = {x: kernel["operations"].index(x) for x in ("UTMALDG.2D", "PREEXIT", "ACQBULK")}
         assert first["UTMALDG.2D"] < first["PREEXIT"] < first["ACQBULK"], first
         assert count(kernel["hot"], "HGMMA") >= 8 and kernel["resident"] >= 1
+
+
+@pytest.mark.parametrize("name", [*NAMES, "16", "128", "512", "4096"])
+def test_kernels_of_fixed_order_multiply_by_one_kind_of_instruction(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    """Others may round differently, and rows of all numbers must meet the same."""
+    full = f"fixed {name}: _fixed" if name in NAMES else f"any_rows at {name}: _any_rows"
+    operations = shipped[full]["operations"]
+    assert count(operations, "HGMMA") >= 4 and not count(operations, "HMMA")
 
 
 @pytest.mark.parametrize("name", ["planner: plan_uneven", "tiler: plan_tiles"])
