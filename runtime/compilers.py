@@ -9,16 +9,12 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from runtime.compiler_process import ANSWER, HEADER, kernel, read
 
 COMMAND = (sys.executable, "-P", "-m", "runtime.compiler_process")
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where CUDA is
 MOST_SECONDS = 60.0  # for a kernel; after that the engine compiles it, and all others
 END_SECONDS = 1.0
 
@@ -74,29 +70,6 @@ class Compilers:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-_begun: list[Compilers] = []
-
-
-def begin_early(drivers: Iterable[str] = DRIVERS) -> None:
-    """Start a compiler process, before the slow imports.  Nothing if none of `drivers` is there."""
-    if any(Path(driver).exists() for driver in drivers) and find_spec("triton") is not None:
-        with suppress(OSError):
-            _begun.append(Compilers())
-        threading.Thread(target=_read_triton, name="read Triton", daemon=True).start()
-
-
-def begun_early() -> Compilers | None:
-    """The process that has been started, once.  The caller closes it."""
-    return _begun.pop() if _begun else None
-
-
-def _read_triton() -> None:
-    """What kernels are kept by depends on all of Triton, which takes a second to read."""
-    from triton.runtime.cache import triton_key
-
-    triton_key()
 
 
 def _send(file: int, data: bytes) -> None:

@@ -23,8 +23,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from runtime.compiler_process import settle_keys
-from runtime.compilers import Compilers, begun_early
+from runtime.compilers import Compilers
 from runtime.config import ConfigError
+from runtime.early import begun_compilers
 
 MOST_THREADS = 16
 MOST_WAITING = 64  # threads that wait for other processes
@@ -71,7 +72,7 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
     count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    compilers = begun_early()
+    compilers = begun_compilers()
     settle_keys()
     interval = sys.getswitchinterval()
     try:

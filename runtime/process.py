@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import msgspec
 
+from runtime import early
 from runtime.channel import Receiver, Sender
-from runtime.compilers import begin_early
 from runtime.config import ConfigError, EngineConfig
 from runtime.messages import (
     Abort,
@@ -149,10 +149,10 @@ def serve(start: Start) -> NoReturn:
         closing(Clients(start.client_addresses)) as clients,
     ):
         clients.tell(Progress("starting"))
-        # PyTorch takes seconds to import: the clients hear from us before it, and what will be
-        # needed to compile kernels is imported meanwhile.
+        # PyTorch takes seconds to import: the clients hear from us before it, and much
+        # can be done beside it.
         if start.config.device != "cpu":
-            begin_early()
+            early.begin()
         from runtime.device import physical_cores
         from runtime.engine import Engine
         from runtime.grammar import Grammars

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import compilers
+from runtime import early
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
@@ -25,7 +25,7 @@ from shipped_kernels import SHIPPED
 from triton import knobs
 from triton.runtime.driver import driver
 
-from runtime import compilers
+from runtime import compilers, early
 from runtime.compiling import compiling_only
 
 names = json.loads(sys.argv[1])
@@ -33,7 +33,7 @@ compilers.COMMAND = json.loads(sys.argv[2]) or compilers.COMMAND
 kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
 driver.set_active(CompileOnly())
-compilers.begin_early(["/dev/null"])
+early.begin(["/dev/null"])
 with compiling_only(threads=2):
     for name in names:
         SHIPPED[name]()
@@ -77,5 +77,5 @@ def test_without_the_process_the_engine_compiles(tmp_path: Path, command: tuple[
 
 
 def test_no_process_is_started_where_there_is_no_driver():
-    compilers.begin_early(["/nowhere"])
-    assert compilers.begun_early() is None
+    early.begin(["/nowhere"])
+    assert early.begun_compilers() is None
