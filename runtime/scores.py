@@ -14,6 +14,8 @@ from torch import Tensor
 
 from runtime.messages import TokenLogprob
 
+LAST_ID = (1 << 32) - 1  # the lower half of a key
+
 
 @dataclass(frozen=True, slots=True)
 class Scores:
@@ -33,8 +35,19 @@ def score(logits: Tensor, tokens: Tensor, width: int) -> Scores:
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, tokens[:, None])
     ranks = (logprobs > chosen).sum(-1) + 1
-    top = logprobs.topk(min(width, logits.shape[-1]), dim=-1)
-    return Scores(chosen.squeeze(-1), ranks, top.indices, top.values)
+    ids = _most_likely(logprobs, min(width, logits.shape[-1]))
+    return Scores(chosen.squeeze(-1), ranks, ids, logprobs.gather(-1, ids))
+
+
+def _most_likely(logprobs: Tensor, width: int) -> Tensor:
+    """Ids [N, width], the likeliest first."""
+    if logprobs.device.type == "cpu":
+        return logprobs.topk(width, dim=-1).indices
+    # Which of equally likely ones a GPU takes would depend on the number of rows: the first ones.
+    sizes = logprobs.view(torch.int32) & 0x7FFFFFFF  # none is positive
+    ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
+    keys = (-sizes.long() << 32) | (LAST_ID - ids)
+    return LAST_ID - (keys.topk(width, dim=-1).values & LAST_ID)
 
 
 def joined(scores: list[Scores]) -> Scores:
