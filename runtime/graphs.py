@@ -65,15 +65,19 @@ class Graphs:
     def __init__(
         self,
         run: Callable[[Bucket], Outcome],
-        send_empty: Callable[[Bucket], None],
+        rehearse: Callable[[Bucket], None],
         buckets: Buckets,
         device: torch.device,
     ) -> None:
-        """run: the step whose block is on the device.  send_empty: makes that one without rows."""
-        self._run, self._send_empty, self._device = run, send_empty, device
+        """run: the step whose block is on the device.
+
+        rehearse: makes that one without rows, and does once what cannot be done in a graph
+        """
+        self._run, self._rehearse, self._device = run, rehearse, device
         self.captured: dict[Bucket, Captured] = {}
         self._buckets = buckets
         self._waiting: list[Bucket] = []  # the next one last
+        self._fitting: dict[Bucket, Bucket] = {}  # as `fit` has found; a capture may change it
         self._missed: Counter[Bucket] = Counter()
         self._next_missed = 0.0  # time.monotonic()
         self._each = 0  # bytes that a graph beside the largest takes
@@ -88,6 +92,16 @@ class Graphs:
         best = self._buckets.fit(tokens, rows)
         if best in self.captured or not self.captured:
             return best
+        found = self._fitting.get(best)
+        if found is None:
+            found = self._fitting[best] = self._next_larger(best)
+        # More rows cost a mixed step little, too little for the time that another graph takes.
+        if best in self._waiting and (found.tokens > best.tokens or found == best):
+            self._missed[best] += 1
+        return found
+
+    def _next_larger(self, best: Bucket) -> Bucket:
+        """The smallest one with a graph that holds `best`; itself if there is none."""
         most = max(MOST_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
@@ -96,11 +110,7 @@ class Graphs:
             and best.rows <= bucket.rows
             and best.decode == bucket.decode
         ]
-        found = min(fitting, default=best)
-        # More rows cost a mixed step little, too little for the time that another graph takes.
-        if best in self._waiting and (found.tokens > best.tokens or found == best):
-            self._missed[best] += 1
-        return found
+        return min(fitting, default=best)
 
     def run(self, bucket: Bucket) -> Outcome:
         captured = self.captured.get(bucket)
@@ -120,6 +130,7 @@ class Graphs:
             torch.cuda.synchronize(self._device)
             free.append(free_bytes(self._device))
         self.captured.clear()
+        self._fitting.clear()
         self._pool = torch.cuda.graph_pool_handle()
         self._each = -(-(free[1] - free[-1]) // len(sample)) if sample else 0
         return free[0] - free[1] + self._each * len(others)
@@ -172,8 +183,7 @@ class Graphs:
 
     def _capture(self, bucket: Bucket) -> None:
         """On a step without rows, which changes nothing."""
-        self._send_empty(bucket)
-        self._run(bucket)  # compiles what has not been compiled, outside of the graph
+        self._rehearse(bucket)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -185,4 +195,8 @@ class Graphs:
         if bucket.tokens <= SMALL:
             graph.replay()  # the first launch takes longer, which a small step would feel
         aliases = Outcome(alias(outcome.hidden), alias(outcome.logits))
-        self.captured[bucket] = Captured(graph, aliases)
+        self._keep(bucket, Captured(graph, aliases))
+
+    def _keep(self, bucket: Bucket, captured: Captured) -> None:
+        self.captured[bucket] = captured
+        self._fitting.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,8 @@ class Model(Protocol):
     def __call__(self, inp: ModelInput) -> Tensor: ...  # [T, hidden]
 
     def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab], the caller's own
+
+    def shortened(self) -> AbstractContextManager[None]: ...  # with its first layers alone
 
 
 def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> ModelInput:

@@ -48,7 +48,7 @@ class Steps:
     ) -> None:
         most_rows = len(slots.params)
         buckets = Buckets(most_rows, most_tokens)
-        self._slots = slots
+        self._model, self._slots = model, slots
         self._sampler = SamplerState(most_rows, slots.vocab_size, device)
         self._buffers = StepBuffers(buckets.largest, device)
         self._step = WholeStep(
@@ -60,7 +60,7 @@ class Steps:
             block=self._buffers.block,
             buckets=buckets,
         )
-        self.graphs = Graphs(self._step.run, self._send_empty, buckets, device)
+        self.graphs = Graphs(self._step.run, self._rehearse, buckets, device)
 
     def use(self, kv: KVPool) -> None:
         """Keys and values are kept there from now on.  Graphs know the pool they began with."""
@@ -107,5 +107,8 @@ class Steps:
             self._sampler.apply(upload(block, self._slots.device))
         return plain[: layout.num_new_rows]
 
-    def _send_empty(self, bucket: Bucket) -> None:
+    def _rehearse(self, bucket: Bucket) -> None:
+        """Run a step without rows, which changes nothing, through as few layers as tell all."""
         self._buffers.send(bucket, NOTHING, NO_ROWS, NO_ROWS, [], self._sampler)
+        with self._model.shortened():
+            self._step.run(bucket)

@@ -26,7 +26,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     made._waiting = buckets.graphs()
 
     def note(bucket: Bucket) -> None:
-        made.captured[bucket] = Captured(Replayed(), NOTHING)  # type: ignore[arg-type]
+        made._keep(bucket, Captured(Replayed(), NOTHING))  # type: ignore[arg-type]
 
     monkeypatch.setattr(made, "_capture", note)
     monkeypatch.setattr(module, "free_bytes", lambda device: RESERVE_BYTES)

@@ -7,6 +7,7 @@ page table: one stale, lost or aliased cell changes the answer.
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -56,6 +57,9 @@ class StrictModel:
                 bad = self.poison in seen[:end]
                 hidden.append(torch.full((VOCAB,), torch.nan) if bad else logits_after(seen[:end]))
         return torch.stack(hidden).to(cells.device)
+
+    def shortened(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.logit_calls.append(len(hidden))
