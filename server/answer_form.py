@@ -6,10 +6,12 @@ import orjson
 
 from runtime.messages import Ready
 from server.errors import UnsupportedParameter
+from server.grammar_marks import escaped
 from server.parsing.detect import NONE
 from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.schema.sampling import SamplingBody
+from server.schema.tools import CustomTool
 from server.splitting import Splitting
 from server.state import ServerState
 from server.structured import Grammar, requested
@@ -48,6 +50,7 @@ async def chat_grammar(
     in_messages = splitting is not None and splitting.begins_messages
     if wanted is not None and in_messages and not body.continue_final_message:
         wanted = in_final_message(wanted, marks)
+    await _check_custom(state, body, ready)
     grammar = tool_grammar(body, wanted, formats.tools, source, marks)
     reasoning = formats.reasoning
     if reasoning is not None and splitting is not None and splitting.may_think:
@@ -57,6 +60,15 @@ async def chat_grammar(
         elif grammar is not None:
             grammar = after_thought(grammar, reasoning, marks, begun=begun)
     return "" if grammar is None else await check_grammar(state, grammar, ready)
+
+
+async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> None:
+    """Try the grammars of custom tools by themselves, so that an error names the one."""
+    for index, tool in body.offered():
+        if isinstance(tool, CustomTool) and tool.grammar is not None:
+            path = f"tools[{index}].custom.format.grammar.definition"
+            text = tool.lark or f"start: /{escaped(tool.grammar.definition)}/"
+            await check_grammar(state, Grammar([{"lark_grammar": text}], param=path), ready)
 
 
 def _budget(

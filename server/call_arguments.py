@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.grammar_marks import GrammarMarks
+from server.grammar_marks import GrammarMarks, escaped
 from server.parsing.values import argument_kinds
 from server.schema.base import fields_of, items_of
 
 Schema = dict[str, Any]
+WHOLE = re.compile(r"\^(\(\?:.*\))\$", re.DOTALL)  # a pattern of a whole text
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def arguments(
 
     name   what the rules' names begin with
     schema of check_schema, at `path` of the request
-    Of text an enum is kept to; its pattern and length are not.
+    Of text an enum is kept to, and a pattern that is written ^(?:...)$; its length is not.
     """
     parts = Parts()
     required = items_of(schema.get("required"))
@@ -67,4 +69,8 @@ def _text(
     if words and all(isinstance(word, str) and word for word in words):
         choice = " | ".join(marks.of(word + form.json_end) for word in words)
         return [f"{rule}_a: {begin} ({choice}) {marks.of(form.close)}"]
+    pattern = WHOLE.fullmatch(str(schema.get("pattern", "")))
+    if pattern is not None:  # the first text that has the pattern and is followed by the end
+        text = marks.after(f"{rule}_t", escaped(pattern[1]), form.json_end + form.close)
+        return [f"{rule}_a: {begin} {rule}_t", text]
     return [f"{rule}_a: {begin} {rule}_t", marks.after_any(f"{rule}_t", form.close)]

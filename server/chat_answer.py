@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.chat_service import Answer, ChatTurn, Part
+from server.chat_service import Answer, ChatTurn, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.explain import timings
 from server.logprobs import chat_logprobs, prompt_logprobs
@@ -69,14 +69,7 @@ class ChatAnswer:
         if answer.reasoning and self._body.include_reasoning is not False:
             message |= _reasoning(answer.reasoning)
         if answer.tool_calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in answer.tool_calls
-            ]
+            message["tool_calls"] = [_call(call) for call in answer.tool_calls]
         entry: dict[str, object] = {
             "index": answer.choice.index,
             "message": message,
@@ -178,6 +171,14 @@ class ChatAnswer:
         return chunk
 
 
+def _call(made: ToolCallMade) -> dict[str, object]:
+    if made.custom:
+        custom = {"name": made.name, "input": made.arguments}
+        return {"id": made.id, "type": "custom", "custom": custom}
+    function = {"name": made.name, "arguments": made.arguments}
+    return {"id": made.id, "type": "function", "function": function}
+
+
 def without_reasoning(part: Part) -> Part:
     shown = [delta for delta in part.deltas if not isinstance(delta, ReasoningDelta)]
     return part._replace(deltas=shown)
@@ -190,6 +191,9 @@ def delta_of(delta: Delta) -> dict[str, object]:
     if isinstance(delta, ReasoningDelta):
         return _reasoning(delta.text)
     call: dict[str, object] = {"index": delta.index}
+    if delta.custom:
+        custom = {"name": delta.name, "input": delta.arguments}
+        return {"tool_calls": [call | {"id": delta.id, "type": "custom", "custom": custom}]}
     function: dict[str, object] = {"arguments": delta.arguments}
     if delta.id is not None:
         call |= {"id": delta.id, "type": "function"}

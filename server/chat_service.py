@@ -54,7 +54,8 @@ class Part(NamedTuple):
 class ToolCallMade:
     id: str
     name: str
-    arguments: str  # JSON text
+    arguments: str  # JSON text; a custom tool's input
+    custom: bool = False
 
 
 @dataclass
@@ -76,7 +77,9 @@ class Answer:
             elif isinstance(delta, ReasoningDelta):
                 self.reasoning += delta.text
             elif delta.id is not None:
-                self.tool_calls.append(ToolCallMade(delta.id, delta.name or "", delta.arguments))
+                name = delta.name or ""
+                call = ToolCallMade(delta.id, name, delta.arguments, delta.custom)
+                self.tool_calls.append(call)
             else:
                 self.tool_calls[delta.index].arguments += delta.arguments
         self.scored += part.scored

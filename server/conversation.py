@@ -116,7 +116,10 @@ def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict
             "trained to call them: leave `tools` out, or serve a model that calls tools",
             param="tools",
         )
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+    return [
+        {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
+        for tool in tools
+    ]
 
 
 def _thought(message: Message, template: ChatTemplate) -> dict[str, str]:
@@ -151,4 +154,4 @@ def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
             param=f"{path}.function.arguments",
         ) from None
     function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": call.type, "function": function}
+    return {"id": call.id, "type": "function", "function": function}

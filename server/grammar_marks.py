@@ -21,6 +21,20 @@ def literal(text: str) -> str:
     )  # fmt: skip
 
 
+def escaped(regex: str) -> str:
+    r"""A regular expression between the slashes of a grammar: / is \/ there, and a line ends."""
+    parts: list[str] = []
+    after_backslash = False
+    for char in regex:
+        if char in "/\n\r":
+            quoted = {"/": "/", "\n": "n", "\r": "r"}[char]
+            parts.append(quoted if after_backslash else f"\\{quoted}")
+        else:
+            parts.append(char)
+        after_backslash = char == "\\" and not after_backslash
+    return "".join(parts)
+
+
 class GrammarMarks:
     """Texts as parts of a grammar: special tokens in them can only be named by their ids."""
 
@@ -52,15 +66,19 @@ class GrammarMarks:
         return length
 
     def after_any(self, rule: str, text: str) -> str:
-        """A rule of this name for anything up to and with this text.
+        """A rule of this name for anything up to and with this text."""
+        return self.after(rule, "(?s:.*)", text)
+
+    def after(self, rule: str, regex: str, text: str) -> str:
+        """A rule of this name for what fits a regular expression, and this text behind it.
 
         A special token is reached by a token, all else by a lazy regular expression.
         """
         first, *others = self._parts(text)
         rest = " ".join(others)
         if first.startswith("<["):
-            return f"{rule}: {TEXT} {first} {rest}".rstrip()
-        return f"{rule}: {rule}_begun {rest}\n{rule}_begun[lazy]: /(?s:.*){first[1:-1]}/"
+            return f"{rule}: /{regex}/ {first} {rest}".rstrip()
+        return f"{rule}: {rule}_begun {rest}\n{rule}_begun[lazy]: /{regex}{first[1:-1]}/"
 
     def _parts(self, text: str) -> list[str]:
         return [self._part(part) for part in self._split(text)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.choice import Choice, Piece
+from server.custom_calls import CustomCalls
 from server.errors import RequestError
 from server.parsing.answer import AnswerParser
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
@@ -52,11 +53,13 @@ class AnswerFormats:
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
         begun = reasoning is not None and reasoning.open_after(tail)
         over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
+        custom = frozenset(tool.function.name for tool in tools if tool.type == "custom")
         may_think = begun or (reasoning is not None and not over)
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
         return Splitting(
             self.formats,
             schemas,
+            custom=custom,
             starts_in_reasoning=begun,
             may_think=may_think,
             begins_messages=self.formats.harmony and (may_think or (reasoning is None)),
@@ -87,6 +90,7 @@ class Splitting:
 
     formats: Formats
     schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
+    custom: frozenset[str]  # names of custom tools
     starts_in_reasoning: bool
     may_think: bool  # the answer is in a thought, or may begin one
     begins_messages: bool  # the answer is written as harmony's messages, each with a head
@@ -100,15 +104,17 @@ class Splitting:
                 tools=self.schemas,
                 starts_in_reasoning=self.starts_in_reasoning,
                 parallel=self.parallel,
-            )
+            ),
+            CustomCalls(self.custom),
         )
 
 
 class Splitter:
     """Follows one choice."""
 
-    def __init__(self, parser: AnswerParser) -> None:
+    def __init__(self, parser: AnswerParser, custom: CustomCalls) -> None:
         self._parser = parser
+        self._custom = custom
         self._thinking = True  # nothing but reasoning has come yet
         self._tokens = 0  # while that is so
 
@@ -127,7 +133,7 @@ class Splitter:
                 self._thinking = False
             elif any(deltas):
                 choice.reasoning_tokens = self._tokens
-        return deltas
+        return self._custom.converted(deltas, last=piece.finish is not None)
 
 
 def plain(piece: Piece) -> list[Delta]:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from server.errors import RequestError
-from server.grammar_marks import TEXT, GrammarMarks, literal
+from server.grammar_marks import TEXT, GrammarMarks, escaped, literal
 from server.json_schema import check_schema, forbid_additional
 from server.schema.base import fields_of, items_of, kind_of
 from server.schema.structured import MAX_CHOICES, ResponseFormat, StructuredOutputs
@@ -125,20 +125,6 @@ def json_grammar(
     options = {"whitespace_flexible": False} if compact else {"whitespace_pattern": whitespace}
     whole = {**schema, "x-guidance": options}
     return Grammar([{"json_schema": whole}], {param: whole}, param)
-
-
-def escaped(regex: str) -> str:
-    r"""A regular expression between the slashes of a grammar: / is \/ there, and a line ends."""
-    parts: list[str] = []
-    after_backslash = False
-    for char in regex:
-        if char in "/\n\r":
-            quoted = {"/": "/", "\n": "n", "\r": "r"}[char]
-            parts.append(quoted if after_backslash else f"\\{quoted}")
-        else:
-            parts.append(char)
-        after_backslash = char == "\\" and not after_backslash
-    return "".join(parts)
 
 
 def _choice(choices: list[str], param: str) -> Grammar:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.call_arguments import Parts, arguments
+from server.call_arguments import ArgumentForm, Parts, arguments
 from server.call_forms import CallForm, form_of
-from server.errors import RequestError
+from server.errors import RequestError, UnsupportedParameter
 from server.grammar_marks import TEXT, GrammarMarks, literal
 from server.json_schema import check_schema
 from server.parsing.formats import ToolFormat
 from server.python_arguments import FREE_RULES, python_arguments
 from server.schema.chat import ChatRequest
-from server.schema.tools import Tool
+from server.schema.tools import INPUT, Tool
 from server.structured import WHITESPACE, Grammar
 from server.thought_grammar import CHANNEL, MESSAGE, NEXT
 
@@ -78,7 +78,10 @@ def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: b
         path = f"tools[{index}].function.parameters"
         bound = all_strict or bool(tool.function.strict)
         schema = check_schema(tool.function.parameters or {}, path) if bound else None
-        written, more = _arguments(index, schema, path, form, marks)
+        if tool.lark is None or not bound:
+            written, more = _arguments(index, schema, path, form, marks)
+        else:
+            written, more = _lark_input(index, tool.lark, form, marks)
         begin = marks.of(form.begin.replace("NAME", tool.function.name))
         parts.rules += [f"call{index}: {begin} rest{index}", f"rest{index}: {written}".rstrip()]
         parts.rules += more.rules
@@ -111,6 +114,21 @@ def _arguments(
         grammar = {"name": f"arguments{index}", "json_schema": whole}
         written, parts = f"@arguments{index}", Parts([], [grammar], {path: whole})
     return f"{written} {end}", parts
+
+
+def _lark_input(index: int, lark: str, form: CallForm, marks: GrammarMarks) -> tuple[str, Parts]:
+    """The same of a custom tool.  Raises UnsupportedParameter where it cannot be enforced."""
+    if not isinstance(form.arguments, ArgumentForm):
+        path = f"tools[{index}].custom.format.grammar.syntax"
+        raise UnsupportedParameter(
+            f"`{path}` is lark, which cannot be enforced inside of the strings in which this model "
+            "writes its calls: use regex, or the format text",
+            param=path,
+        )
+    begin = marks.of(form.arguments.text.replace("KEY", INPUT))
+    end = marks.of(form.arguments.json_end + form.arguments.close + form.end)
+    grammar = {"name": f"input{index}", "lark_grammar": lark}
+    return f"{begin} @input{index} {end}", Parts([], [grammar])
 
 
 def _only_calls(

@@ -18,12 +18,16 @@ class ReasoningDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A part of one call: the first has its id and name, all add to its arguments, JSON text."""
+    """A part of one call: the first has its id and name, all add to its arguments, JSON text.
+
+    Or a whole call of a custom tool, whose input is no JSON.
+    """
 
     index: int  # of the call in the answer
     arguments: str
     id: str | None = None
     name: str | None = None
+    custom: bool = False
 
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta

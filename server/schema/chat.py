@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
@@ -18,7 +20,17 @@ from server.schema.base import (
     items_of,
 )
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
-from server.schema.tools import MOST_TOOLS, AllowedTools, NamedTool, Tool, ToolChoice, check_tools
+from server.schema.tools import (
+    INPUT,
+    MOST_TOOLS,
+    AllowedTools,
+    NamedCustom,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+    check_tools,
+    kind_tag,
+)
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 MOST_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
@@ -62,10 +74,33 @@ class FunctionCall(Body):
     arguments: str
 
 
-class ToolCall(Body):
+class FunctionToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class CustomCall(Body):
+    name: str = Field(min_length=1, max_length=256)
+    input: str
+
+
+class CustomToolCall(Body):
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+    @cached_property
+    def function(self) -> FunctionCall:
+        """The call as the model wrote it."""
+        arguments = orjson.dumps({INPUT: self.custom.input}).decode()
+        return FunctionCall(name=self.custom.name, arguments=arguments)
+
+
+ToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag("~function")] | Annotated[CustomToolCall, Tag("~custom")],
+    Discriminator(kind_tag),
+]
 
 
 class Message(Body):
@@ -157,12 +192,12 @@ class ChatRequest(SamplingBody):
         choice = self.tool_choice
         if isinstance(choice, AllowedTools):
             return choice.allowed_tools.mode == "required"
-        return choice == "required" or isinstance(choice, NamedTool)
+        return choice == "required" or isinstance(choice, NamedFunction | NamedCustom)
 
     def named_tool(self) -> str | None:
         """The function that must be called."""
         choice = self.tool_choice
-        return choice.function.name if isinstance(choice, NamedTool) else None
+        return choice.function.name if isinstance(choice, NamedFunction | NamedCustom) else None
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import RequestError
 from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, few_entries
 from server.schema.sampling import INT64, Stop
-from server.schema.tools import MOST_TOOLS, FunctionName, Tool
+from server.schema.tools import MOST_TOOLS, FunctionName, FunctionTool
 
 
 class Options(Body):
@@ -176,7 +176,7 @@ class OllamaChatBody(OllamaBody):
     messages: (
         Annotated[list[OllamaMessage], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None
     ) = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
 
     def check(self) -> None:
         super().check()

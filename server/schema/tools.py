@@ -1,7 +1,11 @@
-"""Tools in a chat request: functions that the model may call."""
+"""Tools in a chat request: functions, and custom tools that take any text.
+
+Models know functions only: to them a custom tool is a function of one text, `input`.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -11,6 +15,7 @@ from server.errors import RequestError
 from server.schema.base import WRONG_KIND, Body, few_entries, fields_of, kind_of
 
 MOST_TOOLS = 128
+INPUT = "input"  # the one argument of a custom tool
 NAME = r"^[a-zA-Z0-9_.-]+$"
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAME)]
@@ -34,18 +39,97 @@ class FunctionDefinition(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class FunctionTool(Body):
     type: Literal["function"]
     function: FunctionDefinition
+
+    @property
+    def lark(self) -> None:
+        """See CustomTool."""
+        return None
+
+
+class CustomGrammar(Body):
+    definition: Annotated[str, Field(min_length=1, max_length=65536)]
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomDefinition(Body):
+    name: FunctionName
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(Body):
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @property
+    def grammar(self) -> CustomGrammar | None:
+        return None if self.custom.format is None else self.custom.format.grammar
+
+    @property
+    def lark(self) -> str | None:
+        """The grammar of the input, if it is written in Lark."""
+        grammar = self.grammar
+        return None if grammar is None or grammar.syntax != "lark" else grammar.definition
+
+    @cached_property
+    def function(self) -> FunctionDefinition:
+        """What the model is told of it."""
+        text: dict[str, Any] = {"type": "string"}
+        if self.grammar is not None and self.lark is None:
+            text["pattern"] = f"^(?:{self.grammar.definition})$"
+        if self.lark is not None:
+            text["description"] = f"It follows this grammar in Lark:\n{self.lark}"
+        parameters: dict[str, Any] = {"type": "object", "properties": {INPUT: text}}
+        parameters |= {"required": [INPUT], "additionalProperties": False}
+        return FunctionDefinition(
+            name=self.custom.name,
+            description=self.custom.description,
+            parameters=parameters,
+            strict=None if self.grammar is None else True,
+        )
+
+
+def kind_tag(value: object) -> str:
+    """Which of two classes a tool, its name or its call is read as."""
+    return "~custom" if fields_of(value).get("type") == "custom" else "~function"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
+    Discriminator(kind_tag),
+]
 
 
 class FunctionNamed(Body):
     name: FunctionName
 
 
-class NamedTool(Body):
+class NamedFunction(Body):
     type: Literal["function"]
     function: FunctionNamed
+
+
+class NamedCustom(Body):
+    type: Literal["custom"]
+    custom: FunctionNamed
+
+    @property
+    def function(self) -> FunctionNamed:
+        return self.custom
+
+
+NamedTool = Annotated[
+    Annotated[NamedFunction, Tag("~function")] | Annotated[NamedCustom, Tag("~custom")],
+    Discriminator(kind_tag),
+]
 
 
 class Allowed(Body):
@@ -63,56 +147,82 @@ def _choice_kind(value: object) -> str | None:
         return "~word"
     if kind_of(value) != "object":
         return None
-    return "~allowed" if fields_of(value).get("type") == "allowed_tools" else "~named"
+    return "~allowed" if fields_of(value).get("type") == "allowed_tools" else kind_tag(value)
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
-    | Annotated[NamedTool, Tag("~named")]
+    | Annotated[NamedFunction, Tag("~function")]
+    | Annotated[NamedCustom, Tag("~custom")]
     | Annotated[AllowedTools, Tag("~allowed")],
     Discriminator(
         _choice_kind,
         custom_error_type=WRONG_KIND,
-        custom_error_message='"none", "auto", "required", {"type": "function", "function": ...} '
-        'or {"type": "allowed_tools", "allowed_tools": ...}',
+        custom_error_message='"none", "auto", "required", {"type": "function", "function": ...}, '
+        '{"type": "custom", "custom": ...} or {"type": "allowed_tools", "allowed_tools": ...}',
     ),
 ]
 
 
-def _chosen(choice: object) -> list[tuple[str, str]]:
-    """Names of tools in a tool_choice, with their paths."""
-    if isinstance(choice, NamedTool):
-        return [("tool_choice.function.name", choice.function.name)]
+def _chosen(choice: object) -> list[tuple[str, str, str]]:
+    """Types and names of tools in a tool_choice, with the paths of the names."""
+    if isinstance(choice, NamedFunction | NamedCustom):
+        return [(f"tool_choice.{choice.type}.name", choice.type, choice.function.name)]
     if isinstance(choice, AllowedTools):
         path = "tool_choice.allowed_tools.tools"
-        tools = enumerate(choice.allowed_tools.tools)
-        return [(f"{path}[{place}].function.name", tool.function.name) for place, tool in tools]
+        return [
+            (f"{path}[{place}].{tool.type}.name", tool.type, tool.function.name)
+            for place, tool in enumerate(choice.allowed_tools.tools)
+        ]
     return []
 
 
 def check_tools(
-    tools: list[Tool] | None, choice: str | NamedTool | AllowedTools | None, parallel: bool | None
+    tools: list[Tool] | None,
+    choice: str | NamedFunction | NamedCustom | AllowedTools | None,
+    parallel: bool | None,
 ) -> None:
     """The rules between the three.  Raises RequestError."""
     names = [tool.function.name for tool in tools or ()]
-    for index, name in enumerate(names):
+    for index, (name, tool) in enumerate(zip(names, tools or (), strict=True)):
+        path = f"tools[{index}].{tool.type}"
         if name in names[:index]:
             raise RequestError(
-                f"`tools[{index}].function.name` is {name}, which an earlier tool has: give each "
-                "tool a name of its own",
-                param=f"tools[{index}].function.name",
+                f"`{path}.name` is {name}, which an earlier tool has: give each tool a name of its "
+                "own",
+                param=f"{path}.name",
             )
+        if isinstance(tool, CustomTool):
+            _check_format(tool, f"{path}.format")
     if parallel is not None and not tools:
         raise RequestError(
             "`parallel_tool_calls` needs `tools`: add them or leave it out",
             param="parallel_tool_calls",
         )
     if choice in (None, "none") or tools:
-        for path, name in _chosen(choice):
-            if name not in names:
+        offered = {(tool.type, tool.function.name) for tool in tools or ()}
+        for path, kind, name in _chosen(choice):
+            if (kind, name) not in offered:
                 known = ", ".join(names[:10])
                 raise RequestError(
-                    f"`tool_choice` names {name}, which is not among `tools` ({known})", param=path
+                    f"`tool_choice` names the {kind} {name}, which is not among `tools` ({known})",
+                    param=path,
                 )
         return
     raise RequestError("`tool_choice` needs `tools`: add them or leave it out", param="tool_choice")
+
+
+def _check_format(tool: CustomTool, path: str) -> None:
+    format = tool.custom.format
+    if format is None or (format.type == "grammar") == (format.grammar is not None):
+        return
+    if format.grammar is None:
+        raise RequestError(
+            f"`{path}.grammar` is required for type grammar: add it",
+            param=f"{path}.grammar",
+            code="missing_required_parameter",
+        )
+    raise RequestError(
+        f"`{path}.grammar` belongs to type grammar, here the type is text",
+        param=f"{path}.grammar",
+    )

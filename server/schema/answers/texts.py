@@ -28,12 +28,15 @@ USAGE = object_of(
         reasoning_tokens=COUNT, accepted_prediction_tokens=COUNT, rejected_prediction_tokens=COUNT
     ),
 )
-TOOL_CALL = object_of(id=TEXT, type=word("function"), function=object_of(name=TEXT, arguments=TEXT))
+FUNCTION_CALL = object_of(
+    id=TEXT, type=word("function"), function=object_of(name=TEXT, arguments=TEXT)
+)
+CUSTOM_CALL = object_of(id=TEXT, type=word("custom"), custom=object_of(name=TEXT, input=TEXT))
 MESSAGE = with_optional(
     object_of(role=word("assistant"), content=or_null(TEXT), refusal={"type": "null"}),
     reasoning=TEXT,
     reasoning_content=TEXT,
-    tool_calls=list_of(TOOL_CALL),
+    tool_calls=list_of({"anyOf": [FUNCTION_CALL, CUSTOM_CALL]}),
 )
 TIMINGS = object_of(
     queue_seconds=or_null(NUMBER),

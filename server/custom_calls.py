@@ -1,0 +1,48 @@
+"""Calls of custom tools, which a model writes as calls of a function with one text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from server.dialects.tool_input import tool_input
+from server.parsing.deltas import Delta, ToolCallDelta
+from server.schema.tools import INPUT
+
+
+class CustomCalls:
+    """Follows the deltas of one answer: calls of these tools come whole, with their input."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._begun: ToolCallDelta | None = None
+        self._arguments: list[str] = []
+
+    def converted(self, deltas: Sequence[Delta], *, last: bool) -> list[Delta]:
+        """The deltas without those of a custom call that goes on; `last`: nothing follows."""
+        if not self._names:
+            return list(deltas)
+        found: list[Delta] = []
+        for delta in deltas:
+            if self._begun is not None and isinstance(delta, ToolCallDelta) and delta.id is None:
+                self._arguments.append(delta.arguments)
+                continue
+            found += self._ended()
+            if isinstance(delta, ToolCallDelta) and delta.name in self._names:
+                self._begun = delta
+                self._arguments = [delta.arguments]
+            else:
+                found.append(delta)
+        return found + self._ended() if last else found
+
+    def _ended(self) -> list[Delta]:
+        call, self._begun = self._begun, None
+        if call is None:
+            return []
+        text = input_of("".join(self._arguments))
+        return [ToolCallDelta(call.index, text, call.id, call.name, custom=True)]
+
+
+def input_of(arguments: str) -> str:
+    """The text that a custom tool is called with; all that was written where it is not the one."""
+    found = tool_input(arguments).get(INPUT)
+    return found if isinstance(found, str) else arguments
