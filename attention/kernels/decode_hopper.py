@@ -151,7 +151,7 @@ def _decode_hopper(
                 num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
             )),
         ],
-        [1], [40],
+        [1], [40 if BLOCK_N <= 128 else 72],  # page ids of a tile
     )  # fmt: skip
 
 
