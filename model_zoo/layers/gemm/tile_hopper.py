@@ -86,9 +86,10 @@ def _load(
         gdc_wait()
     for stage in gl.static_range(STAGES):
         _copy_rows(x_boxes, rows, full, stage, m * HEIGHT, stage)
-    stage, phase, begin = 0, 0, STAGES
+    stage, phase = 0, 0
     for tile in range(first, m_tiles * n_tiles, gl.num_programs(0)):
         m, n = _place(tile, m_tiles, n_tiles, group)
+        begin = STAGES * (tile == first).to(gl.int32)
         for k in range(begin, k_blocks):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), BYTES)
@@ -98,7 +99,6 @@ def _load(
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
-        begin = 0
 
 
 @gluon.jit
@@ -144,6 +144,11 @@ def _finish(acc, out_boxes, results, row, n, GATED: gl.constexpr):
 
 
 @gluon.jit
+def _before(stage, STAGES: gl.constexpr):
+    return (stage + (STAGES - 1)) % STAGES
+
+
+@gluon.jit
 def _multiply(
     rows, weights, results, full, empty, turn, out_boxes, m_tiles, n_tiles, k_blocks, group,
     g: gl.constexpr, LEAD: gl.constexpr, GATED: gl.constexpr,
@@ -159,25 +164,24 @@ def _multiply(
             mbarrier.wait(turn, turns)
             turns ^= 1
         acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
-        before = stage
         for k in range(k_blocks):
             mbarrier.wait(full.index(stage), phase)
             acc = warpgroup_mma(
                 rows.index(stage * CONSUMERS + g), weights.index(stage).permute((1, 0)), acc,
                 use_acc=k != 0, is_async=True,
             )  # fmt: skip
-            # The product before this one has ended: its stage may be filled again.
+            # The product before this one has ended: its stage may be filled again.  (A variable
+            # that is set to `stage` would stay as it is: the loop takes both for the same.)
             acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-            mbarrier.arrive(empty.index(before), count=1, pred=k != 0)
+            mbarrier.arrive(empty.index(_before(stage, STAGES)), count=1, pred=k != 0)
             if LEAD > 0 and g == 0:
                 mbarrier.arrive(turn, count=1, pred=k == LEAD - 1)
-            before = stage
             stage += 1
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(empty.index(before), count=1)
+        mbarrier.arrive(empty.index(_before(stage, STAGES)), count=1)
         m, n = _place(tile, m_tiles, n_tiles, group)
         _finish(acc, out_boxes, results.index(g), (m * CONSUMERS + g) * ROWS, n, GATED)
     tma.store_wait(pendings=0)
