@@ -2,10 +2,9 @@
 
     python -m runtime.compiler_process
 
-Triton holds Python's lock for a third of the time that a kernel takes to compile, and so does an
-import of PyTorch: processes do both while the engine's own goes on.  What they compile is where
-Triton keeps it, and the engine looks there first: if this process fails, or dies, only time is
-lost.
+Triton holds Python's lock for a third of the time that a kernel takes to compile: processes do it
+at the same time.  What they compile is where Triton keeps it, and the engine looks there first: if
+this process fails, or dies, only time is lost.
 
 Requests come on stdin, each a HEADER and a pickle of arguments for `triton.compile`; for each goes
 an ANSWER to stdout when its kernel is compiled, or cannot be.  The end of stdin ends all.
@@ -23,6 +22,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
+
+from runtime.without_torch import go_without_torch
 
 HEADER = struct.Struct("<II")  # number of the request, bytes that follow
 ANSWER = struct.Struct("<I")  # number
@@ -149,7 +150,7 @@ def serve(requests: int, answers: int) -> None:
 def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what a compiler prints is no answer
-    import torch  # noqa: F401  kernels' modules need it; the engine imports it meanwhile
+    go_without_torch()  # two processes that import it at the same time hold each other up
     from triton.runtime.cache import triton_key
 
     settle_keys()

@@ -1,0 +1,60 @@
+"""Without PyTorch: modules that import it can be imported where it would take too long.
+
+Kernels are in one module with the functions that launch them, which need PyTorch; the kernels do
+not.  A stand-in has every name that a module asks for while it is imported.  Nothing that uses it
+afterwards makes sense.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Names(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Names(name, (_Anything,), {})
+
+
+class _Anything(metaclass=_Names):
+    """A class to derive from, a function to call, or a decorator that changes nothing."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def __call__(self, decorated: object = None) -> object:
+        return decorated
+
+
+class _StandIn(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Names(name, (_Anything,), {})
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != "torch":
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def go_without_torch() -> None:
+    """For the whole process, and for good."""
+    assert "torch" not in sys.modules
+    sys.meta_path.insert(0, _Finder())
