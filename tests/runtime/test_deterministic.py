@@ -55,13 +55,13 @@ def requests() -> list[Request]:
     ]
 
 
-def crowd() -> list[Request]:
-    """59 others, so that all are 64."""
+def crowd(*tokens: int) -> list[Request]:
+    """59 others, so that all are 64; answers have one of these numbers of tokens."""
     draw = random.Random(2)
     return [
         Request(
             100 + id, 0, [draw.randrange(2, VOCAB) for _ in range(draw.choice([3, 40, 200, 900]))],
-            replace(draw.choice([GREEDY, SEEDED]), max_tokens=draw.choice([3, 20, 60])),
+            replace(draw.choice([GREEDY, SEEDED]), max_tokens=draw.choice(tokens)),
         )
         for id in range(59)
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def same(found: dict[int, Answer], alone: dict[int, Answer]) -> None:
 
 @pytest.mark.gpu
 def test_a_crowd_changes_no_bit(large: Loaded, alone: dict[int, Answer]):
-    others = crowd()
+    others = crowd(3, 20, 60)
     found, engine = answers(large, [*others[:30], *requests(), *others[30:]])
     same(found, alone)
     assert engine.stats().preemptions == 0
@@ -134,7 +134,7 @@ def test_graphs_of_every_size_change_no_bit(large: Loaded, alone: dict[int, Answ
     while large.executor.prepare():
         pass
     same(answers(large, requests())[0], alone)
-    same(answers(large, [*requests(), *crowd()])[0], alone)
+    same(answers(large, [*requests(), *crowd(3, 60)])[0], alone)
 
 
 @pytest.mark.gpu
@@ -154,12 +154,15 @@ def test_a_prompt_from_the_cache_changes_no_bit(large: Loaded, alone: dict[int, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [64, 200])
 def test_small_chunks_and_preemptions_change_no_bit(
-    model: Path, alone: dict[int, Answer], tokens: int
+    model: Path, large: Loaded, alone: dict[int, Answer], tokens: int
 ):
-    narrow = loaded(model, max_batched_tokens=tokens, kv_tokens=6000)
-    found, engine = answers(narrow, [*crowd()[:20], *requests(), *crowd()[20:]])
+    """Answers that were preempted are computed again as prompts."""
+    narrow = loaded(model, max_batched_tokens=tokens, max_model_len=3000, kv_tokens=3000)
+    asked = [*crowd(100, 150)[:40], *requests()]
+    found, engine = answers(narrow, asked)
     same(found, alone)
     assert engine.stats().preemptions > 0
+    assert found == answers(large, asked)[0], "with room for all"
 
 
 @pytest.mark.gpu
