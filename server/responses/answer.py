@@ -174,6 +174,10 @@ def _tool_choice(body: ResponsesRequest) -> object:
 
 
 def _tool(tool: JsonItem) -> JsonItem:
+    if tool["type"] == "custom":
+        format = tool["format"] or {"type": "text"}
+        shown = {name: value for name, value in format.items() if value is not None}
+        return tool | {"format": shown}
     return tool | {"strict": bool(tool["strict"])}
 
 

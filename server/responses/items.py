@@ -6,6 +6,8 @@ import uuid
 from typing import Any
 
 from server.schema.response_items import (
+    CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     ItemReference,
@@ -15,11 +17,21 @@ from server.schema.response_items import (
 from server.schema.responses import ResponsesRequest
 
 JsonItem = dict[str, Any]
-InputItem = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | ItemReference
+InputItem = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | ReasoningItem
+    | ItemReference
+)
 PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
 }
 

@@ -70,40 +70,43 @@ class _TextItem:
 
 
 class _CallItem:
-    """A function call in the making."""
-
-    kind = "function_call"
+    """A call of a function or of a custom tool in the making."""
 
     def __init__(self, events: Events, index: int, delta: ToolCallDelta) -> None:
         self.call = delta.index
         self._events = events
-        self._arguments: list[str] = []
+        kind, prefix, self._field = "function_call", "fc", "arguments"
+        self._told = "response.function_call_arguments"
+        if delta.custom:
+            kind, prefix, self._field = "custom_tool_call", "ctc", "input"
+            self._told = "response.custom_tool_call_input"
+        self._text: list[str] = []
         self._item: JsonItem = {
-            "id": new_id("fc"),
-            "type": "function_call",
+            "id": new_id(prefix),
+            "type": kind,
             "call_id": delta.id,
             "name": delta.name,
         }
         self._where = {"item_id": self._item["id"], "output_index": index}
-        self._delta = events.delta("response.function_call_arguments.delta", self._where)
+        self._delta = events.delta(f"{self._told}.delta", self._where)
 
     def item(self, status: str) -> JsonItem:
-        return {**self._item, "arguments": "".join(self._arguments), "status": status}
+        return {**self._item, self._field: "".join(self._text), "status": status}
 
     def opened(self) -> bytes:
         place = {"output_index": self._where["output_index"], "item": self.item("in_progress")}
         return self._events.frame("response.output_item.added", place)
 
-    def add(self, arguments: str) -> bytes:
-        self._arguments.append(arguments)
-        return self._delta.of(arguments) if arguments else b""
+    def add(self, text: str) -> bytes:
+        self._text.append(text)
+        return self._delta.of(text) if text else b""
 
     def closed(self, status: Status) -> bytes:
         item = self.item(status)
-        done = {"name": item["name"], "arguments": item["arguments"]}
-        return self._events.frame(
-            "response.function_call_arguments.done", self._where | done
-        ) + self._events.frame(
+        done = {self._field: item[self._field]}
+        if item["type"] == "function_call":
+            done["name"] = item["name"]
+        return self._events.frame(f"{self._told}.done", self._where | done) + self._events.frame(
             "response.output_item.done",
             {"output_index": self._where["output_index"], "item": item},
         )

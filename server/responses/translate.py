@@ -10,7 +10,9 @@ from server.errors import RequestError
 from server.responses.items import JsonItem, text_of
 from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest
-from server.schema.responses import AllowedTools, NamedFunction, ResponsesRequest, SchemaFormat
+from server.schema.response_items import CALLS, OUTPUTS
+from server.schema.response_tools import AllowedTools, NamedTool
+from server.schema.responses import ResponsesRequest, SchemaFormat
 
 SAME_NAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
@@ -26,10 +28,11 @@ RENAMED = [
     (re.compile(START + r"reasoning_effort\b"), "reasoning.effort"),
     (re.compile(START + r"verbosity\b"), "text.verbosity"),
     (re.compile(START + r"max_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(START + r"(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
+    (re.compile(START + r"(tools\[\d+\])\.custom\.format\.grammar\b"), r"\1.format"),
+    (re.compile(START + r"(tools\[\d+\]|tool_choice)\.(function|custom)\b"), r"\1"),
 ]
 MESSAGE = re.compile(
-    START + r"messages(\[(\d+)\](\.tool_calls(\[(\d+)\](\.function)?)?)?)?(\.content\b)?"
+    START + r"messages(\[(\d+)\](\.tool_calls(\[(\d+)\](\.(?:function|custom))?)?)?)?(\.content\b)?"
 )
 
 
@@ -53,9 +56,9 @@ class Conversation:
             self._add_message(item, source)
         elif kind == "reasoning":
             self._add_reasoning(item, source)
-        elif kind == "function_call":
+        elif kind in CALLS:
             self._add_call(item, source)
-        elif kind == "function_call_output":
+        elif kind in OUTPUTS:
             output = item["output"]
             content = output if isinstance(output, str) else text_of(output)
             self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, source)
@@ -87,8 +90,11 @@ class Conversation:
         """To the answer that it is part of: what the model said before, or its other calls."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add({"role": "assistant", "content": None}, source)
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
+        kind, text = "function", "arguments"
+        if item["type"] == "custom_tool_call":
+            kind, text = "custom", "input"
+        named = {"name": item["name"], text: item[text]}
+        call = {"id": item["call_id"], "type": kind, kind: named}
         self.messages[-1].setdefault("tool_calls", []).append(call)
         self.call_sources[-1].append(source)
 
@@ -151,12 +157,12 @@ def conversation_of(
     ]
     open_calls: dict[str, str] = {}
     for item, source in zip([*earlier, *items], sources, strict=True):
-        if item["type"] == "function_call":
+        if item["type"] in CALLS:
             open_calls[item["call_id"]] = source
-        elif item["type"] == "function_call_output" and not open_calls.pop(item["call_id"], None):
+        elif item["type"] in OUTPUTS and not open_calls.pop(item["call_id"], None):
             raise RequestError(
                 f"no tool call found for the function call output with call_id {item['call_id']}: "
-                "send the function_call item before its output",
+                f"send the {item['type'].removesuffix('_output')} item before its output",
                 param=f"{source}.call_id",
             )
         conversation.add_item(item, source)
@@ -214,10 +220,9 @@ def _tools(body: ResponsesRequest) -> dict[str, Any]:
         allowed = {tool.name for tool in choice.tools}
         tools = [tool for tool in tools if tool.name in allowed]
         wanted["tool_choice"] = choice.mode
-    elif isinstance(choice, NamedFunction):
-        wanted["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif isinstance(choice, NamedTool):
+        wanted["tool_choice"] = {"type": choice.type, choice.type: {"name": choice.name}}
     else:
         wanted["tool_choice"] = choice
-    functions = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in tools]
-    wanted["tools"] = [{"type": "function", "function": function} for function in functions]
+    wanted["tools"] = [tool.as_chat() for tool in tools]
     return {name: value for name, value in wanted.items() if value not in (None, [])}

@@ -29,10 +29,10 @@ from server.schema.response_queries import (
     openapi_query,
     parse_query,
 )
+from server.schema.response_tools import refuse_foreign_tools
 from server.schema.responses import (
     RESPONSES_UNSUPPORTED,
     ResponsesRequest,
-    refuse_foreign_tools,
     refuse_uncounted,
 )
 from server.schema.sampling import openapi_body

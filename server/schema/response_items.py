@@ -17,7 +17,9 @@ MOST_ITEMS = 16384
 MOST_PARTS = 1024  # of an item
 MOST_PARTS_IN_ALL = 16384
 TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+ITEM_TYPES = ("message", *CALLS, *OUTPUTS, "reasoning", "item_reference")
 
 
 class InputText(Body):
@@ -114,6 +116,29 @@ class FunctionOutputItem(Body):
     caller: None = None
 
 
+class CustomCallItem(Body):
+    type: Literal["custom_tool_call"]
+    call_id: ItemId
+    name: FunctionName
+    input: str
+    id: ItemId | None = None
+    status: Status | None = None
+    namespace: None = None
+    caller: None = None
+    async_: None = Field(None, alias="async")
+
+
+class CustomOutputItem(Body):
+    type: Literal["custom_tool_call_output"]
+    call_id: ItemId
+    output: CallOutput
+    id: ItemId | None = None
+    status: Status | None = None
+    name: FunctionName | None = None
+    namespace: None = None
+    caller: None = None
+
+
 class SummaryText(Body):
     type: Literal["summary_text"]
     text: str
@@ -153,13 +178,15 @@ Item = Annotated[
     Annotated[MessageItem, Tag("~message")]
     | Annotated[FunctionCallItem, Tag("~function_call")]
     | Annotated[FunctionOutputItem, Tag("~function_call_output")]
+    | Annotated[CustomCallItem, Tag("~custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("~custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
     | Annotated[ItemReference, Tag("~item_reference")],
     Discriminator(
         _item_kind,
         custom_error_type=WRONG_KIND,
         custom_error_message="an object of type message, function_call, function_call_output, "
-        "reasoning or item_reference",
+        "custom_tool_call, custom_tool_call_output, reasoning or item_reference",
     ),
 ]
 

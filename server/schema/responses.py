@@ -13,12 +13,12 @@ from server.schema.base import (
     Unsupported,
     few_entries,
     fields_of,
-    items_of,
 )
 from server.schema.chat import Metadata, Scalar
 from server.schema.response_items import MOST_ITEMS, Item, ItemId, check_roles
+from server.schema.response_tools import ResponseTool, ToolChoice, check_tools
 from server.schema.sampling import INT64, LATER, Stop
-from server.schema.tools import MOST_TOOLS, FunctionName, Parameters
+from server.schema.tools import MOST_TOOLS, FunctionName
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -48,45 +48,6 @@ Input = Annotated[
         _input_kind,
         custom_error_type=WRONG_KIND,
         custom_error_message="a string or an array of items",
-    ),
-]
-
-
-class FunctionTool(Body):
-    type: Literal["function"]
-    name: FunctionName
-    description: Annotated[str, Field(max_length=65536)] | None = None
-    parameters: Parameters | None = None
-    strict: bool | None = None
-
-
-class NamedFunction(Body):
-    type: Literal["function"]
-    name: FunctionName
-
-
-class AllowedTools(Body):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MOST_TOOLS)]
-
-
-def _choice_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~word"
-    kind = fields_of(value).get("type")
-    return f"~{kind}" if kind in ("function", "allowed_tools") else None
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("~word")]
-    | Annotated[NamedFunction, Tag("~function")]
-    | Annotated[AllowedTools, Tag("~allowed_tools")],
-    Discriminator(
-        _choice_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message='"none", "auto", "required" or an object of type function or '
-        "allowed_tools",
     ),
 ]
 
@@ -146,7 +107,7 @@ class ResponsesRequest(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     text: TextConfig | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -212,21 +173,8 @@ class ResponsesRequest(Body):
                 "out",
                 param="top_logprobs",
             )
-        self._check_tools()
+        check_tools(self.tools, self.tool_choice)
         self._check_summary()
-
-    def _check_tools(self) -> None:
-        names = [tool.name for tool in self.tools or ()]
-        if not isinstance(self.tool_choice, AllowedTools):
-            return
-        for index, tool in enumerate(self.tool_choice.tools):
-            if tool.name not in names:
-                path = f"tool_choice.tools[{index}].name"
-                raise RequestError(
-                    f"`{path}` is {tool.name}, which is not among `tools`: add it there or leave "
-                    "it out",
-                    param=path,
-                )
 
     def _check_summary(self) -> None:
         for name in ("summary", "generate_summary"):
@@ -241,24 +189,6 @@ def _refuse(path: str, remedy: str) -> None:
     raise UnsupportedParameter(
         f"`{path}` of this value is not supported by this server: {remedy}", param=path
     )
-
-
-def refuse_foreign_tools(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedParameter for a tool that OpenAI runs itself, naming it."""
-    for index, tool in enumerate(items_of(fields.get("tools"))):
-        _refuse_tool(tool, f"tools[{index}].type", ("function",))
-    choice = fields.get("tool_choice")
-    _refuse_tool(choice, "tool_choice.type", ("function", "allowed_tools"))
-
-
-def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
-    kind = fields_of(value).get("type")
-    if isinstance(kind, str) and kind not in known:
-        raise UnsupportedParameter(
-            f"`{path}` is {kind[:40]}: this server runs no tools of its own; offer tools of type "
-            "function",
-            param=path,
-        )
 
 
 RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
