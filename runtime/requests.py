@@ -137,35 +137,40 @@ class Requests:
         Returns their number.  Most rows of most steps are these: at 256 of them this loop is most
         of what a step costs the host.
         """
-        rows, page_size = launch.batch.decode_rows, self.resolved.page_size
+        rows = launch.batch.decode_rows
         if not rows or min(tokens[:rows]) < 0 or max(tokens[:rows]) >= self.vocab_size:
             return 0
         tell_id, tell_token = self._told_ids.append, self._told_tokens.append
-        made = 0
+        told = len(self._told_ids)
         columns = (launch.sequences[:rows], launch.batch.starts[:rows], tokens[:rows])
         for sequence, start, token in zip(*columns, strict=True):
             sequence.ahead -= 1
-            if sequence.finish is not None:
-                continue  # it ended while this row was under way
-            try:
-                if not (start + 1) % page_size:
-                    self._remember(sequence, start, start + 1)
-                known = sequence.tokens
+            known = sequence.tokens
+            if len(known) < sequence.quiet_until and token not in sequence.stop_ids:
                 known.append(token)
-                made += 1
-                if (
-                    token in sequence.stop_ids
-                    or len(known) >= sequence.limit
-                    or not sequence.announced
-                ):
-                    self._deliver(sequence, token, None)
-                else:
-                    tell_id(sequence.request_id)
-                    tell_token(token)
-            except Exception as error:
-                self._end_broken(sequence, error)
-        self.generated_tokens += made
+                tell_id(sequence.request_id)
+                tell_token(token)
+            elif sequence.finish is None:  # else it ended while this row was under way
+                try:
+                    self._commit_one(sequence, start, token)
+                except Exception as error:
+                    self._end_broken(sequence, error)
+        self.generated_tokens += len(self._told_ids) - told
         return rows
+
+    def _commit_one(self, sequence: Sequence, start: int, token: int) -> None:
+        """A token with which more may happen than that somebody is told of it."""
+        self._remember(sequence, start, start + 1)
+        sequence.tokens.append(token)
+        ends = token in sequence.stop_ids or len(sequence.tokens) >= sequence.limit
+        if ends or not sequence.announced:
+            self.generated_tokens += 1
+            self._deliver(sequence, token, None)
+        else:
+            self._told_ids.append(sequence.request_id)
+            self._told_tokens.append(token)
+        if sequence.finish is None:
+            sequence.be_quiet(self.resolved.page_size)
 
     def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
         """Errors and prompt scores of one row.  True if the row failed, which ends its request."""
@@ -203,6 +208,7 @@ class Requests:
         """The one end of a request: its pages and slot are free at once, `output` is its last."""
         self._outputs.append(explained(sequence, output, self.running.mean_batch(sequence)))
         sequence.finish = output.finish
+        sequence.quiet_until = 0
         del self._live[sequence.request_id]
         if sequence.slot < 0:
             self.waiting.note_end(sequence)

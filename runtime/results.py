@@ -34,7 +34,7 @@ class Arrival:
 
     def wait(self) -> None:
         """Block until the device has finished the step."""
-        if self._arrived is not None:
+        if self._arrived is not None and not self._arrived.query():
             self._arrived.synchronize()
 
 

@@ -32,6 +32,7 @@ class Sequence:
         "preemptions",
         "prompt_len",
         "prompt_scores",
+        "quiet_until",
         "request",
         "request_id",
         "root",
@@ -62,11 +63,17 @@ class Sequence:
         self.root = chain_root(request.salt)
         self.finish: FinishReason | None = None
         self.announced = False  # its first Output was made
+        self.quiet_until = 0  # with fewer tokens than that, one more means nothing but itself
         self.cached = 0
         self.started = 0.0
         self.preemptions = 0
         self.entered: tuple[int, int] | None = None  # steps and rows that had been run before it
         self.prompt_scores: list[TokenLogprob | None] | None = None
+
+    def be_quiet(self, page_size: int) -> None:
+        """Let `quiet_until` be up to where tokens neither end it nor fill a page."""
+        page_end = -(-len(self.tokens) // page_size) * page_size
+        self.quiet_until = min(self.limit - 1, page_end)
 
     @property
     def todo(self) -> int:

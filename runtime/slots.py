@@ -8,6 +8,8 @@ the host, which also has to know which features a step needs: they stay there as
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -90,7 +92,7 @@ class Slots:
         """
         for row in batch.new_rows:
             self._start_over(row)
-        slots = np.asarray(batch.slots, dtype=np.int64)
+        slots = np.frombuffer(array("q", batch.slots), dtype=np.int64)
         pages_before = self._num_pages[slots]
         if batch.new_pages:
             self._num_pages[slots] = pages_before + np.asarray(batch.num_new_pages, dtype=np.int32)

@@ -5,7 +5,7 @@
     token ids
     the pages that rows get
 
-Only as much is copied as the step needs.  The host writes into pinned memory, of which there are
+Little more is copied than the step needs.  The host writes into pinned memory, of which there are
 several pieces: one is not written again before its copy has happened.
 """
 
@@ -31,6 +31,7 @@ Block = TypeVar("Block", Ints, Tensor)
 
 RING = 4  # of steps, two are under way at once
 ALIGNMENT = 8  # numbers: no kernel is compiled twice because a column begins elsewhere
+PIECE = 256  # numbers: a copy is so many, or a multiple
 EXTRA_PAGES = 1024  # pages of a block beyond one a row: a prompt of 16384 tokens moves in
 NEW_ROWS = 16  # sequences that a block has room for; 4 where a step feeds no prompts
 
@@ -151,16 +152,25 @@ class Staging:
         self._tensor = torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu)
         self.numbers: Ints = self._tensor.numpy()
         self._copied = torch.cuda.Event(blocking=True) if on_gpu else None
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of the block, and of this, by length
 
     def wait(self) -> None:
         """Until the numbers may be written again."""
-        if self._copied is not None:
+        # As a rule they may, and to wait for nothing takes longer than all that the host writes.
+        if self._copied is not None and not self._copied.query():
             self._copied.synchronize()
 
     def copy_to(self, block: Tensor, count: int) -> None:
-        block[:count].copy_(self._tensor[:count], non_blocking=True)
+        """block: the same one each time."""
+        length = min(-(-count // PIECE) * PIECE, len(block))
+        target, source = self._views.get(length) or self._view(block, length)
+        target.copy_(source, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+    def _view(self, block: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        self._views[length] = block[:length], self._tensor[:length]
+        return self._views[length]
 
 
 class StepBuffers:

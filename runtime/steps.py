@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from runtime.whole_step import Outcome, WholeStep
 
 NOTHING = Batch([], [], [], [], [], [], [], 0, [])
 NO_ROWS = np.zeros(0, dtype=np.int32)
+NO_SPECIAL = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,21 @@ class Steps:
             self._slots.append_pages(batch, pages_before)
             pages_before = pages_before + np.asarray(batch.num_new_pages, dtype=np.int32)
             batch = replace(batch, num_new_pages=[0] * len(batch.slots), new_pages=[])
-        slots = np.asarray(batch.slots, dtype=np.int32)
-        samples = np.asarray(batch.sample, dtype=np.bool_)
-        special = self._slots.special[slots] & samples
-        sample_slots = np.where(samples & ~special, slots, -1)
+        sample_slots, special = self._who_samples(batch)
         self._buffers.send(bucket, batch, pages_before, sample_slots, plain, self._sampler)
         outcome = self.graphs.run(bucket)
         chosen = self._step.results.fetch(bucket.rows)
-        return Launched(outcome, np.flatnonzero(special), chosen)
+        return Launched(outcome, special, chosen)
+
+    def _who_samples(self, batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The slots whose tokens the step chooses, -1 in other rows; and special rows."""
+        slots = np.frombuffer(array("i", batch.slots), dtype=np.int32)
+        special = self._slots.special[slots]
+        if batch.decode_rows == len(slots) and not special.any():
+            return slots, NO_SPECIAL
+        samples = np.asarray(batch.sample, dtype=np.bool_)
+        special &= samples
+        return np.where(samples & ~special, slots, -1), np.flatnonzero(special)
 
     def _begin(self, batch: Batch, layout: Layout) -> list[NewRow]:
         """Those of the new rows whose tokens the step will choose, as many as its block can take.
