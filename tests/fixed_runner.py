@@ -29,7 +29,7 @@ def run_parts(
     device = case.q.device
     spec = FixedSpec(
         kv_heads=case.kv_heads, group=case.group, block_m=config.block_m, piece=config.piece,
-        window=case.window, **{"programs": 4, "units": 48, **options},
+        window=case.window, **{"programs": 4, "units": 64, **options},
     )  # fmt: skip
     q = torch.cat([case.q[case.tokens(row)][first:end] for row, first, end in parts])
     planner = FixedPlanner(
