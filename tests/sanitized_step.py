@@ -54,7 +54,7 @@ def norm_of(size: int) -> RMSNorm:
 
 
 def near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(found.cpu(), wanted.to("cpu", found.dtype), rtol=4e-3, atol=4e-3)
 
 
 def layers() -> None:
@@ -102,9 +102,11 @@ def products(tried: list[Product]) -> None:
         weight, bias = noise(outputs, inputs), noise(outputs)
         for rows in (1, 7, 33):
             x = noise(rows, inputs)
+            # On the CPU: cuBLAS adds parts in 16 bits, and writes what initcheck does not see.
+            wanted = F.linear(*(tensor.cpu().double() for tensor in (x, weight, bias)))
             for product in tried:
                 if product.serves(rows, outputs, inputs):
-                    near(product.run(x, weight, bias), F.linear(x, weight, bias))
+                    near(product.run(x, weight, bias), wanted)
 
 
 def sampled() -> None:
@@ -129,15 +131,15 @@ def step() -> None:
         write_checkpoint("qwen3", Path(folder))
         room = sizes(slots=3, budget=24, pages=7, page_size=16, max_len=64, prefix_cache=True)
         engine, _ = device_engine(Path(folder), device, room, whole_steps=True)
-        for id, length in enumerate((1, 40, 17, 33, 5)):
-            wishes = SamplingParams(4, temperature=0.7 * (id % 2), logprobs=1 if id == 3 else None)
+        for id, length in enumerate((1, 40, 17, 33)):
+            wishes = SamplingParams(3, temperature=0.7 * (id % 2), logprobs=1 if id == 3 else None)
             engine.add(Request(id, 0, [place % 90 for place in range(length)], wishes))
         told = 0
         while engine.has_work:
             for output in engine.step():
                 assert output.error is None
                 told += len(output.tokens)
-    assert told == 20
+    assert told == 12
 
 
 STREAMS = [Stream(64, 256, 3, 132), Stream(32, 256, 4, 7), Stream(16, 512, 4, 132)]

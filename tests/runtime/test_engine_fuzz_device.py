@@ -240,7 +240,7 @@ def test_answers_in_plain_torch_are_those_that_each_request_has_alone(checkpoint
 def test_answers_of_whole_steps_are_those_that_each_request_has_alone(
     checkpoint: Path, device: str
 ) -> None:
-    few, most = [175], seeds(8)  # interpreted steps take a tenth of a second
+    few, most = [175], seeds(4)  # interpreted steps take a tenth of a second
     preemptions = [
         run_workload(
             checkpoint,

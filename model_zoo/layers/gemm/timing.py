@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ COLD_BYTES = 150 << 20  # of weights a replay: nothing is left of them in the ca
 LEAST_CALLS, REPLAYS = 6, 5
 
 
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all timers: cuBLAS keeps 32 MiB for each stream that it has ever seen."""
+    return torch.cuda.Stream(device)
+
+
 class ProductTimer:
     """Of x [rows, K] with each of `weights` [N, K] in turn; what it captures is freed with it."""
 
@@ -24,7 +31,7 @@ class ProductTimer:
         self._source = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
         self._x = torch.zeros_like(self._source)
         self._ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
-        self._stream = torch.cuda.Stream(weight.device)
+        self._stream = side_stream(weight.device)
 
     def microseconds(self, products: Sequence[Product]) -> list[float]:
         """Median of a call of each; they take turns, so that what slows one slows all."""
