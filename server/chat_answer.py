@@ -86,7 +86,8 @@ class ChatAnswer:
         if not self._body.logprobs:
             return None
         top = len(self._body.reported_ids()) or self._body.top_logprobs or 0
-        return chat_logprobs(self._tokenizer, scored, top)
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        return chat_logprobs(self._tokenizer, scored, top, as_ids=as_ids)
 
     async def stream(self, writer: EventWriter) -> None:
         """Write role, content, finish and usage chunks."""

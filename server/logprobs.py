@@ -15,41 +15,59 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def _entry(tokenizer: ChatTokenizer, token: int, logprob: float) -> dict[str, Any]:
+def _name(tokenizer: ChatTokenizer, token: int, as_id: bool) -> str:
+    """What a token is called: its text, which several may share, or its id as vLLM writes it."""
+    if as_id:
+        return f"token_id:{token}"
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token)
     return {
-        "token": raw.decode("utf-8", "replace"),
+        "token": _name(tokenizer, token, as_id),
         "logprob": finite(logprob),
         "bytes": list(raw),
     }
 
 
 def chat_logprobs(
-    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int
+    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, *, as_ids: bool = False
 ) -> dict[str, object]:
-    """`choices[].logprobs` of a chat completion, with `top` alternatives a token."""
+    """`choices[].logprobs` of a chat completion, with `top` alternatives a token.
+
+    as_ids  tokens are called by their ids
+    """
     content: list[dict[str, Any]] = []
     for entry in scored:
         score = entry.score
         assert score is not None, "a generated token has a log-probability"
-        item = _entry(tokenizer, entry.token, score.logprob)
-        item["top_logprobs"] = [_entry(tokenizer, *pair) for pair in score.top[:top]]
+        item = _entry(tokenizer, entry.token, score.logprob, as_ids)
+        item["top_logprobs"] = [_entry(tokenizer, *pair, as_ids) for pair in score.top[:top]]
         content.append(item)
     return {"content": content, "refusal": None}
 
 
 def text_logprobs(
-    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, start: int
+    tokenizer: ChatTokenizer,
+    scored: list[ScoredToken],
+    top: int,
+    start: int,
+    *,
+    as_ids: bool = False,
 ) -> dict[str, object]:
-    """`choices[].logprobs` of a text completion whose text begins at character `start`."""
+    """`choices[].logprobs` of a text completion whose text begins at character `start`.
+
+    as_ids  tokens are called by their ids
+    """
     tops: list[dict[str, float] | None] = []
-    words = [tokenizer.token_bytes(entry.token).decode("utf-8", "replace") for entry in scored]
+    words = [_name(tokenizer, entry.token, as_ids) for entry in scored]
     for word, entry in zip(words, scored, strict=True):
         if entry.score is None:
             tops.append(None)
             continue
         alternatives = {
-            tokenizer.token_bytes(token).decode("utf-8", "replace"): finite(logprob)
+            _name(tokenizer, token, as_ids): finite(logprob)
             for token, logprob in reversed(entry.score.top[:top])
         }
         best_first = dict(reversed(alternatives.items()))

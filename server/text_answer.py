@@ -154,10 +154,11 @@ class TextAnswer:
         scored = [] if self._echo_only else [entry for piece in pieces for entry in piece.scored]
         start = len(self._echoed(choice))
         shown = len(self._body.reported_ids()) or top
-        answer: dict[str, Any] = text_logprobs(self._tokenizer, scored, shown, start)
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        answer: dict[str, Any] = text_logprobs(self._tokenizer, scored, shown, start, as_ids=as_ids)
         if self._body.echo and first and choice.prompt_scores is not None:
             before = prompt_scored(self._tokenizer, choice.prompt, choice.prompt_scores)
-            echoed: dict[str, Any] = text_logprobs(self._tokenizer, before, top, 0)
+            echoed: dict[str, Any] = text_logprobs(self._tokenizer, before, top, 0, as_ids=as_ids)
             answer = {key: echoed[key] + answer[key] for key in answer}
         return answer
 

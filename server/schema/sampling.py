@@ -77,6 +77,7 @@ class SamplingBody(Body):
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities: token_id:7
     timings: bool | None = None  # of each choice, see server/explain.py
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     stream: bool | None = None
@@ -102,7 +103,13 @@ class SamplingBody(Body):
         return list(dict.fromkeys(self.logprob_token_ids or ()))
 
     def check_reported(self, name: str, logprobs: int | None) -> None:
-        """Raises RequestError if `logprob_token_ids` do not go with what `name` asks for."""
+        """Raises RequestError for what does not go with the log-probabilities `name` asks for."""
+        if self.return_tokens_as_token_ids and logprobs is None:
+            raise RequestError(
+                "`return_tokens_as_token_ids` needs `logprobs`: set it or leave "
+                "`return_tokens_as_token_ids` out",
+                param="return_tokens_as_token_ids",
+            )
         if self.logprob_token_ids is None:
             return
         if logprobs is None:
@@ -163,7 +170,6 @@ UNSUPPORTED: dict[str, Unsupported] = GUIDED | {
     "use_beam_search": Unsupported("use sampling", False),
     "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
     "spaces_between_special_tokens": Unsupported(LATER, True),
-    "return_tokens_as_token_ids": Unsupported("use `return_token_ids`", False),
     "kv_transfer_params": Unsupported(LATER),
     "request_id": Unsupported("send the header `X-Request-Id`"),
     "rid": Unsupported("send the header `X-Request-Id`"),

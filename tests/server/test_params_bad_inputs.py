@@ -104,8 +104,9 @@ ROWS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     # return_token_ids, timings
     (TEXT, {"return_token_ids": 1}, TYPE, "return_token_ids", TRUTH),
     (TEXT, {"return_token_ids": "yes"}, TYPE, "return_token_ids", TRUTH),
-    (TEXT, {"return_tokens_as_token_ids": True}, UNSUPPORTED, "return_tokens_as_token_ids",
-     "not supported"),
+    (TEXT, {"return_tokens_as_token_ids": True}, VALUE, "return_tokens_as_token_ids", "`logprobs`"),
+    (CHAT, {"return_tokens_as_token_ids": True}, VALUE, "return_tokens_as_token_ids", "`logprobs`"),
+    (CHAT, {"return_tokens_as_token_ids": 1}, TYPE, "return_tokens_as_token_ids", TRUTH),
     (CHAT, {"return_token_ids": []}, TYPE, "return_token_ids", TRUTH),
     (CHAT, {"timings": 1}, TYPE, "timings", TRUTH),
     (TEXT, {"timings": "all"}, TYPE, "timings", TRUTH),

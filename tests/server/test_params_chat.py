@@ -149,6 +149,24 @@ def test_token_ids_are_returned_of_prompt_and_answers(fake: FakeServer):
     assert "token_ids" not in plain["choices"][0]
 
 
+def test_tokens_in_logprobs_can_be_called_by_their_ids(fake: FakeServer):
+    asked = {"logprobs": True, "top_logprobs": 2, "max_tokens": 9}
+    fake.engine.reply = lambda request: [21, 22, 0]
+    plain = post(fake, **asked).json()["choices"][0]["logprobs"]["content"]
+    named = post(fake, **asked, return_tokens_as_token_ids=True).json()["choices"][0]["logprobs"]
+    assert [entry["token"] for entry in named["content"]][:2] == ["token_id:21", "token_id:22"]
+    for one, other in zip(plain, named["content"], strict=True):
+        assert (one["bytes"], one["logprob"]) == (other["bytes"], other["logprob"])
+        assert all(top["token"].startswith("token_id:") for top in other["top_logprobs"])
+        assert len(one["top_logprobs"]) == len(other["top_logprobs"]) == 2
+    [first, *_] = [
+        entry
+        for chunk in stream(fake, **asked, return_tokens_as_token_ids=True)
+        for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert first["token"] == "token_id:21"
+
+
 @pytest.mark.parametrize("fields", [{}, {"stop": "wor"}, {"logprobs": True, "top_logprobs": 1}])
 def test_a_stream_returns_the_token_ids_as_they_come(fake: FakeServer, fields: dict[str, Any]):
     asked = {"max_tokens": 50, "return_token_ids": True, **fields}

@@ -244,3 +244,12 @@ def test_continuous_usage_counts_up(fake: FakeServer):
 def test_obfuscation_that_is_declined_is_no_matter(fake: FakeServer):
     chunks = stream(fake, max_tokens=2, stream_options={"include_obfuscation": False})
     assert "usage" not in chunks[0]
+
+
+def test_tokens_in_logprobs_can_be_called_by_their_ids(fake: FakeServer):
+    asked = {"prompt": [65, 66], "logprobs": 1, "echo": True, "max_tokens": 3}
+    fake.engine.reply = lambda request: [21, 22, 0]
+    answer = ask(fake, **asked, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert answer["tokens"][:4] == [f"token_id:{token}" for token in (65, 66, 21, 22)]
+    assert all(name.startswith("token_id:") for top in answer["top_logprobs"][1:] for name in top)
+    assert answer["text_offset"] == ask(fake, **asked)["choices"][0]["logprobs"]["text_offset"]
