@@ -18,11 +18,11 @@ from runtime.sampler import PIECE
 
 MIB = 2**20
 CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
-PLANNER_BYTES = 96 * MIB  # what attention's plans and buffers take
-LIBRARY_BYTES = 420 * MIB  # kernels that are loaded, and workspaces of products
+PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
+LIBRARY_BYTES = 600 * MIB  # kernels that are loaded, and workspaces of products
 PIECE_BYTES = 80 * PIECE  # of the sampler's own, for the rows that it draws at once
-GRAPH_BYTES = 3 * MIB  # of one more graph ...
-GRAPH_LAYER_BYTES = MIB // 10  # ... and a layer in it
+GRAPH_BYTES = MIB // 2  # of one more graph ...
+GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it
 
 
 @dataclass(frozen=True, slots=True)
