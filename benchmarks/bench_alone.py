@@ -32,6 +32,7 @@ Tokens = dict[int, list[int]]  # by request
 class Answers:
     tokens: Tokens
     seconds: list[float] = field(default_factory=list[float])  # of steps in which all decode
+    prompt_seconds: float = 0.0  # of steps with parts of prompts
 
 
 def answers(loaded: Loaded, prompts: Tokens, params: SamplingParams) -> Answers:
@@ -46,6 +47,8 @@ def answers(loaded: Loaded, prompts: Tokens, params: SamplingParams) -> Answers:
         stats = engine.stats()
         if stats.step_tokens == stats.running == len(prompts):
             found.seconds.append(stats.step_seconds)
+        elif stats.step_tokens > len(prompts):
+            found.prompt_seconds += stats.step_seconds
     return found
 
 
@@ -79,7 +82,8 @@ def compare(loaded: Loaded, prompts: Tokens, num_alone: int, max_tokens: int) ->
         report(f"{name}, the same rows again", together.tokens, again.tokens)
         print(
             f"  {name}: {1e3 * statistics.median(seconds):.2f} ms a step alone, "
-            f"{1e3 * statistics.median(together.seconds + again.seconds):.2f} ms of all rows"
+            f"{1e3 * statistics.median(together.seconds + again.seconds):.2f} ms of all rows, "
+            f"{1e3 * again.prompt_seconds:.1f} ms in steps with their prompts"
         )
     return differ
 
