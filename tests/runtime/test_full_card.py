@@ -15,8 +15,10 @@ import torch
 from device_engine import Rules
 
 from benchmarks.shapes import SHAPES
+from model_zoo.config import read_config
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine import Engine
+from runtime.estimate import Steps, estimate
 from runtime.loading import Loaded, load
 from runtime.messages import Output, Pooling, Request, SamplingParams
 
@@ -146,3 +148,20 @@ def test_a_card_that_is_too_small_ends_the_start_with_numbers_to_change(model: P
         pytest.raises(ConfigError, match=r"weights in bfloat16 take \d+.* MiB, .* MiB are free"),
     ):
         loaded(model)
+
+
+def test_what_is_reckoned_of_a_start_is_near_what_it_measures(model: Path) -> None:
+    config = EngineConfig(model=str(model), device="cuda", load_format="dummy", max_num_seqs=64)
+    found = load(config, lambda phase, done, total: None)
+    resolved, report = found.resolved, dict(found.ready.memory)
+    steps = Steps(
+        tokens=resolved.max_batched_tokens,
+        rows=resolved.max_num_seqs,
+        max_len=resolved.max_model_len,
+        page_size=resolved.page_size,
+    )
+    reckoned = estimate(read_config(model), torch.bfloat16, steps, free=80 * GIB, share=0.9)
+    assert report["weights"] == pytest.approx(reckoned.weights, rel=0.001)
+    assert report["state"] == pytest.approx(reckoned.state, rel=0.5)
+    assert report["work"] == pytest.approx(reckoned.work, rel=0.5)
+    assert report["graphs"] == pytest.approx(reckoned.graphs, rel=0.7)

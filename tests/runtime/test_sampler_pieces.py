@@ -72,4 +72,4 @@ def test_drawing_256_rows_of_a_large_vocabulary_takes_little_memory():
     before = torch.cuda.memory_allocated()
     draw(logits, slots, np.arange(rows), np.full(rows, 2), masks)
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before < 2.5 * 4 * rows * vocab
+    assert torch.cuda.max_memory_allocated() - before < 3 * 4 * rows * vocab
