@@ -22,6 +22,7 @@ from msgspec import structs
 from benchmarks.host_step import fake_config
 from runtime.batch import Batch, Masks, Sampled
 from runtime.engine import Engine
+from runtime.full_steps import full_steps
 from runtime.messages import Request, SamplingParams
 from runtime.step_time import StepLoad
 
@@ -194,7 +195,7 @@ def simulate(
     config = structs.replace(
         fake_config(256, inputs + outputs + 1),
         device="cuda", prefix_cache=False, itl_target_ms=target_ms,
-        num_pages=386_272 // 16,
+        num_pages=386_272 // 16, full_steps=full_steps(12_288, 132, 8192),
     )  # fmt: skip
     engine = Engine(config, 1000, device, clock=clock)
     callers = Callers(engine, clock, inputs, outputs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, dispatch
@@ -26,6 +27,7 @@ from runtime.device import (
     choose_threads,
     is_out_of_memory,
 )
+from runtime.full_steps import full_steps
 from runtime.inputs import Model
 from runtime.memory_plan import MemoryPlan, size
 from runtime.runner import Runner
@@ -58,7 +60,7 @@ class Chosen:
 
     def settle(self, memory: MemoryPlan) -> Resolved:
         """All numbers.  Raises ConfigError."""
-        return resolve(
+        resolved = resolve(
             self.wanted,
             self.facts,
             device="cuda" if self.on_gpu else "cpu",
@@ -68,6 +70,13 @@ class Chosen:
             memory=memory,
             threads=self.threads,
         )
+        return structs.replace(resolved, full_steps=self._full_steps(resolved.max_batched_tokens))
+
+    def _full_steps(self, most: int) -> tuple[int, ...]:
+        if not self.on_gpu:
+            return ()
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return full_steps(self.config.intermediate_size, processors, most)
 
     def begin_loading(self, free: int) -> ModelLoading:
         """The model with memory for its weights.  Raises ConfigError if `free` is too little."""

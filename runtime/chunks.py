@@ -9,12 +9,15 @@ The automatic one yields where it would make the whole server slow:
     prompts of more than MUCH_SECONDS wait            up to WIDEST times the target
     more than MUCH_FOR_A_ROW for each that decodes    up to twice that, in steps twice as large
 
+Of sizes that are nearly the same, one is taken whose products fill the device (full_steps.py).
+
 The numbers are the best of `python -m benchmarks.bench_schedule` for the usual loads of an 8B
 model; they are times, not tokens, so that they mean the same for every model.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from runtime.config import Resolved
@@ -26,6 +29,7 @@ MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with w
 MUCH_FOR_A_ROW = 0.5  # seconds of prompts that wait, for each row that decodes
 PROMPT_SHARE = 0.5  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
+NEARLY = 0.75  # of what a step could take: enough, if fewer tokens suit the device better
 
 
 class Prompts(NamedTuple):
@@ -55,6 +59,7 @@ class ChunkBudget:
         # On a CPU a step of any size takes longer than the automatic target.
         self._limited = bool(self._asked) or resolved.device != "cpu"
         self._grain = CPU if resolved.device == "cpu" else GPU
+        self._full_steps = resolved.full_steps
         self._times = times
 
     def tokens(self, rows: int, kv_tokens: int, prompts: Prompts) -> int:
@@ -75,8 +80,16 @@ class ChunkBudget:
         if rows:
             fits = min(fits, prompts.tokens // STEPS)
         least = -(-(rows + fewest) // tile) * tile
-        total = max(min((rows + fits) // tile * tile, most), least)
+        total = self._filling(max(min((rows + fits) // tile * tile, most), least), least)
         return min(room, total - rows)
+
+    def _filling(self, total: int, least: int) -> int:
+        """Not many fewer tokens than `total`, if the device computes those better."""
+        place = bisect_right(self._full_steps, total) - 1
+        fewest = max(least, total * NEARLY)
+        return (
+            self._full_steps[place] if place >= 0 and self._full_steps[place] >= fewest else total
+        )
 
     def _seconds(self, rows: int, kv_tokens: int, wait: float, widest: float) -> float:
         """How long the step may take, if prompts of `wait` seconds wait."""

@@ -76,6 +76,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
     threads: int
     seed: int
     itl_target_ms: float = 0.0  # 0: none was asked for
+    full_steps: tuple[int, ...] = ()  # tokens of steps that suit the device; ascending
 
     @property
     def max_pages_per_seq(self) -> int:

@@ -1,0 +1,47 @@
+"""Steps are cut to sizes whose products fill the device's waves, if those are nearly as large."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+from msgspec import structs
+
+from benchmarks.host_step import fake_config
+from runtime.chunks import GPU, NEARLY, ChunkBudget, Prompts
+from runtime.full_steps import FULL, TILE, full_steps
+from runtime.step_time import StepLoad, StepTimes
+
+
+@given(st.integers(1, 40_000), st.integers(1, 200), st.integers(0, 8192))
+def test_no_size_leaves_more_processors_idle_than_is_said(
+    columns: int, processors: int, most: int
+) -> None:
+    sizes = full_steps(columns, processors, most)
+    assert list(sizes) == sorted(set(sizes)) and all(size <= most for size in sizes)
+    for size in range(TILE, most + 1, TILE):
+        tiles = size // TILE * -(-columns // TILE)
+        waves = -(-tiles // processors)
+        assert (size in sizes) == (tiles >= FULL * waves * processors)
+
+
+def learned(seconds_a_token: float) -> StepTimes:
+    times = StepTimes()
+    for tokens in (256, 512, 1024, 2048) * 20:
+        times.note(StepLoad(0, tokens, 0, 0.0), tokens * seconds_a_token)
+        times.note(StepLoad(100, 0, 100_000, 0.0), 100 * seconds_a_token)
+    return times
+
+
+@given(st.integers(0, 200), st.integers(1, 30_000), st.sampled_from([(), (640,), (512, 1408)]))
+def test_a_step_is_cut_to_a_size_that_fills_only_if_that_is_nearly_as_large(
+    rows: int, waiting: int, sizes: tuple[int, ...]
+) -> None:
+    config = structs.replace(fake_config(256, 40_000), device="cuda")
+    times, prompts = learned(20e-6), Prompts(8, waiting, 0)
+    free = ChunkBudget(config, times).tokens(rows, 100 * rows, prompts) + rows
+    cut = ChunkBudget(structs.replace(config, full_steps=sizes), times)
+    total = cut.tokens(rows, 100 * rows, prompts) + rows
+    fitting = [size for size in sizes if NEARLY * free <= size <= free]
+    if free > rows + GPU.fewest + GPU.tile and fitting:
+        assert total == fitting[-1]
+    assert total == free or total in sizes
