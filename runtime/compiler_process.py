@@ -6,8 +6,8 @@ Triton holds Python's lock for a third of the time that a kernel takes to compil
 at the same time.  What they compile is where Triton keeps it, and the engine looks there first: if
 this process fails, or dies, only time is lost.
 
-Requests come on stdin, each a HEADER and a pickle of arguments for `triton.compile`; for each goes
-an ANSWER to stdout when its kernel is compiled, or cannot be.  The end of stdin ends all.
+Requests come on stdin, each a HEADER and a pickled Wanted; for each goes an ANSWER to stdout when
+it is compiled, or cannot be.  The end of stdin ends all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import select
 import signal
 import struct
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from runtime.without_torch import go_without_torch
 
@@ -32,22 +31,33 @@ MOST = 16  # kernels at once
 Job = Callable[[], object]
 
 
+class Wanted(NamedTuple):
+    """compile: what compiles something when it is called.  kernels: the names of what it compiles,
+    if it is a forecast; others that want the same wait until then, and find it."""
+
+    compile: Job
+    name: str = ""
+    kernels: tuple[str, ...] = ()
+
+
 class Forks:
     """Jobs, each in a process of its own, and so many at once."""
 
     def __init__(self, most: int, answer: Callable[[int], None]) -> None:
         """answer: called with the number of a job that has ended, however it did."""
         self._most, self._answer = most, answer
-        self._waiting: list[tuple[int, Job]] = []
+        self._waiting: list[tuple[int, Wanted]] = []
         self._running: dict[int, tuple[int, int]] = {}  # by what ends with it: pid and number
+        self._forecasts: dict[str, int] = {}  # by kernel, those that have not ended
 
     @property
     def ends(self) -> list[int]:
         """Files, one a running job, which can be read when the job has ended."""
         return list(self._running)
 
-    def add(self, number: int, job: Job) -> None:
-        self._waiting.append((number, job))
+    def add(self, number: int, wanted: Wanted) -> None:
+        self._forecasts |= dict.fromkeys(wanted.kernels, number)
+        self._waiting.append((number, wanted))
         self._start()
 
     def take(self, end: int) -> None:
@@ -55,6 +65,7 @@ class Forks:
         pid, number = self._running.pop(end)
         os.close(end)
         os.waitpid(pid, 0)
+        self._forecasts = {k: made for k, made in self._forecasts.items() if made != number}
         self._answer(number)
         self._start()
 
@@ -63,14 +74,18 @@ class Forks:
             os.kill(pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._most:
-            number, job = self._waiting.pop(0)
+        held_back: list[tuple[int, Wanted]] = []
+        for number, wanted in self._waiting:
+            if len(self._running) >= self._most or wanted.name in self._forecasts:
+                held_back.append((number, wanted))
+                continue
             end, held = os.pipe()
             pid = os.fork()
             if pid == 0:
-                _do(job)
+                _do(wanted.compile)
             os.close(held)
             self._running[end] = pid, number
+        self._waiting = held_back
 
 
 def _do(job: Job) -> NoReturn:
@@ -113,15 +128,18 @@ def settle_keys() -> None:
     DependenciesFinder._update_hash = update_hash
 
 
-def _job(pickled: bytes) -> Job:
-    """The modules that it needs are imported here, and in no fork again."""
-    from triton.compiler import compile as compile_kernel
+def compile_kernel(source: Any, target: Any, options: dict[str, Any], variables: Any) -> None:
+    from triton.compiler import compile
 
+    compile(source, target=target, options=options, _env_vars=variables)
+
+
+def _wanted(pickled: bytes) -> Wanted:
+    """The modules that it needs are imported here, and in no fork again."""
     try:
-        source, target, options, variables = pickle.loads(pickled)
+        return pickle.loads(pickled)
     except Exception:  # it names what is not here: the engine compiles it
-        return int
-    return partial(compile_kernel, source, target=target, options=options, _env_vars=variables)
+        return Wanted(int)
 
 
 def serve(requests: int, answers: int) -> None:
@@ -142,7 +160,7 @@ def serve(requests: int, answers: int) -> None:
                 if len(header) < HEADER.size:
                     return
                 number, length = HEADER.unpack(header)
-                forks.add(number, _job(read(requests, length)))
+                forks.add(number, _wanted(read(requests, length)))
     finally:
         forks.kill()
 

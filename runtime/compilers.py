@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from runtime.compiler_process import ANSWER, HEADER, kernel, read
+from runtime.compiler_process import ANSWER, HEADER, Wanted, compile_kernel, kernel, read
+from runtime.forecast import Forecast
 
 COMMAND = (sys.executable, "-P", "-m", "runtime.compiler_process")
 MOST_SECONDS = 60.0  # for a kernel; after that the engine compiles it, and all others
@@ -36,23 +38,33 @@ class Compilers:
         self._of_use = True
         threading.Thread(target=self._listen, name="compilers", daemon=True).start()
 
-    def compile(self, compile_kernel: Callable[[], Any]) -> None:
+    def compile(self, make: Callable[[], Any]) -> None:
         """Return when a kernel is where Triton keeps it, or will not be.  For many threads.
 
-        compile_kernel: what Triton gives to an executor to do it
+        make: what Triton gives to an executor to compile it
         """
-        request = _request(compile_kernel)
+        request = _request(make)
         if request is None or not self._of_use:
             return
+        answered = self._send(request)
+        if self._of_use and not answered.wait(MOST_SECONDS):
+            self._of_use = False
+
+    def begin(self, forecast: Forecast) -> None:
+        """Have compiled what will be needed."""
+        self._send(pickle.dumps(Wanted(forecast.compile, kernels=forecast.kernels)))
+
+    def _send(self, request: bytes) -> threading.Event:
         number, answered = next(self._numbers), threading.Event()
         self._asked[number] = answered
         try:
             with self._sending:
-                _send(self._requests, HEADER.pack(number, len(request)) + request)
+                data = HEADER.pack(number, len(request)) + request
+                while data:
+                    data = data[os.write(self._requests, data) :]
         except OSError:
             self._of_use = False
-        if self._of_use and not answered.wait(MOST_SECONDS):
-            self._of_use = False
+        return answered
 
     def _listen(self) -> None:
         while len(answer := read(self._answers, ANSWER.size)) == ANSWER.size:
@@ -72,14 +84,9 @@ class Compilers:
             self._process.wait()
 
 
-def _send(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
-
-
-def _request(compile_kernel: Callable[[], Any]) -> bytes | None:
-    """What `compile_kernel` would compile; None if only this process can, or need not."""
-    names, cells = compile_kernel.__code__.co_freevars, compile_kernel.__closure__ or ()
+def _request(make: Callable[[], Any]) -> bytes | None:
+    """What `make` would compile; None if only this process can, or need not."""
+    names, cells = make.__code__.co_freevars, make.__closure__ or ()
     found = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
     try:
         source, target, options = found["src"], found["target"], found["options"]
@@ -87,7 +94,8 @@ def _request(compile_kernel: Callable[[], Any]) -> bytes | None:
         if _is_kept(source, target, options, variables):
             return None
         file = io.BytesIO()
-        _Pickler(file).dump((source, target, options.__dict__, variables))
+        job = partial(compile_kernel, source, target, options.__dict__, variables)
+        _Pickler(file).dump(Wanted(job, source.name))
     except (KeyError, AttributeError, TypeError, pickle.PicklingError):
         return None
     return file.getvalue()

@@ -12,23 +12,27 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from model_zoo.config import ModelError
 from runtime.compilers import Compilers
+from runtime.config import EngineConfig
+from runtime.forecast import forecasts
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where CUDA is
+CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _begun: list[Compilers] = []
 
 
-def begin(drivers: Iterable[str] = DRIVERS) -> None:
-    """What a GPU needs.  Nothing if none of `drivers` is there."""
-    if not any(Path(driver).exists() for driver in drivers):
+def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> None:
+    """What a GPU needs.  Nothing if none of `drivers` is there, or none is to be used."""
+    if config.device == "cpu" or not any(Path(driver).exists() for driver in drivers):
         return
-    work = [_open_device]
     if find_spec("triton") is not None:
-        work.append(_read_triton)
         with suppress(OSError):
             _begun.append(Compilers())
-    for each in work:
-        threading.Thread(target=each, name="early", daemon=True).start()
+        threading.Thread(target=_read_triton, name="Triton", daemon=True).start()
+    # By now, since it may be taken before the thread has run.
+    compilers = _begun[-1] if _begun else None
+    threading.Thread(target=_begin_on_device, args=(config, compilers), daemon=True).start()
 
 
 def begun_compilers() -> Compilers | None:
@@ -43,10 +47,28 @@ def _read_triton() -> None:
     triton_key()
 
 
-def _open_device() -> None:
-    """The driver, and what it keeps for a process on the first device: PyTorch uses the same."""
-    with suppress(OSError, AttributeError):
+def _begin_on_device(config: EngineConfig, compilers: Compilers | None) -> None:
+    capability = _open_device()
+    if compilers is not None and capability is not None:
+        with suppress(ModelError):
+            for forecast in forecasts(config, capability):
+                compilers.begin(forecast)
+
+
+def _open_device() -> tuple[int, int] | None:
+    """Open what the driver keeps for a process on the first device: PyTorch uses the same.
+
+    Returns the device's compute capability.
+    """
+    try:
         driver = ctypes.CDLL("libcuda.so.1")
-        context, device = ctypes.c_void_p(), ctypes.c_int()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    except OSError:
+        return None
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    numbers = ctypes.c_int(), ctypes.c_int()
+    for number, attribute in zip(numbers, CAPABILITY, strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    return numbers[0].value, numbers[1].value

@@ -151,8 +151,7 @@ def serve(start: Start) -> NoReturn:
         clients.tell(Progress("starting"))
         # PyTorch takes seconds to import: the clients hear from us before it, and much
         # can be done beside it.
-        if start.config.device != "cpu":
-            early.begin()
+        early.begin(start.config)
         from runtime.device import physical_cores
         from runtime.engine import Engine
         from runtime.grammar import Grammars

@@ -17,9 +17,10 @@ from typing import Any
 
 class _Names(type):
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Names(name, (_Anything,), {})
+        return _named(cls, name)
+
+    def __repr__(cls) -> str:
+        return f"torch.{cls.__name__}"  # which Triton knows types by
 
 
 class _Anything(metaclass=_Names):
@@ -34,9 +35,16 @@ class _Anything(metaclass=_Names):
 
 class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Names(name, (_Anything,), {})
+        return _named(self, name)
+
+
+def _named(owner: object, name: str) -> type:
+    """The same one each time."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = _Names(name, (_Anything,), {})
+    setattr(owner, name, made)
+    return made
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from benchmarks.shapes import SHAPES
 from runtime import early
+from runtime.config import EngineConfig
+from runtime.forecast import forecasts
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
@@ -27,16 +31,56 @@ from triton.runtime.driver import driver
 
 from runtime import compilers, early
 from runtime.compiling import compiling_only
+from runtime.config import EngineConfig
 
 names = json.loads(sys.argv[1])
 compilers.COMMAND = json.loads(sys.argv[2]) or compilers.COMMAND
 kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
 driver.set_active(CompileOnly())
-early.begin(["/dev/null"])
+early.begin(EngineConfig(model="/nowhere"), ["/dev/null"])
 with compiling_only(threads=2):
     for name in names:
         SHIPPED[name]()
+print(json.dumps(kept))
+"""
+FORECAST = """
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from runtime.compilers import Compilers
+from runtime.config import EngineConfig
+from runtime.forecast import forecasts
+
+process = Compilers()
+for forecast in forecasts(EngineConfig(model=sys.argv[1]), (9, 0)):
+    process.begin(forecast)
+
+from compile_for_hopper import CompileOnly
+from shipped_kernels import *
+from attention.kernels import launch
+from runtime.compiling import compiling_only
+from triton import knobs
+from triton.runtime.driver import driver
+
+launch.can_depend = lambda device: True
+for answered in list(process._asked.values()):
+    assert answered.wait(100)
+kept = {}
+knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
+driver.set_active(CompileOnly())
+step, tiles = Step(128, BF16), tile_plan(tile_spec(128, 128), 128)
+with compiling_only(threads=2):
+    prefill_hopper(
+        step.q, step.k, step.k, step.table, tiles, step.out, scale=0.1, beside=True
+    )
+    logits, last_token = tensor(ROWS, 151936), tensor(ROWS, dtype=torch.int64)
+    numbers, usable = tensor(ROWS, dtype=INT32), tensor(ROWS, dtype=torch.int8)
+    state = SamplerState(ROWS, 151936, META)
+    sample(logits, numbers, numbers, state, last_token, numbers, usable)
+process.close()
 print(json.dumps(kept))
 """
 ONE_ANSWER = "import sys; sys.stdin.buffer.read(8); sys.stdout.buffer.write(bytes(4))"
@@ -46,15 +90,19 @@ def compiled(
     folder: Path, names: tuple[str, ...] = NAMES, command: tuple[str, ...] = ()
 ) -> dict[str, bool]:
     """Kernels, and whether they were there when the engine looked for them."""
+    return run(folder, PROGRAM, json.dumps(names), json.dumps(command))
+
+
+def run(folder: Path, program: str, *arguments: str) -> dict[str, bool]:
     file = folder / "program.py"
-    file.write_text(PROGRAM)
+    file.write_text(program)
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(folder / "cache"),
         "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
     }
     environment.pop("TRITON_INTERPRET", None)
-    arguments = [sys.executable, str(file), json.dumps(names), json.dumps(command)]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(file), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -76,6 +124,24 @@ def test_without_the_process_the_engine_compiles(tmp_path: Path, command: tuple[
     assert kept == {"_write_kv": False}
 
 
+def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
+    kept = run(tmp_path, FORECAST, str(tmp_path))
+    assert {"_prefill_hopper", "_merge", "trim_rows", "finish_rows"} < kept.keys()
+    assert all(kept.values()), kept
+
+
+@pytest.mark.parametrize(
+    ("wish", "number"),
+    [({}, 2), ({"deterministic": True}, 0), ({"dtype": "float32"}, 0), ({"attention": "mha"}, 1)],
+)
+def test_only_what_will_be_used_is_forecast(tmp_path: Path, wish: dict[str, object], number: int):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
+    config = replace(EngineConfig(model=str(tmp_path)), **wish)
+    assert len(forecasts(config, (9, 0))) == number
+    assert forecasts(config, (8, 0)) == []
+
+
 def test_no_process_is_started_where_there_is_no_driver():
-    early.begin(["/nowhere"])
+    early.begin(EngineConfig(model="/nowhere"), ["/nowhere"])
     assert early.begun_compilers() is None
