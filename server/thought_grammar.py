@@ -37,6 +37,11 @@ def after_thought(
     return _around(grammar, "answer", f"start: {before} @answer\n{thought}")
 
 
+def has_one_end(reasoning: ReasoningFormat | None) -> bool:
+    """Whether after_short_thought can limit it."""
+    return reasoning is not None and len(reasoning.closes) == 1
+
+
 def after_short_thought(
     grammar: Grammar | None,
     reasoning: ReasoningFormat,
@@ -50,7 +55,7 @@ def after_short_thought(
     grammar  None: any answer
     Raises UnsupportedParameter for reasoning that more than one mark ends.
     """
-    if len(reasoning.closes) != 1:
+    if not has_one_end(reasoning):
         raise UnsupportedParameter(
             f"`thinking_token_budget` cannot be kept for reasoning in the format {reasoning.name}: "
             "use `max_tokens`, or a lower `reasoning_effort`",

@@ -20,6 +20,7 @@ from server.schema.base import parse
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
+from server.thought_grammar import has_one_end
 
 router = APIRouter()
 ROUTE = "messages"  # the metrics' name
@@ -79,6 +80,9 @@ async def _read(request: Request, model: type[B]) -> B:
 
 async def _prepare(state: ServerState, body: MessagesRequest, salt: bytes) -> ChatTurn:
     wanted = asked(body, state.tokenizer)
+    thinking = body.thinking
+    if thinking is not None and has_one_end(state.formats.formats.reasoning):
+        wanted.chat["thinking_token_budget"] = thinking.budget_tokens
     with callers_names(wanted.paths, FIELDS):
         return await prepare_chat(state, wanted.request(), salt, ROUTE, may_end_early=True)
 

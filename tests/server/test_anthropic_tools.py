@@ -194,6 +194,18 @@ def test_thinking_is_switched_in_the_template(
     assert prompt_of(fake).endswith("</think>\n\n") == shut
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "limited"), [(1500, True), (5000, True), (1025, True), (20, False)]
+)
+def test_a_budget_ends_the_thinking(
+    fake: FakeServer, client: anthropic.Anthropic, max_tokens: int, limited: bool
+):
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024} if limited else {"type": "adaptive"}
+    body: dict[str, Any] = PLAIN | {"max_tokens": max_tokens, "thinking": thinking}
+    client.messages.create(**body)
+    assert ("max_tokens=" in fake.engine.requests[-1].params.grammar) == limited
+
+
 def test_the_tools_count_as_part_of_the_prompt(fake: FakeServer, client: anthropic.Anthropic):
     body = {name: value for name, value in ASK.items() if name != "max_tokens"}
     counted = client.messages.count_tokens(**body).input_tokens
