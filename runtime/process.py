@@ -149,14 +149,17 @@ def serve(start: Start) -> NoReturn:
         closing(Clients(start.client_addresses)) as clients,
     ):
         clients.tell(Progress("starting"))
-        # PyTorch takes seconds to import: the clients hear from us before it, and much
-        # can be done beside it.
+        # PyTorch takes seconds to import: the clients hear from us before it, and much can be done
+        # beside it.  The garbage collector would look at all that it makes, and find nothing.
         early.begin(start.config)
+        gc.disable()
         from runtime.device import physical_cores
         from runtime.engine import Engine
         from runtime.grammar import Grammars
         from runtime.loading import load
 
+        gc.freeze()
+        gc.enable()
         timeline.mark("imports")
         loaded = load(start.config, ProgressReport(clients), epoch=start.epoch, timeline=timeline)
         vocab_size = loaded.ready.vocab_size
