@@ -120,9 +120,10 @@ class _Pool(ThreadPoolExecutor):
     """Runs what compiles a kernel, and makes the kernel ready to be launched, from `begin` on."""
 
     def __init__(self, threads: int, compilers: Compilers | None) -> None:
-        threads = threads if compilers is None else MOST_WAITING
-        super().__init__(threads, "compile", _stay_on_device())
+        waiting = threads if compilers is None else MOST_WAITING
+        super().__init__(waiting, "compile", _stay_on_device())
         self._compilers = compilers
+        self._compiling = threading.Semaphore(threads)
         self.begin = threading.Event()
 
     def submit(self, fn: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -134,7 +135,8 @@ class _Pool(ThreadPoolExecutor):
         if self._compilers is not None:
             self._compilers.compile(compile_kernel)
         self.begin.wait(RUN_SECONDS)
-        kernel = compile_kernel()
+        with self._compiling:
+            kernel = compile_kernel()
         # A property that loads the kernel when it is first looked at.  If the device is too small
         # for it, its launch says so once more, to a caller who may know another way.
         with suppress(OutOfResources):

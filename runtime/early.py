@@ -40,6 +40,13 @@ def begun_compilers() -> Compilers | None:
     return _begun.pop() if _begun else None
 
 
+def end() -> None:
+    """Close what nobody has used."""
+    compilers = begun_compilers()
+    if compilers is not None:
+        compilers.close()
+
+
 def _read_triton() -> None:
     """What kernels are kept by depends on all of Triton, which takes half a second to read."""
     from triton.runtime.cache import triton_key

@@ -162,6 +162,7 @@ def serve(start: Start) -> NoReturn:
         gc.enable()
         timeline.mark("imports")
         loaded = load(start.config, ProgressReport(clients), epoch=start.epoch, timeline=timeline)
+        early.end()
         vocab_size = loaded.ready.vocab_size
         grammars = Grammars(
             Path(start.config.model) / "tokenizer.json",
