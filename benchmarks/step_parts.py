@@ -31,7 +31,7 @@ PARTS = {
     "attention": r"decode|prefill|combine|merge|flash",
     "plan": r"prepare|plan_|apply_rows",
     "sample": r"scan_groups|trim_rows|finish_rows",
-    "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|_stream|ampere|sm90|sm80",
+    "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|_stream|gated_hopper|ampere|sm90|sm80",
 }
 
 

@@ -23,8 +23,9 @@ from attention.planner.plan import PlanSpec, SplitPlan
 from attention.planner.tiles import TilePlan, TileSpec
 from model_zoo.layers.gemm.any_rows import AnyRows
 from model_zoo.layers.gemm.candidates import products_for
+from model_zoo.layers.gemm.gated import Gated
 from model_zoo.layers.gemm.products import BUCKETS, Plain, SplitK, Stream
-from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
@@ -158,6 +159,14 @@ def call_add_norm(tokens: int) -> None:
     add_rms_norm(x, x, tensor(4096), 1e-6)
 
 
+def call_norm(tokens: int) -> None:
+    norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
+
+
+def call_gated(dtype: torch.dtype) -> None:
+    Gated().run(tensor(TOKENS, 4096, dtype=dtype), tensor(2 * 12_288, 4096, dtype=dtype), None)
+
+
 def call_silu(tokens: int) -> None:
     silu_mul(tensor(tokens, 2 * 12_288))
 
@@ -228,11 +237,14 @@ SHIPPED: dict[str, Callable[[], None]] = {
     "planner": call_planner,
     "tiler": call_tiler,
     "prepare": call_prepare,
+    "gated bf16": partial(call_gated, BF16),
+    "gated fp16": partial(call_gated, torch.float16),
     "sample bf16": partial(call_sample, BF16),
     "sample fp32": partial(call_sample, FP32),
 }
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)
+    SHIPPED[f"norm at {tokens}"] = partial(call_norm, tokens)
     SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
     SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
 for rows in BUCKETS[1:]:

@@ -32,11 +32,24 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
             self.k_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
 
+    def add(
+        self, x: Tensor, residual: Tensor, inp: ModelInput, rotation: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """x, residual [T, hidden] -> (what is to be added, or None, residual), as Linear.add.
+
+        rotation  [T, head_dim] of Rope; None for no rotation
+        """
+        return self.out.add(self._mixed(x, inp, rotation), residual)
+
     def forward(self, x: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; rotation [T, head_dim] of Rope, None for no rotation."""
+        """x [T, hidden] -> [T, hidden]; rotation as for `add`."""
+        return self.out(self._mixed(x, inp, rotation))
+
+    def _mixed(self, x: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
+        """What the heads see, [T, heads * head_dim]."""
         q = self._prepare(self.qkv(x), inp, rotation)
         mixed = inp.backend.attend(q, inp.kv, self.index, inp.meta, scale=self.scale)
-        return self.out(mixed.flatten(1))
+        return mixed.flatten(1)
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
         """Norm and turn queries and keys, store keys and values -> queries [T, heads, head_dim]."""

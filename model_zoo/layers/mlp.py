@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers import fusing
-from model_zoo.layers.linear import Linear
+from model_zoo.layers.linear import GatedLinear, Linear
 
 
 class GatedMLP(nn.Module):
@@ -15,17 +14,12 @@ class GatedMLP(nn.Module):
 
     def __init__(self, size: int, inner: int, *, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_up = Linear(size, 2 * inner, bias=bias, dtype=dtype)
+        self.gate_up = GatedLinear(size, inner, bias=bias, dtype=dtype)
         self.down = Linear(inner, size, bias=bias, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up(x)
-        if fusing.fuses(x.device):
-            from model_zoo.layers.kernels.silu_mul import silu_mul
-
-            return self.down(silu_mul(gate_up))
-        gate, up = gate_up.chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+        """x, residual [T, size] -> (what is to be added, or None, residual), as Linear.add."""
+        return self.down.add(self.gate_up.gated(x), residual)
 
 
 class MLP(nn.Module):

@@ -24,13 +24,18 @@ class RMSNorm(nn.Module):
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten."""
-        if not fusing.fuses(x.device):
-            total = residual + x
-            return self(total), total
-        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+    def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
+        x  None: residual is the sum
+        """
+        if not fusing.fuses(residual.device):
+            total = residual if x is None else residual + x
+            return self(total), total
+        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
+
+        if x is None:
+            return norm_of_sum(residual, self.weight, self.eps), residual
         add_rms_norm(x, residual, self.weight, self.eps)
         return x, residual
 

@@ -31,11 +31,13 @@ class Layer(nn.Module):
 
     def forward(
         self, x: Tensor, residual: Tensor, inp: ModelInput, rotation: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """x, the norm of residual -> what the layer adds last, and the sum of all before it."""
-        x = self.attention(x, inp, rotation)
-        x, residual = self.mlp_norm.add(x, residual)
-        return self.mlp(x), residual
+    ) -> tuple[Tensor | None, Tensor]:
+        """x, the norm of residual -> what the layer adds last, and the sum of all before it.
+
+        None: that is in the sum already.
+        """
+        x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, rotation))
+        return self.mlp.add(x, residual)
 
 
 class Llama(Model):

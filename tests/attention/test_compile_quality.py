@@ -151,6 +151,23 @@ def test_kernels_of_fixed_order_multiply_by_one_kind_of_instruction(
     assert count(operations, "HGMMA") >= 4 and not count(operations, "HMMA")
 
 
+@pytest.mark.parametrize("name", ["gated bf16", "gated fp16"])
+def test_gated_products_ask_for_weights_before_they_wait_and_keep_the_tensor_cores_busy(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    """A stage's four instructions follow each other, and those of the next stage follow them before
+    any is waited for; each consumer waits once a stage, and for all at the end of a tile."""
+    kernel = shipped[f"{name}: gated_hopper"]
+    operations, hot = kernel["operations"], kernel["hot"]
+    first = {x: operations.index(x) for x in ("UTMALDG.2D", "PREEXIT", "ACQBULK")}
+    assert first["UTMALDG.2D"] < first["PREEXIT"] < first["ACQBULK"], first
+    assert count(operations, "HGMMA") == count(hot, "HGMMA") == 8
+    assert count(operations, "WARPGROUP.DEPBAR") == 4 and count(operations, "WARPGROUP.ARRIVE") == 2
+    assert not count(operations, "LDL", "STL")
+    assert count(operations, "UTMASTG") == 2 and count(operations, "USETMAXREG")
+    assert count(operations, "MUFU.EX2", "MUFU.RCP") <= 2 * 2 * 64 + 8, "no divisions"
+
+
 @pytest.mark.parametrize("name", ["planner: plan_uneven", "tiler: plan_tiles"])
 def test_planners_are_short(shipped: dict[str, dict[str, Any]], name: str):
     """About a microsecond: they run before every step."""
@@ -184,6 +201,7 @@ LAYERS = {
     "turn d128 bf16": ("_qk_norm_rope_write", "128", 1),
     "turn d64 bf16": ("_qk_norm_rope_write", "128", 1),
     "add_norm": ("_add_rms_norm", "128", 0),
+    "norm": ("_add_rms_norm", "128", 0),
     "silu_mul": ("_silu_mul", "64", 0),
     "embed": ("_embed", "128", 7),
 }

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers.gemm import choose as choosing
 from model_zoo.layers.gemm.candidates import products_for
 from model_zoo.layers.gemm.choose import (
     Place,
@@ -20,8 +21,9 @@ from model_zoo.layers.gemm.choose import (
     use,
 )
 from model_zoo.layers.gemm.chosen_file import chosen_file, read_choices, write_choices
+from model_zoo.layers.gemm.gated import SIZES, Gated, TwoSteps
 from model_zoo.layers.gemm.products import BUCKETS, Plain, Product, SplitK, Stream
-from model_zoo.layers.linear import Linear
+from model_zoo.layers.linear import GatedLinear, Linear
 
 WAYS: list[Product] = [Plain(), Stream(64, 128, 4, 132), SplitK(32, 128, 2)]
 
@@ -48,6 +50,29 @@ def place(rows: int) -> Place:
 def test_cublas_stays_unless_another_is_clearly_faster(microseconds: list[float], chosen: Product):
     found = choose({place(1): [layer()]}, lambda _: WAYS, lambda *_: microseconds, 60.0)
     assert found == {place(1): chosen}
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "chosen"),
+    [([100.0, 94.0], Gated()), ([100.0, 96.0], TwoSteps()), ([100.0, 110.0], TwoSteps())],
+)
+def test_a_gated_product_is_to_be_faster_by_what_it_may_lose_under_load(
+    microseconds: list[float], chosen: Product
+):
+    many = Place(32, 8, torch.bfloat16, False, 1024, gated=True)
+    found = choose({many: [layer(32)]}, lambda _: [TwoSteps(), Gated()], lambda *_: microseconds, 9)
+    assert found == {many: chosen}
+
+
+def test_gated_layers_have_places_of_many_rows_the_most_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(choosing, "supports_kernels", lambda device, dtype: True)
+    block = GatedLinear(8, 16, bias=False, dtype=torch.float32)
+    places = list(layers_by_place(nn.Sequential(layer(), block)))
+    few, many = places[: 2 * len(BUCKETS)], places[2 * len(BUCKETS) :]
+    assert not any(found.gated for found in few) and {found.outputs for found in few} == {16, 32}
+    assert [found.rows for found in many] == sorted(SIZES, reverse=True)
+    assert all(found.gated and found.outputs == 32 for found in many)
+    assert len({str(found) for found in places}) == len(places), "names in the file"
 
 
 def test_a_place_with_one_way_needs_no_time():
@@ -113,6 +138,17 @@ def test_whole_tiles_are_shared_by_as_few_programs_as_are_as_fast(outputs: int):
         most = -(-tiles // 132)
         assert -(-tiles // stream.programs) == most
         assert stream.programs == 1 or -(-tiles // (stream.programs - 1)) > most
+
+
+def test_what_is_chosen_for_many_rows_leaves_few_rows_alone():
+    few, many = Counting(), Counting()
+    block = GatedLinear(8, 16, bias=False, dtype=torch.float32)
+    nn.init.normal_(block.weight)
+    places = {place(64): few, Place(32, 8, torch.float32, False, 96, gated=True): many}
+    use({found: [block] for found in places}, places)  # pyright: ignore[reportArgumentType]
+    for rows in (33, 64, 65, 96, 97):
+        block.gated(torch.randn(rows, 8))
+    assert few.rows == [33, 64] and many.rows == [65, 96]
 
 
 def test_layers_on_a_cpu_have_no_choice(tmp_path: Path):
@@ -194,10 +230,12 @@ def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
             made = [
                 Linear(n, m, bias=True, dtype=torch.bfloat16) for n, m in ((512, 768), (768, 512))
             ]
+            block = GatedLinear(512, 1024, bias=False, dtype=torch.bfloat16)
         for linear in made:
             nn.init.normal_(linear.weight)
             nn.init.normal_(linear.bias)
-        return nn.Sequential(*made)
+        nn.init.normal_(block.weight, std=0.05)
+        return nn.Sequential(*made, block)
 
     first = model()
     choose_products(first, seconds=60, file=file)
@@ -213,3 +251,8 @@ def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
         expected = nn.functional.linear(x, second[0].weight, second[0].bias)
         torch.testing.assert_close(second[0](x), expected, rtol=0.02, atol=0.5)
         assert second[1](second[0](x)).shape == (rows, 512)
+    for rows in (64, 65, 500, 3000):
+        x = torch.randn(rows, 512, dtype=torch.bfloat16, device="cuda")
+        gate, up = nn.functional.linear(x, second[2].weight).chunk(2, -1)
+        expected = nn.functional.silu(gate) * up
+        torch.testing.assert_close(second[2].gated(x), expected, rtol=0.03, atol=0.03)

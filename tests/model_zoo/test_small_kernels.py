@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from model_zoo.layers.norm import RMSNorm
@@ -40,6 +40,23 @@ def test_sum_is_exact_and_its_norm_differs_in_a_last_digit(
     assert torch.equal(residual, total)
     torch.testing.assert_close(x, wanted, rtol=2 * DIGIT[dtype], atol=0)
     assert (x == wanted).float().mean() > (0.98 if dtype != FP32 else 0.3)
+
+
+@pytest.mark.parametrize("size", [96, 1000, 4096])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_of_a_sum_has_the_bits_that_it_has_where_it_is_summed(
+    device: str, dtype: torch.dtype, size: int
+):
+    torch.manual_seed(2)
+    norm = norm_of(size, dtype, device)
+    wide = torch.randn(3, 2 * size, device=device).to(dtype)
+    x, residual = (torch.randn(3, size, device=device).to(dtype) for _ in range(2))
+    wide[:, :size] = residual + x
+    before = wide.clone()
+    found = norm_of_sum(wide[:, :size], norm.weight, norm.eps)
+    add_rms_norm(x, residual, norm.weight, norm.eps)
+    assert torch.equal(found, x) and torch.equal(wide, before)
+    assert norm_of_sum(wide[:0, :size], norm.weight, norm.eps).shape == (0, size)
 
 
 @pytest.mark.parametrize("num_warps", [1, 8])

@@ -15,9 +15,12 @@ import torch
 import triton
 
 from attention.planner.costs import tuned_file
+from model_zoo.layers.gemm.gated import Gated, TwoSteps
 from model_zoo.layers.gemm.products import Plain, Product, SplitK, Stream
 
-KINDS: dict[str, type[Product]] = {kind.__name__: kind for kind in (Plain, SplitK, Stream)}
+KINDS: dict[str, type[Product]] = {
+    kind.__name__: kind for kind in (Plain, SplitK, Stream, TwoSteps, Gated)
+}
 Choices = dict[str, Product]  # by shape, type and rows, as choose.py names them
 Written = dict[str, dict[str, str | int]]  # Choices in the file
 log = logging.getLogger(__name__)

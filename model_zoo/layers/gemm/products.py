@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.gemm.gated import Gated, TwoSteps
 from model_zoo.layers.gemm.workspace import PARTS_BYTES, TILES, workspace
 
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
@@ -110,7 +111,7 @@ class Stream:
         return out
 
 
-Product = Plain | SplitK | Stream
+Product = Plain | SplitK | Stream | TwoSteps | Gated
 
 
 def block_m(rows: int, least: int) -> int:

@@ -9,11 +9,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.products import Product
+from model_zoo.layers.gemm.products import MOST_ROWS, Product
 from model_zoo.layers.linear import Linear
 
 COLD_BYTES = 150 << 20  # of weights a replay: nothing is left of them in the cache for the next
 LEAST_CALLS, REPLAYS = 6, 5
+# Of many rows, whose time has less noise, and is longer.
+LEAST_LONG_CALLS, LONG_REPLAYS = 3, 3
 
 
 @cache
@@ -27,6 +29,9 @@ class ProductTimer:
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, rows: int) -> None:
         self._weights, self._bias = weights, bias
+        long = rows > MOST_ROWS
+        self._least = LEAST_LONG_CALLS if long else LEAST_CALLS
+        self._replays = LONG_REPLAYS if long else REPLAYS
         weight = weights[0]
         self._source = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
         self._x = torch.zeros_like(self._source)
@@ -39,7 +44,8 @@ class ProductTimer:
         with torch.cuda.stream(self._stream):
             graphs = [self._captured(product) for product in products]
             events = [
-                [(graph, *self._replayed(graph)) for graph in graphs] for _ in range(REPLAYS + 1)
+                [(graph, *self._replayed(graph)) for graph in graphs]
+                for _ in range(self._replays + 1)
             ]
             self._stream.synchronize()
         calls = self._calls()
@@ -50,7 +56,7 @@ class ProductTimer:
         ]
 
     def _calls(self) -> int:
-        return max(LEAST_CALLS, -(-COLD_BYTES // self._weights[0].nbytes))
+        return max(self._least, -(-COLD_BYTES // self._weights[0].nbytes))
 
     def _captured(self, product: Product) -> torch.cuda.CUDAGraph:
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm

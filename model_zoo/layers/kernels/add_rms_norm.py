@@ -1,14 +1,15 @@
 # add_rms_norm: the sum that goes on to the next block, and its RMSNorm.
 #   grid      (T): a program has a row
-#   reads     x, residual [T, N] bf16, fp16 or fp32; weight [N]
-#   writes    residual + x into residual, and the norm of it into x
+#   reads     x, residual [T, N] bf16, fp16 or fp32; weight [N].  No x: residual is the sum already
+#   writes    residual + x into residual, and the norm of it into x, or where there is none into out
 #   math      the sum rounded to its type; its mean square in fp32; the quotient rounded, and the
 #             product with the weight rounded again, as PyTorch's operations are
 #   launch    a small kernel: its successor starts at once.  Before it waits it reads the weight
-#   bound     memory: 4 * T * N * bytes
+#   bound     memory: 4 * T * N * bytes, half of that without x
 #   checked   tests/model_zoo/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,7 +27,7 @@ def rms_norm(x, weight, eps, N: tl.constexpr):
 
 @triton.jit
 def _add_rms_norm(
-    X, RESIDUAL, WEIGHT, eps, x_row, residual_row, N: tl.constexpr, BLOCK: tl.constexpr,
+    X, RESIDUAL, WEIGHT, OUT, eps, out_row, residual_row, N: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -35,12 +36,13 @@ def _add_rms_norm(
     weight = tl.load(WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    x_at, residual_at = X + row * x_row + column, RESIDUAL + row * residual_row + column
-    x = tl.load(x_at, mask=mask, other=0.0)
-    residual = tl.load(residual_at, mask=mask, other=0.0)
-    total = (residual.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
-    tl.store(residual_at, total, mask=mask)
-    tl.store(x_at, rms_norm(total, weight, eps, N), mask=mask)
+    residual_at = RESIDUAL + row * residual_row + column
+    total = tl.load(residual_at, mask=mask, other=0.0)
+    if X is not None:
+        x = tl.load(X + row * out_row + column, mask=mask, other=0.0)
+        total = (total.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
+        tl.store(residual_at, total, mask=mask)
+    tl.store(OUT + row * out_row + column, rms_norm(total, weight, eps, N), mask=mask)
 
 
 def norm_warps(block: int) -> int:
@@ -67,6 +69,20 @@ def add_rms_norm(
         return
     block = triton.next_power_of_2(size)
     _add_rms_norm[(rows,)](
-        x, residual, weight, eps, x.stride(0), residual.stride(0), N=size, BLOCK=block,
+        x, residual, weight, x, eps, x.stride(0), residual.stride(0), N=size, BLOCK=block,
         num_warps=num_warps or norm_warps(block), **dependent_launch(x.device),
     )  # fmt: skip
+
+
+def norm_of_sum(residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(residual) * weight of residual [T, N], rows at any stride; weight [N]."""
+    rows, size = residual.shape
+    assert weight.shape == (size,) and residual.stride(1) == weight.stride(0) == 1
+    out = torch.empty(rows, size, dtype=residual.dtype, device=residual.device)
+    if rows:
+        block = triton.next_power_of_2(size)
+        _add_rms_norm[(rows,)](
+            None, residual, weight, out, eps, out.stride(0), residual.stride(0), N=size,
+            BLOCK=block, num_warps=norm_warps(block), **dependent_launch(residual.device),
+        )  # fmt: skip
+    return out

@@ -1,0 +1,78 @@
+"""The ways to compute silu(gate) * up of many rows, as values: what choose.py times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Numbers of rows that share a choice with the smaller ones; more share that of the last.  Steps are
+# padded to these sizes: a product's time rises by steps, at other rows for each way.
+SIZES = (96, 128, *range(192, 512, 64), *range(512, 2049, 128))
+CACHED = 20 << 20  # bytes of x that stay in the L2 cache while weights pass by
+
+
+@dataclass(frozen=True, slots=True)
+class TwoSteps:
+    """cuBLAS, and silu_mul of what it wrote."""
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        return True
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [2 I, K], bias [2 I] -> [M, I]."""
+        from model_zoo.layers.kernels.silu_mul import silu_mul
+
+        return silu_mul(F.linear(x, weight, bias))
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """gated_hopper.py: compute capability 9.0, no bias."""
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        """Whether rows are 16-byte aligned, and at least as long as the ring of stages."""
+        return rows > 0 and outputs % 16 == 0 and inputs % 8 == 0 and inputs >= 256
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [2 I, K] -> [M, I]."""
+        from attention.kernels.launch import dependent_launch
+        from model_zoo.layers.gemm.gated_hopper import DEPTH, GROUPS, HALF, ROWS, gated_hopper
+        from model_zoo.layers.gemm.stream_hopper import boxes
+
+        (rows, inputs), outputs = x.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and bias is None and x.stride(1) == 1
+        inner, height = outputs // 2, GROUPS.value * ROWS.value
+        out = x.new_empty(rows, inner)
+        m_tiles, n_tiles = -(-rows // height), -(-inner // HALF.value)
+        band = max(1, min(m_tiles, CACHED // (2 * height * inputs)))
+        gated_hopper[(min(m_tiles * n_tiles, _programs(x.device)),)](
+            boxes(x, ROWS.value, DEPTH.value), boxes(weight, HALF.value, DEPTH.value),
+            boxes(out, ROWS.value, HALF.value), m_tiles, n_tiles, -(-inputs // DEPTH.value), band,
+            inner, num_warps=4, maxnreg=168, **dependent_launch(x.device),
+        )  # fmt: skip
+        return out
+
+
+GatedProduct = TwoSteps | Gated
+
+
+def gated_candidates(
+    device: torch.device, rows: int, outputs: int, inputs: int, *, bias: bool
+) -> list[GatedProduct]:
+    """TwoSteps first, then what may be faster."""
+    tried: list[GatedProduct] = [TwoSteps()]
+    hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    if hopper and not bias and Gated().serves(rows, outputs, inputs):
+        tried.append(Gated())
+    return tried
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # compiled for no device: tests/compile_for_hopper.py
+    return torch.cuda.get_device_properties(device).multi_processor_count
