@@ -47,9 +47,9 @@ class Trial:
             return
         check_cache()
         with compiling_only(), self._model.shortened():
-            for batch in every_kind(self._resolved):  # among them the kernels that take longest
+            run_candidates(self._model)  # many kernels at once: they compile while the steps run
+            for batch in every_kind(self._resolved):
                 run(self.runner, batch)
-            run_candidates(self._model)
 
     def measure(self) -> MemoryPlan:
         """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
