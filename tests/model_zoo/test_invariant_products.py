@@ -7,9 +7,11 @@ import torch
 from ordered_dot import ordered_dot  # noqa: F401
 from torch import Tensor, nn
 
+from model_zoo.layers import fusing
+from model_zoo.layers.gemm import choose
 from model_zoo.layers.gemm.any_rows import LARGE, SMALL, AnyRows, Tile
 from model_zoo.layers.gemm.invariant import use_invariant_products
-from model_zoo.layers.linear import Linear
+from model_zoo.layers.linear import GatedLinear, Linear
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ROWS = (1, 2, 8, 9, 16, 17, 32, 64, 65, 100, 128, 200, 256, 300, 512, 1000, 2048)
@@ -99,3 +101,21 @@ def test_rows_that_no_tile_can_be_copied_from_are_refused():
     layer = Linear(100, 64, bias=False, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="0 has rows of 100 numbers, not of whole 16 bytes"):
         use_invariant_products(nn.Sequential(layer))
+
+
+def test_a_settled_layer_leaves_nothing_to_choose_and_takes_no_other_way(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Not even where a GPU would add many rows to the residual, or gate them, at once."""
+    monkeypatch.setattr(fusing, "fuses", lambda device: True)
+    monkeypatch.setattr(choose, "supports_kernels", lambda device, dtype: True)
+    layer = GatedLinear(16, 8, bias=False, dtype=torch.bfloat16)
+    assert choose.layers_by_place(nn.Sequential(layer))
+    use_invariant_products(nn.Sequential(layer))
+    assert not choose.layers_by_place(nn.Sequential(layer))
+    monkeypatch.setattr(AnyRows, "run", lambda self, x, weight, bias: x.new_ones(len(x), 16))
+    for rows in (1, 64, 65, 4000):
+        residual = torch.zeros(rows, 16, dtype=torch.bfloat16)
+        y, unchanged = layer.add(torch.zeros(rows, 16, dtype=torch.bfloat16), residual)
+        assert y is not None and y.min() == 1 and unchanged.max() == 0
+    assert layer._ways == []
