@@ -274,6 +274,7 @@ def fake_server(folder: Path, *, template: str | None = TEMPLATE) -> Iterator[Fa
         server.should_exit = True
         thread.join(10)
         listener.close()
+        state.grammars.close()
     assert not thread.is_alive()
 
 
