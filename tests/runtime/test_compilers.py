@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -83,6 +84,25 @@ with compiling_only(threads=2):
 process.close()
 print(json.dumps(kept))
 """
+FORKS = """
+import json
+import os
+import select
+import time
+
+from runtime.compiler_process import Forks, Wanted
+
+answers = []
+forks = Forks(2, answers.append)
+forks.add(0, Wanted(lambda: time.sleep(0.5), kernels=("slow",)))
+forks.add(1, Wanted(lambda: None, "slow"))
+forks.add(2, Wanted(lambda: os.kill(os.getpid(), 9), "bad"))
+forks.add(3, Wanted(lambda: None, "quick"))
+while forks.ends:
+    for end in select.select(forks.ends, [], [])[0]:
+        forks.take(end)
+print(json.dumps(answers))
+"""
 ONE_ANSWER = "import sys; sys.stdin.buffer.read(8); sys.stdout.buffer.write(bytes(4))"
 
 
@@ -93,7 +113,8 @@ def compiled(
     return run(folder, PROGRAM, json.dumps(names), json.dumps(command))
 
 
-def run(folder: Path, program: str, *arguments: str) -> dict[str, bool]:
+def run(folder: Path, program: str, *arguments: str) -> Any:
+    """What the program prints last."""
     file = folder / "program.py"
     file.write_text(program)
     environment = os.environ | {
@@ -129,6 +150,12 @@ def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: P
     kept = run(tmp_path, FORECAST, str(tmp_path))
     assert {"_prefill_hopper", "_merge", "trim_rows", "finish_rows"} < kept.keys()
     assert all(kept.values()), kept
+
+
+def test_who_wants_what_is_being_forecast_waits_for_it_and_a_job_that_dies_is_answered(
+    tmp_path: Path,
+):
+    assert run(tmp_path, FORKS) == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(
