@@ -71,7 +71,8 @@ class Linear(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """x [T, in], residual [T, out] -> (what is to be added, or None, residual).
 
-        None: it is in residual already, added in float32 before anything was rounded.
+        None: it is in residual already, added by cuBLAS with the error of a rounded product that
+        is added and rounded again.
         """
         adds = self._beyond is None and self.bias is None and len(x) >= MANY_ROWS
         if adds and fusing.fuses(x.device) and x.dtype in (torch.bfloat16, torch.float16):
