@@ -27,7 +27,7 @@ AUTOMATIC_SECONDS = 0.014  # a target if none was asked for
 WIDEST = 3.5  # times that, if much waits
 MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with what waits
 MUCH_FOR_A_ROW = 0.5  # seconds of prompts that wait, for each row that decodes
-PROMPT_SHARE = 0.5  # of a step's time, at least, under the automatic target
+PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
 STEPS = 2  # that what waits is spread over, at least
 NEARLY = 0.75  # of what a step could take: enough, if fewer tokens suit the device better
 
