@@ -178,6 +178,7 @@ def test_a_port_in_use_is_told_before_the_model_is_looked_at():
         (["/no/such/model"], "/no/such/model: no such directory, and not a Hub id"),
         (["nobody/nothing"], "run `wavefill pull nobody/nothing`"),
         (["--split-planner", "fa3"], "--split-planner fa3 plans the decode kernel of flash2"),
+        (["--deterministic"], "--deterministic needs a CUDA GPU"),
         (["--max-model-len", "9999"], "--max-model-len 9999 exceeds the 2048 positions"),
         (["--max-model-len", "1"], "--max-model-len 1: a prompt and its answer take 2 tokens"),
         (["--page-size", "17"], "--page-size 17: choose one of 16, 32, 64, 128"),
