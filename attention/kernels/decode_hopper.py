@@ -151,7 +151,7 @@ def _decode_hopper(
                 num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
             )),
         ],
-        [1], [40 if BLOCK_N <= 128 else 72],  # page ids of a tile
+        [1], [40],
     )  # fmt: skip
 
 
@@ -165,7 +165,6 @@ class HopperDecodeConfig:
     block_n: int
     stages: int
     registers: int  # a thread
-    warps: int = 4  # that compute
 
 
 def hopper_decode_config(head_dim: int, queries: int, item_bytes: int = 2) -> HopperDecodeConfig:
@@ -225,14 +224,12 @@ def decode_hopper(
         0 if lse is None else lse.stride(0), scale, softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
-        SOFTCAP=softcap > 0, num_warps=config.warps, maxnreg=config.registers,
+        SOFTCAP=softcap > 0, num_warps=4, maxnreg=config.registers,
         **dependent_launch(q.device),
     )  # fmt: skip
     if beside is not None:
         beside()
-    # While prompts still run, the programs of a decode kernel that comes next would crowd on the
-    # SMs that are free: it may start when they have ended.
-    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=beside is None)
+    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
 
 
 def _boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:
