@@ -227,13 +227,14 @@ def _draw_rows(
 ) -> Tensor:
     """One token a row [R]; `numbers` are uniform in (0, 1)."""
     # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
-    scaled = (logits - best[:, None]) / _column(params["temperature"], logits)
+    scaled = (logits - best[:, None]).div_(_column(params["temperature"], logits))
     # Less than this weighs nothing, and of -inf a CPU takes three times as long to say so.
     scaled.clamp_(min=LEAST)
     threshold = _threshold(scaled, params)
-    weights = scaled.exp()
-    if threshold is not None:
-        weights.masked_fill_(scaled < threshold, 0)
+    below = None if threshold is None else scaled < threshold
+    weights = scaled.exp_()
+    if below is not None:
+        weights.masked_fill_(below, 0)
     cumulative = _units(weights).cumsum(dim=-1)
     target = (cumulative[:, -1:] * _column(numbers, logits)).long()
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
@@ -272,8 +273,11 @@ def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tens
 
 
 def _units(weights: Tensor) -> Tensor:
-    """Weights of at most 1, int64.  What is not finite means nothing, and does not matter."""
-    return (weights.double() * UNITS).long()
+    """Weights of at most 1, which it overwrites, as int64; a power of two changes no digit.
+
+    What is not finite means nothing, and does not matter.
+    """
+    return weights.mul_(UNITS).long()
 
 
 def _sorted(values: Tensor) -> Tensor:
