@@ -86,7 +86,7 @@ class TableModel:
         return (inp.tokens * 31 + inp.positions * 17)[:, None]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._table[hidden[:, 0].long() % len(self._table)]
+        return self._table.index_select(0, hidden[:, 0].long() % len(self._table))
 
 
 def make_engine(grammars: Grammars, vocab: int, seconds: float, rows: int) -> Engine:

