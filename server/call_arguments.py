@@ -71,6 +71,7 @@ def _text(
         return [f"{rule}_a: {begin} ({choice}) {marks.of(form.close)}"]
     pattern = WHOLE.fullmatch(str(schema.get("pattern", "")))
     if pattern is not None:  # the first text that has the pattern and is followed by the end
-        text = marks.after(f"{rule}_t", escaped(pattern[1]), form.json_end + form.close)
+        whole = escaped(f"(?:{pattern[1]})")
+        text = marks.after(f"{rule}_t", whole, form.json_end + form.close)
         return [f"{rule}_a: {begin} {rule}_t", text]
     return [f"{rule}_a: {begin} {rule}_t", marks.after_any(f"{rule}_t", form.close)]

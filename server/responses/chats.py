@@ -165,12 +165,14 @@ def _page(database: Database, owner: bytes, query: ChatsQuery) -> Page:
     for id in _matching(database, owner, query, start):
         if len(ids) == query.limit or size > MOST_PAGE_BYTES:
             return _listed(found, ids, has_more=True)
-        [made] = database.connection.execute(
+        row = database.connection.execute(
             "SELECT response FROM responses WHERE id = ?", (id,)
         ).fetchone()
-        found.append(made)
+        if row is None:  # another process has just removed it
+            continue
+        found.append(row[0])
         ids.append(id)
-        size += len(made)
+        size += len(row[0])
     return _listed(found, ids, has_more=False)
 
 

@@ -153,6 +153,8 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
         return UnknownParameter(_unknown(model, path), param=path)
     if kind in EXPECTED or kind == WRONG_KIND:
         expected = EXPECTED.get(kind, error["msg"])
+        if kind == "int_type" and _is_large(value):
+            expected += " of at most 64 bits"
         return RequestError(
             f"`{path}` must be {expected}, not {_shown(value)}", param=path, code="invalid_type"
         )
@@ -179,6 +181,11 @@ def _unknown(model: type[Body], path: str) -> str:
     close = difflib.get_close_matches(name, model.model_fields, n=1)
     remedy = f"did you mean `{close[0]}`?" if close else "remove it"
     return f"`{path}` is not a parameter of this route: {remedy}"
+
+
+def _is_large(value: object) -> bool:
+    """Whether it may be an integer that was read as a float, because 64 bits do not hold it."""
+    return isinstance(value, float) and abs(value) >= 2.0**63
 
 
 def _shown(value: object) -> str:

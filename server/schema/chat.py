@@ -24,6 +24,7 @@ from server.schema.tools import (
     INPUT,
     MOST_TOOLS,
     AllowedTools,
+    FunctionWord,
     NamedCustom,
     NamedFunction,
     Tool,
@@ -76,7 +77,7 @@ class FunctionCall(Body):
 
 class FunctionToolCall(Body):
     id: str
-    type: Literal["function"] = "function"
+    type: FunctionWord = "function"
     function: FunctionCall
 
 

@@ -89,8 +89,10 @@ class StructuredOutputs(Body):
 
     def given(self) -> list[str]:
         """Names of the constraints that are set."""
+        # An empty object is a schema, too: that of any JSON.
         set_ = {"json": self.json_, "json_object": self.json_object or None}
-        return [name for name in CONSTRAINTS if set_.get(name, getattr(self, name, None))]
+        values = {name: set_[name] if name in set_ else getattr(self, name) for name in CONSTRAINTS}
+        return [name for name, value in values.items() if value is not None]
 
     def check(self) -> None:
         """Raises RequestError unless exactly one constraint is set, with options that fit it."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from server.errors import RequestError
 from server.schema.base import WRONG_KIND, Body, few_entries, fields_of, kind_of
@@ -39,8 +39,18 @@ class FunctionDefinition(Body):
     strict: bool | None = None
 
 
+def _known_type(value: object) -> object:
+    if value != "function":
+        raise PydanticKnownError("literal_error", {"expected": "'function' or 'custom'"})
+    return value
+
+
+# Whatever is not "custom" is read as a function: a wrong type is told of both.
+FunctionWord = Annotated[Literal["function"], BeforeValidator(_known_type)]
+
+
 class FunctionTool(Body):
-    type: Literal["function"]
+    type: FunctionWord
     function: FunctionDefinition
 
     @property
@@ -113,7 +123,7 @@ class FunctionNamed(Body):
 
 
 class NamedFunction(Body):
-    type: Literal["function"]
+    type: FunctionWord
     function: FunctionNamed
 
 

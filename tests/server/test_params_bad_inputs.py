@@ -282,7 +282,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, message(role="function"), VALUE, f"{M0}.role", "'assistant'"),
     (CHAT, message(tool_calls=[{}]), MISSING, f"{M0}.tool_calls[0].id", "required"),
     (CHAT, message(role="assistant", tool_call_id="1"), VALUE, f"{M0}.tool_call_id", "role tool"),
-    (CHAT, call(type="web"), VALUE, f"{M0}.tool_calls[0].type", "'function'"),
+    (CHAT, call(type="web"), VALUE, f"{M0}.tool_calls[0].type", "or 'custom'"),
     (CHAT, call(id=7), TYPE, f"{M0}.tool_calls[0].id", "a string"),
     (CHAT, call(function={"name": "f"}), MISSING, f"{M0}.tool_calls[0].function.arguments",
      "required"),

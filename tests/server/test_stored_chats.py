@@ -187,6 +187,17 @@ async def test_the_oldest_go_when_there_is_no_room_and_lists_forget_them_too():
     assert not any(f"chatcmpl-{n}".encode() in page for n in (0, 1))
 
 
+async def test_a_page_leaves_out_what_another_process_removes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    chats = ChatStore(ResponseStore(), "me")
+    await chats.keep(completion("chatcmpl-1"), ChatRequest.model_validate(KEPT))
+    listed = ["chatcmpl-0", "chatcmpl-1"]  # what was there when the page was begun
+    monkeypatch.setattr("server.responses.chats._matching", lambda *_: listed)
+    page = await chats.page(ANY)
+    assert b"chatcmpl-1" in page and b"chatcmpl-0" not in page
+
+
 async def test_what_is_too_large_is_not_kept_and_the_log_says_so(caplog: pytest.LogCaptureFixture):
     chats = ChatStore(ResponseStore(limits=Limits(bytes=4000)), "me")
     large = completion("chatcmpl-1", "x" * 2000)

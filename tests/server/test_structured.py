@@ -98,6 +98,7 @@ ACCEPTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (structured(json=PERSON), ['{"name":"x","age":3}'], ["{}"]),
     (structured(json=json.dumps(PERSON)), ['{"name":"x","age":3}'], ["{}"]),
     (structured(json_object=True), ["{}"], ["[]"]),
+    (structured(json={}), ["1", "{}", '"x"'], ["hello"]),
     (structured(json=PERSON, disable_any_whitespace=True), ['{"name":"x","age":3}'],
      ['{"name": "x", "age": 3}']),
     (structured(json=PERSON, whitespace_pattern="[ ]?"), ['{"name": "x", "age": 3}'],
@@ -221,6 +222,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (schema_format({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
                     | {"d3000": {}}, "$ref": "#/$defs/d0"}), SCHEMA, RS, "too complex"),
     ({SO: {}}, VALUE, SO, "exactly one"),
+    (structured(json={}, regex="a"), VALUE, SO, "`json` and `regex`"),
     (structured(regex="a", choice=["b"]), VALUE, SO, "`regex` and `choice`"),
     (structured(json_object=False), VALUE, SO, "has none"),
     (structured(json="{"), VALUE, f"{SO}.json", "at least 2"),

@@ -201,6 +201,16 @@ def test_marks_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
         assert accepts(tokenizer, each, "nothing of it")
 
 
+@pytest.mark.parametrize("name", BETWEEN_MARKS)
+def test_a_pattern_with_alternatives_ends_at_the_mark(tokenizer: Tokenizer, name: str):
+    schema = {"properties": {"x": {"type": "string", "pattern": "^(?:a)|(?:b)$"}}}
+    tools = [tool("f", parameters=schema | {"required": ["x"]})]
+    grammar = grammar_of(tokenizer, name, tools=tools, tool_choice="required")
+    assert grammar is not None
+    for text, right in (("a", True), ("b", True), ("c", False)):
+        assert accepts(tokenizer, grammar, call(name, "f", json.dumps({"x": text}))) == right, text
+
+
 @pytest.mark.parametrize("name", [*BETWEEN_MARKS, *PYTHON])
 def test_arguments_between_marks_are_of_the_types_that_the_schema_names(
     tokenizer: Tokenizer, name: str
