@@ -1,7 +1,7 @@
 """Estimate: what a GPU's memory will go to, reckoned from the model's shape before anything runs.
 
-Weights, and keys and values of a token, are exact.  The rest is fitted to what starts on an H100
-have measured (docs/numbers.md); every start measures it anew and sizes KV by that.
+Weights, and keys and values of a token, are exact.  The rest is fitted to what one start on an H100
+has measured (docs/numbers.md); every start measures it anew and sizes KV by that.
 """
 
 from __future__ import annotations
