@@ -51,7 +51,9 @@ async def chat_grammar(
     if wanted is not None and in_messages and not body.continue_final_message:
         wanted = in_final_message(wanted, marks)
     await _check_custom(state, body, ready)
-    grammar = tool_grammar(body, wanted, formats.tools, source, marks)
+    offered = body.offered_tools()
+    size = sum([len(orjson.dumps(tool.function.parameters)) for tool in offered])
+    grammar = await off_loop(size, lambda: tool_grammar(body, wanted, formats.tools, source, marks))
     reasoning = formats.reasoning
     if reasoning is not None and splitting is not None and splitting.may_think:
         begun = splitting.starts_in_reasoning

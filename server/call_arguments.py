@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from server.grammar_marks import GrammarMarks, escaped
 from server.parsing.values import argument_kinds
 from server.schema.base import fields_of, items_of
@@ -31,6 +33,29 @@ class Parts:
     rules: list[str] = field(default_factory=list[str])
     grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])  # by path
+    repeated: int = 0  # bytes of definitions in these grammars
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What a schema's properties may refer to; each that does gets a copy."""
+
+    schemas: Schema
+    size: int  # bytes
+
+    @classmethod
+    def of(cls, schema: Schema) -> Definitions:
+        shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+        return cls(shared, len(orjson.dumps(shared)))
+
+    def add(self, parts: Parts, rule: str, value: Schema, path: str, whitespace: str) -> None:
+        """Add a grammar of this name for the JSON of `value`, at `path` of the request."""
+        refers = bool(self.schemas) and b'"$ref"' in orjson.dumps(value)
+        shared = self.schemas if refers else {}
+        parts.repeated += self.size if refers else 0
+        whole = {**shared, **value, "x-guidance": {"whitespace_pattern": whitespace}}
+        parts.grammars.append({"name": rule, "json_schema": whole})
+        parts.schemas[path] = whole
 
 
 def arguments(
@@ -44,15 +69,13 @@ def arguments(
     """
     parts = Parts()
     required = items_of(schema.get("required"))
+    definitions = Definitions.of(schema)
     sequence: list[str] = []
     for place, (key, value) in enumerate(fields_of(schema.get("properties")).items()):
         rule = f"{name}_{place}"
         kinds = argument_kinds(schema, key)
         if kinds and "string" not in kinds:
-            shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-            whole = {**shared, **fields_of(value), "x-guidance": {"whitespace_pattern": whitespace}}
-            parts.grammars.append({"name": rule, "json_schema": whole})
-            parts.schemas[f"{path}.properties.{key}"] = whole
+            definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
             begin = marks.of(form.json.replace("KEY", key))
             parts.rules.append(f"{rule}_a: {begin} @{rule} {marks.of(form.json_end + form.close)}")
         else:

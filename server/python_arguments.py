@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.call_arguments import Parts, Schema
+from server.call_arguments import Definitions, Parts, Schema
 from server.errors import UnsupportedParameter
 from server.grammar_marks import literal
 from server.schema.base import fields_of, items_of, kind_of
@@ -36,7 +36,7 @@ def python_arguments(name: str, schema: Schema, path: str, whitespace: str) -> t
     """
     parts = Parts()
     required = items_of(schema.get("required"))
-    shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    definitions = Definitions.of(schema)
     properties = fields_of(schema.get("properties"))
     for place, (key, value) in enumerate(properties.items()):
         if not key.isidentifier():
@@ -46,9 +46,7 @@ def python_arguments(name: str, schema: Schema, path: str, whitespace: str) -> t
                 param=f"{path}.properties",
             )
         rule = f"{name}_{place}"
-        whole = {**shared, **fields_of(value), "x-guidance": {"whitespace_pattern": whitespace}}
-        parts.grammars.append({"name": rule, "json_schema": whole})
-        parts.schemas[f"{path}.properties.{key}"] = whole
+        definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
         spellings = " | ".join([f"@{rule}", *(f"/{word}/" for word in _words(value))])
         parts.rules.append(f"{rule}_a: /{literal(key)}=/ ({spellings})")
         # What may follow where nothing stands before it, and where something does.

@@ -22,6 +22,7 @@ from server.structured import WHITESPACE, Grammar
 from server.thought_grammar import CHANNEL, MESSAGE, NEXT
 
 MOST_CALLS = 32  # of one answer that must call
+MOST_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
 Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tools`
 
 
@@ -87,6 +88,13 @@ def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: b
         parts.rules += more.rules
         parts.grammars += more.grammars
         parts.schemas |= more.schemas
+        parts.repeated += more.repeated
+        if parts.repeated > MOST_REPEATED:
+            raise RequestError(
+                f"the definitions of `{path}` are repeated for each argument that refers to them, "
+                f"which makes more than {MOST_REPEATED} bytes: write small ones in place of $ref",
+                param=path,
+            )
     if form.arguments == "python":
         parts.rules += FREE_RULES
     return parts

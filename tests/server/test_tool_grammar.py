@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -209,6 +210,23 @@ def test_a_pattern_with_alternatives_ends_at_the_mark(tokenizer: Tokenizer, name
     assert grammar is not None
     for text, right in (("a", True), ("b", True), ("c", False)):
         assert accepts(tokenizer, grammar, call(name, "f", json.dumps({"x": text}))) == right, text
+
+
+@pytest.mark.parametrize("name", [*BETWEEN_MARKS, *PYTHON])
+def test_definitions_are_copied_to_arguments_that_refer_to_them_within_a_limit(
+    tokenizer: Tokenizer, name: str
+):
+    def grammar(value: dict[str, Any]) -> Grammar | None:
+        properties = {f"p{n}": value for n in range(200)}
+        definitions = {"$defs": {"d": {"type": "integer", "description": "x" * 30_000}}}
+        tools = [tool("f", parameters={"properties": properties} | definitions)]
+        return grammar_of(tokenizer, name, tools=tools, tool_choice="required")
+
+    plain = grammar({"type": "integer"})
+    assert plain is not None and len(json.dumps(plain.grammars)) < 200_000
+    with pytest.raises(RequestError, match="repeated for each argument") as refused:
+        grammar({"$ref": "#/$defs/d"})
+    assert refused.value.param == "tools[0].function.parameters"
 
 
 @pytest.mark.parametrize("name", [*BETWEEN_MARKS, *PYTHON])
