@@ -6,10 +6,12 @@ import io
 import itertools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -48,7 +50,7 @@ class Compilers:
             return
         answered = self._send(request)
         if self._of_use and not answered.wait(MOST_SECONDS):
-            self._of_use = False
+            self._kill()
 
     def begin(self, forecast: Forecast) -> None:
         """Have compiled what will be needed."""
@@ -60,28 +62,39 @@ class Compilers:
         try:
             with self._sending:
                 data = HEADER.pack(number, len(request)) + request
-                while data:
+                while data and self._of_use:  # once closed, the file's number may be another's
                     data = data[os.write(self._requests, data) :]
         except OSError:
             self._of_use = False
         return answered
 
     def _listen(self) -> None:
-        while len(answer := read(self._answers, ANSWER.size)) == ANSWER.size:
-            self._asked[ANSWER.unpack(answer)[0]].set()
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            while len(answer := read(self._answers, ANSWER.size)) == ANSWER.size:
+                self._asked[ANSWER.unpack(answer)[0]].set()
         self._of_use = False
         for answered in list(self._asked.values()):
             answered.set()
 
     def close(self) -> None:
         """End the process, and what it is compiling."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        assert self._process.stdin is not None
+        self._of_use = False
+        if self._sending.acquire(timeout=END_SECONDS):  # else it does not read, and is killed
+            self._process.stdin.close()
+            self._sending.release()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
+
+    def _kill(self) -> None:
+        """With its forks: who waits for an answer, or for room in a full pipe, goes on."""
+        self._of_use = False
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _request(make: Callable[[], Any]) -> bytes | None:

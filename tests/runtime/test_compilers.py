@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from benchmarks.shapes import SHAPES
-from runtime import early
+from runtime import compilers, early
 from runtime.config import EngineConfig
-from runtime.forecast import forecasts
+from runtime.forecast import Forecast, forecasts
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
@@ -143,6 +145,34 @@ def test_all_kernels_are_there_when_the_engine_looks_for_them_whichever_is_first
 def test_without_the_process_the_engine_compiles(tmp_path: Path, command: tuple[str, ...]):
     kept = compiled(tmp_path, ("write_kv d128 bf16", "write_kv d64 bf16"), command)
     assert kept == {"_write_kv": False}
+
+
+def test_who_cannot_even_ask_waits_no_longer_than_who_gets_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(compilers, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(compilers, "_request", lambda make: bytes(40_000))  # two fill the pipe
+    process = compilers.Compilers(sys.executable, "-c", "import time; time.sleep(600)")
+    askers = [Thread(target=process.compile, args=(lambda: None,), daemon=True) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(20)
+    assert not any(asker.is_alive() for asker in askers)
+    process.close()
+
+
+def test_what_is_begun_after_the_end_is_sent_to_no_other_file_of_that_number():
+    process = compilers.Compilers(sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
+    process.close()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    process._requests = writer  # whatever has been opened since
+    process.begin(Forecast(gc.enable, ()))
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
 
 
 def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path):
