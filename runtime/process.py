@@ -209,7 +209,8 @@ def one_line_errors() -> Iterator[None]:
 
             if not is_out_of_memory(error):
                 raise
-            code, line = 1, f"{RAN_OUT}: {str(error).splitlines()[0]}"
+            reason = str(error) or type(error).__name__  # a MemoryError says nothing
+            code, line = 1, f"{RAN_OUT}: {reason.splitlines()[0]}"
         print(f"error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(code) from None
 

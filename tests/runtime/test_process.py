@@ -264,15 +264,25 @@ def test_wish_that_cannot_be_met_ends_with_code_2_and_one_line(
     end_process(process)
 
 
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory: 2 GiB.\nMore of it"), "memory: 2 GiB."),
+        (MemoryError(), ": MemoryError"),
+    ],
+    ids=["of a GPU", "of the host, which says nothing"],
+)
 def test_memory_that_runs_out_ends_with_code_1_and_one_line(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], error: Exception, end: str
 ) -> None:
     """The launcher starts another engine then; code 2 would end the server."""
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore of it")
     with pytest.raises(SystemExit) as ended, one_line_errors():
         raise error
     [line] = capfd.readouterr().err.splitlines()
     assert ended.value.code == 1
-    assert line.startswith("error: memory ran out") and line.endswith("allocate 2 GiB.")
+    assert line.startswith("error: memory ran out") and line.endswith(end)
+
+
+def test_an_error_of_the_device_that_is_not_memory_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="illegal"), one_line_errors():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
