@@ -32,6 +32,7 @@ from runtime.memory_plan import MemoryPlan, size
 
 LENGTHS = (2048, 8192, 32_768, 131_072)  # of requests, to show what fits
 WORTH = 1.02  # a change that brings less is not named
+FEW_ROWS = 64  # that may run, where more are asked for
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,10 +189,11 @@ def _changes(
         "--kv-dtype fp8_e4m3": replace(wanted, kv_dtype="fp8_e4m3"),
         "--gpu-memory 0.95": replace(wanted, gpu_memory=0.95),
     }
-    if place.kind == "cuda":
-        tokens = max(2048, resolved.max_num_seqs)
+    tokens = max(2048, resolved.max_num_seqs)
+    if place.kind == "cuda" and tokens < resolved.max_batched_tokens:
         tried[f"--max-batched-tokens {tokens}"] = replace(wanted, max_batched_tokens=tokens)
-        tried["--max-num-seqs 64"] = replace(wanted, max_num_seqs=64)
+    if place.kind == "cuda" and resolved.max_num_seqs > FEW_ROWS:
+        tried[f"--max-num-seqs {FEW_ROWS}"] = replace(wanted, max_num_seqs=FEW_ROWS)
     lines: list[str] = []
     for name, changed in tried.items():
         other = settle(

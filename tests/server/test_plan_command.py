@@ -50,6 +50,16 @@ def test_a_card_that_is_not_there_is_planned_for_by_config_json_alone(shape: Pat
     assert int(halved.replace(",", "")) >= 2 * int(tokens.replace(",", ""))
 
 
+def test_changes_are_named_only_where_they_hold_more_and_go_with_the_other_limits(
+    shape: Path,
+) -> None:
+    few = plan(shape, "--card", "80", "--max-batched-tokens", "32", "--max-num-seqs", "16")
+    assert few.returncode == 0, few.stderr
+    assert "16 running, 32 tokens a step" in few.stdout and "with --max-num-seqs" not in few.stdout
+    many = plan(shape, "--card", "24", "--max-num-seqs", "1000", "--max-model-len", "1000")
+    assert "1000 running" in many.stdout and "with --max-num-seqs 64" in many.stdout
+
+
 def test_what_does_not_fit_ends_with_code_2_and_numbers_to_change(shape: Path) -> None:
     done = plan(shape, "--card", "20", WAVEFILL_MAX_MODEL_LEN="40960")
     assert done.returncode == 2
