@@ -11,8 +11,9 @@ import orjson
 from server.chat_service import Answer, ChatTurn, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.explain import timings
-from server.logprobs import chat_logprobs, prompt_logprobs
+from server.logprobs import WORK_OF_TOKEN, chat_logprobs, prompt_logprobs
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.routes.body import off_loop
 from server.sse import DeltaFrame, EventWriter, frame
 from server.state import ServerState
 
@@ -38,21 +39,32 @@ class ChatAnswer:
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""
-        whole = self._completion(await self._turn.collect())
+        whole = await self._completion(await self._turn.collect())
         if self._keep is not None:
             await self._keep(whole)
         return orjson.dumps(whole)
 
-    def _completion(self, answers: list[Answer]) -> dict[str, Any]:
+    async def _completion(self, answers: list[Answer]) -> dict[str, Any]:
+        """With choices as fragments of JSON: of many log-probabilities not all are objects at once,
+        and other streams go on between two choices."""
+        body = self._body
+        tokens = sum([len(answer.scored) for answer in answers])
+        tokens += len(answers[0].choice.prompt_scores or ())
+        top = max(body.top_logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
+        work = WORK_OF_TOKEN * tokens * (1 + top)
+        return await off_loop(work, lambda: self._built(answers))
+
+    def _built(self, answers: list[Answer]) -> dict[str, Any]:
         whole = self._head | {
-            "choices": [self._choice(answer) for answer in answers],
+            "choices": [orjson.Fragment(orjson.dumps(self._choice(each))) for each in answers],
             "usage": self._turn.usage(),
         }
         if self._body.prompt_logprobs is not None:
             first = answers[0].choice
-            whole["prompt_logprobs"] = prompt_logprobs(
+            scores = prompt_logprobs(
                 self._tokenizer, first.prompt, first.prompt_scores, self._body.prompt_logprobs
             )
+            whole["prompt_logprobs"] = orjson.Fragment(orjson.dumps(scores))
         if self._body.return_token_ids:
             whole["prompt_token_ids"] = answers[0].choice.prompt
         if self._keep is not None:
@@ -115,7 +127,7 @@ class ChatAnswer:
 
         await self._turn.stream(render, writer.write, writer.write_now)
         if self._keep is not None:
-            await self._keep(self._completion(answers) | head)
+            await self._keep(await self._completion(answers) | head)
         if self._body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
             await writer.write(frame(self._head | tail))

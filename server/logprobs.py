@@ -8,6 +8,7 @@ from runtime.messages import TokenLogprob
 from server.choice import ScoredToken
 from server.tokenizer import ChatTokenizer
 
+WORK_OF_TOKEN = 4  # characters that take as long as one log-probability of a token
 LOWEST = -9999.0  # JSON has no infinity; OpenAI reports this for impossible tokens
 
 

@@ -12,7 +12,8 @@ import orjson
 from server.choice import Choice, Piece
 from server.explain import timings
 from server.generation import Generation
-from server.logprobs import prompt_logprobs, prompt_scored, text_logprobs
+from server.logprobs import WORK_OF_TOKEN, prompt_logprobs, prompt_scored, text_logprobs
+from server.routes.body import off_loop
 from server.schema.completions import CompletionRequest
 from server.sse import DeltaFrame, EventWriter, frame
 from server.state import ServerState
@@ -50,11 +51,21 @@ class TextAnswer:
     async def whole(self) -> bytes:
         """The JSON of a text_completion."""
         pieces = await self._generation.collect()
-        choices = [
-            self._whole_choice(choice, pieces[choice.index]) | {"index": index}
+        body = self._body
+        top = max(body.logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
+        tokens = sum([len(piece.scored) for each in pieces for piece in each])
+        tokens += sum([len(choice.prompt_scores or ()) for choice in self._generation.choices])
+        choices = await off_loop(WORK_OF_TOKEN * tokens * (1 + top), lambda: self._choices(pieces))
+        return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
+
+    def _choices(self, pieces: list[list[Piece]]) -> list[orjson.Fragment]:
+        """As JSON: of many log-probabilities not all are objects at once."""
+        return [
+            orjson.Fragment(
+                orjson.dumps(self._whole_choice(choice, pieces[choice.index]) | {"index": index})
+            )
             for index, choice in enumerate(self._best(pieces))
         ]
-        return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
 
     def _best(self, pieces: list[list[Piece]]) -> list[Choice]:
         """Of the copies of each prompt the `n` whose tokens are likeliest on average."""

@@ -11,6 +11,8 @@ import openai
 import pytest
 from fake_engine import GREETING, VOCAB, FakeServer, fake_server
 
+import server.logprobs
+
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 
 
@@ -218,6 +220,32 @@ def test_a_long_text_is_tokenized_beside_the_streams(fake: FakeServer):
     assert answer.status_code == 400
     answer = httpx.post(f"{fake.url}/detokenize", json={"tokens": [5] * 20_000})
     assert len(answer.json()["prompt"]) == 20_000
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_many_log_probabilities_are_written_beside_the_streams(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    write: Any = getattr(server.logprobs, f"{kind}_logprobs")
+    on_loop: list[bool] = []
+
+    def watched(*args: Any, **more: Any) -> object:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            on_loop.append(False)
+        else:
+            on_loop.append(True)
+        return write(*args, **more)
+
+    monkeypatch.setattr(f"server.{kind}_answer.{kind}_logprobs", watched)
+    for copies in (1, 128):
+        if kind == "chat":
+            chat: Any = {**HELLO, "logprobs": True, "top_logprobs": 20, "n": copies}
+            fake.client().chat.completions.create(**chat)
+        else:
+            fake.client().completions.create(model="fake", prompt="Hi", logprobs=5, n=copies)
+    assert on_loop == [True] + [False] * 128
 
 
 def test_a_model_without_a_template_answers_completions_only(tmp_path):
