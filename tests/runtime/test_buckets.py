@@ -6,9 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from runtime.buckets import MOST_MIXED, TILE, Bucket, Buckets
+from model_zoo.layers.gemm.gated import SIZES
+from model_zoo.layers.gemm.products import BUCKETS
+from runtime.buckets import MOST_MIXED, TILE, Bucket, Buckets, mixed_sizes
 
 SERVERS = [(256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100)]
+
+
+def test_products_of_many_rows_are_chosen_for_the_sizes_that_steps_are_padded_to() -> None:
+    assert list(SIZES) == [size for size in mixed_sizes() if size > BUCKETS[-1]]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), SERVERS)
