@@ -111,6 +111,24 @@ async def test_a_lines_response_is_stored_only_if_it_says_so(
     assert kept.status_code == (200 if store else 404)
 
 
+@pytest.mark.parametrize("keys", [("first",), ("first", "second")])
+@pytest.mark.parametrize(("route", "asked"), [(CHAT, "messages"), ("/v1/responses", "input")])
+async def test_what_a_line_stores_belongs_to_the_key_of_its_batch(
+    tmp_path: Path, keys: tuple[str, ...], route: str, asked: str
+):
+    said = [{"role": "user", "content": "Hi"}]
+    whole = {"custom_id": "a", "method": "POST", "url": route}
+    whole["body"] = {"model": "fake", asked: said, "store": True}
+    async with batch_server(tmp_path, key="first", api_keys=keys) as server:
+        server.run_batches()
+        batch = await server.until((await server.create(json.dumps(whole), route))["id"])
+        (record,) = await server.records(batch["output_file_id"])
+        path = f"{route}/{record['response']['body']['id']}"
+        for key in keys:
+            found = await server.http.get(path, headers={"authorization": f"Bearer {key}"})
+            assert found.status_code == (200 if key == "first" else 404)
+
+
 async def test_pages_of_batches_hold_each_once_the_newest_first(server: BatchServer):
     made = [(await server.create(line("a")))["id"] for _ in range(5)]
     seen: list[str] = []
