@@ -12,15 +12,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 HELP = "/reset starts over, /system TEXT sets the instructions, /exit ends"
+KEY = "WAVEFILL_API_KEY"
 TIMEOUT_SECONDS = 600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = f"Talk to a running server.  In the chat: {HELP}."
+    parser.description = (
+        f"Talk to a running server.  In the chat: {HELP}.  If the server asks for a key, set {KEY}."
+    )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is")
     parser.add_argument("--model", default="", help="name of the model; empty: the server's first")
     parser.add_argument("--system", default="", metavar="TEXT", help="instructions for the model")
-    parser.add_argument("--temperature", type=float, default=None, help="None: the model's own")
+    parser.add_argument("--temperature", type=float, help="left out: the model's own")
 
 
 class Server:
@@ -41,7 +44,8 @@ class Server:
             connection.request(method, self._path + path, data, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise ServerError(_message(response.read()) or f"HTTP {response.status}")
+                reason = _message(response.read()) or f"HTTP {response.status}"
+                raise ServerError(f"{reason}: set {KEY}" if response.status == 401 else reason)
             yield from response
         except (OSError, HTTPException) as error:
             raise ServerError(f"{self._address}: {error}: is the server running?") from None
@@ -75,7 +79,7 @@ def _message(body: bytes) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    server = Server(args.url, os.environ.get("WAVEFILL_API_KEY", "none").split(",")[0])
+    server = Server(args.url, os.environ.get(KEY, "none").split(",")[0])
     try:
         model = args.model or server.first_model()
     except ServerError as error:

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fake_engine
 import pytest
 from fake_engine import GREETING, FakeServer, fake_server
+from msgspec.structs import replace
 from server_process import free_port
 
 
@@ -73,6 +75,17 @@ def test_a_failed_turn_is_told_and_forgotten(fake: FakeServer):
     done = chat(fake.url, "one", "two")
     assert done.stderr.count("a seeded fault") == 2
     assert prompts(fake)[1] == "<|user|>two<|end|><|assistant|>"
+
+
+def test_a_key_that_is_missing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("WAVEFILL_API_KEY", raising=False)
+    plain = fake_engine.fake_config
+    monkeypatch.setattr(fake_engine, "fake_config", lambda f: replace(plain(f), api_keys=("k",)))
+    with fake_server(tmp_path) as server:
+        done = chat(server.url, "Hello")
+        assert done.returncode == 1 and "set WAVEFILL_API_KEY" in done.stderr
+        monkeypatch.setenv("WAVEFILL_API_KEY", "k")
+        assert GREETING in chat(server.url, "Hello").stdout
 
 
 def test_a_server_that_is_not_there_is_one_line_and_code_1():
