@@ -91,7 +91,9 @@ STANDARD = "NVIDIA H100 80GB HBM3"  # stands for devices that are not listed
 def tuned_file(environment: Mapping[str, str] = os.environ) -> Path:
     """Where `wavefill tune` writes: $XDG_CACHE_HOME or ~/.cache, then wavefill/planner.json."""
     cache = environment.get("XDG_CACHE_HOME", "")
-    folder = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
+    # Not Path.home(), which fails where a container's user has no home: Triton then keeps its
+    # kernels under a folder named ~, too.
+    folder = Path(cache if cache.startswith("/") else os.path.expanduser("~/.cache"))
     return folder / "wavefill" / "planner.json"
 
 

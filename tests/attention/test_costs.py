@@ -84,6 +84,15 @@ def test_the_file_is_in_the_users_cache():
     assert tuned_file({"XDG_CACHE_HOME": "c"}) == Path.home() / ".cache/wavefill/planner.json"
 
 
+def test_a_user_without_a_home_has_a_file_of_choices_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert tuned_file({}) == Path("~/.cache/wavefill/planner.json")
+
+
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in DECODE])
 def test_calibration_finds_the_costs_of_a_device_that_keeps_to_the_model(kernel: str, capsys):
     subject = decode_kernel(kernel, SHAPE, 1)
