@@ -24,7 +24,6 @@ from runtime.loading import Loaded
 from runtime.messages import Request, SamplingParams
 from runtime.runner import Runner
 
-BANDWIDTH = 3.08e12  # bytes a second that an H100 was measured to read
 FLOPS = 790e12  # a second, of its products in 16 bits
 DRAWN = SamplingParams(max_tokens=1, temperature=1.0)
 PARTS = {

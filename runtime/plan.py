@@ -137,11 +137,12 @@ def report(question: Question) -> str:
 
 
 def _head(config: ModelConfig, place: Place, wanted: EngineConfig) -> list[str]:
-    count = weight_bytes(config, torch.int8) / 1e9
+    count = weight_bytes(config, torch.int8)
+    number = f"{count / 1e9:.2f} billion" if count >= 1e8 else f"{count / 1e6:.1f} million"
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} of KV"
     share = "" if place.kind == "cuda" else "half of "
     return [
-        f"{config.model_type}: {count:.2f} billion parameters, {config.num_layers} layers, "
+        f"{config.model_type}: {number} parameters, {config.num_layers} layers, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
         f"{place.name}: {size(place.free)} free; --gpu-memory {wanted.gpu_memory:g} of {share}it "
         "may be used",
