@@ -13,13 +13,12 @@ import torch
 from model_zoo.config import ModelConfig
 from model_zoo.registry import build
 from runtime.buckets import MOST_MIXED, Buckets
-from runtime.memory_plan import MemoryPlan
+from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.sampler import PIECE
 
 MIB = 2**20
 CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
 PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
-LIBRARY_BYTES = 600 * MIB  # kernels that are loaded, and workspaces of products
 PIECE_BYTES = 64 * PIECE  # of the sampler's own, for the rows that it draws at once
 GRAPH_BYTES = MIB // 2  # of one more graph ...
 GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it

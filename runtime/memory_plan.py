@@ -15,6 +15,7 @@ GIB = 2**30
 HEADROOM = 1.03  # in suggestions: what they change is measured when they are followed
 MOST_SHARE = 0.98  # somebody else, the display or a driver, may want a little
 TOKEN_STEPS = 64  # suggested token budgets are multiples of it
+LIBRARY_BYTES = 600 * 2**20  # of a step's work: loaded kernels and workspaces, whatever its size
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -67,23 +68,28 @@ def remedies(
     batched_tokens: int,
     least_batched_tokens: int,
 ) -> str:
-    """What would make room for `needed` bytes of KV: those of three options that do it alone."""
+    """What would make room for `needed` bytes of KV: those of three options that may do it alone.
+
+    What smaller steps leave is only known when they are measured.
+    """
     found: list[str] = []
     if length_that_fits >= 2:
         found.append(f"--max-model-len {length_that_fits}")
     missing = (plan.fixed + needed - plan.free * plan.share) * HEADROOM
-    # Working memory grows with the tokens of a step.
-    tokens = int(batched_tokens * (plan.work - missing) / plan.work) if plan.work else 0
-    tokens -= tokens % TOKEN_STEPS
-    if tokens >= max(least_batched_tokens, TOKEN_STEPS):
-        found.append(f"--max-batched-tokens {tokens}")
     share = math.ceil(100 * (plan.fixed + needed * HEADROOM) / max(plan.free, 1)) / 100
     if plan.share < share <= MOST_SHARE:
         found.append(f"--gpu-memory {share:g}")
-    if not found:
-        others = "" if plan.weights > plan.free * MOST_SHARE else "--kv-dtype fp8_e4m3, "
-        return (
-            "no --max-model-len, --max-batched-tokens or --gpu-memory changes that: use "
-            f"{others}a smaller model or a device with more memory"
-        )
-    return f"each of these makes it fit: {', '.join(found)}"
+    sure = f"each of these makes it fit: {', '.join(found)}" if found else ""
+    growing = plan.work - LIBRARY_BYTES  # with the tokens of a step
+    tokens = int(batched_tokens * (growing - missing) / growing) if growing > 0 else 0
+    tokens -= tokens % TOKEN_STEPS
+    if tokens >= max(least_batched_tokens, TOKEN_STEPS):
+        smaller = f"smaller steps may do: --max-batched-tokens {tokens}"
+        return f"{sure}; {smaller}" if sure else smaller
+    if sure:
+        return sure
+    others = "" if plan.weights > plan.free * MOST_SHARE else "--kv-dtype fp8_e4m3, "
+    return (
+        "no --max-model-len, --max-batched-tokens or --gpu-memory changes that: use "
+        f"{others}a smaller model or a device with more memory"
+    )
