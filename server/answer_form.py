@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import orjson
 
 from runtime.messages import Ready
-from server.errors import UnsupportedParameter
+from server.errors import RequestError, UnsupportedParameter
 from server.grammar_marks import escaped
 from server.parsing.detect import NONE
 from server.routes.body import off_loop
@@ -17,6 +19,8 @@ from server.state import ServerState
 from server.structured import Grammar, requested
 from server.thought_grammar import after_short_thought, after_thought, in_final_message
 from server.tool_grammar import tool_grammar
+
+CUSTOM_SECONDS = 4.0  # to try the grammars of a request's custom tools
 
 
 async def answer_grammar(state: ServerState, body: SamplingBody, ready: Ready) -> str:
@@ -65,11 +69,21 @@ async def chat_grammar(
 
 
 async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> None:
-    """Try the grammars of custom tools by themselves, so that an error names the one."""
+    """Try the grammars of custom tools by themselves, so that an error names the one.
+
+    Those of other requests wait meanwhile, so there is a limit to the time that all may take.
+    """
+    began = time.monotonic()
     for index, tool in body.offered():
         if isinstance(tool, CustomTool) and tool.grammar is not None:
             path = f"tools[{index}].custom.format.grammar.definition"
             text = tool.lark or f"start: /{escaped(tool.grammar.definition)}/"
+            if time.monotonic() - began > CUSTOM_SECONDS:
+                raise RequestError(
+                    f"`{path}` and those after it were not tried: the grammars of custom tools may "
+                    f"take {CUSTOM_SECONDS:g} s in all; send fewer or simpler ones",
+                    param=path,
+                )
             await check_grammar(state, Grammar([{"lark_grammar": text}], param=path), ready)
 
 

@@ -14,6 +14,7 @@ from qwen_writer import QUESTION, prompt_of, qwen_server, without_errors
 from tokenizers import Tokenizer
 from tool_grammars import accepts, grammar_of, tokenizer_with_marks
 
+from server import answer_form
 from server.call_arguments import ArgumentForm
 from server.call_forms import FORMS
 from server.custom_calls import CustomCalls, input_of
@@ -213,3 +214,14 @@ def test_parts_of_a_call_are_joined_and_all_else_goes_its_way():
 )
 def test_the_input_is_the_text_that_was_written(arguments: str, text: str):
     assert input_of(arguments) == text
+
+
+def test_the_grammars_of_many_custom_tools_have_a_time_limit(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(answer_form, "CUSTOM_SECONDS", 0.0)
+    tools = [formed("regex", "[0-9]+"), formed("regex", "[a-z]+")]
+    tools[1]["custom"]["name"] = "walk"
+    with pytest.raises(BadRequestError, match="may take 0 s in all; send fewer") as caught:
+        fake.client().chat.completions.create(**ASK | {"tools": tools})
+    assert str(caught.value.param).endswith("].custom.format.grammar.definition")
