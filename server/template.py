@@ -7,6 +7,7 @@ access to attributes or modules, its output has a length cap and its rendering a
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -22,6 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from server.errors import RequestError
 
 MAX_SECONDS = 10.0
+BLANK = "\t"  # behind the mark: it stays where the template does not trim contents
+UNCONTINUED = (
+    "`continue_final_message` needs a final message whose content the template prints as it is: "
+    "give it some text"
+)
 
 
 class GenerationBlocks(Extension):
@@ -95,18 +101,20 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt's text.  Raises RequestError if the template refuses the messages."""
+        plain = [dict(message) for message in messages]
+        mark = f"[{secrets.token_hex(8)}]" if continue_final_message else ""
+        if mark:
+            plain[-1]["content"] = f"{_final_text(plain[-1])}{mark}{BLANK}"
         context = {
             **self._special_tokens,
             **extra,
-            "messages": [dict(message) for message in messages],
+            "messages": plain,
             "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._rendered(context, max_chars)
-        if not continue_final_message:
-            return text
-        return _cut_after(text, str(messages[-1].get("content") or ""))
+        text = self._rendered(context, max_chars + len(mark) + len(BLANK))
+        return _cut_at(text, mark, str(messages[-1]["content"])) if mark else text
 
     def _rendered(self, context: Mapping[str, Any], max_chars: int) -> str:
         pieces: list[str] = []
@@ -138,16 +146,23 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _cut_after(text: str, final: str) -> str:
-    """`text` up to the end of the final message's content, so that the model goes on from there."""
-    core = final.strip()
-    place = text.rfind(core) if core else -1
-    if place < 0:
-        raise RequestError(
-            "`continue_final_message` needs a final message whose content the template prints as "
-            "it is: give it some text",
-            param="continue_final_message",
-        )
-    # Templates that trim contents drop the space at the end; the others keep it.
-    spaced = final.lstrip()
-    return text[: place + len(spaced if text.startswith(spaced, place) else core)]
+def _final_text(message: Mapping[str, Any]) -> str:
+    """The text from which the model goes on.  Raises RequestError if there is none."""
+    text = str(message.get("content") or "")
+    if not text.strip():
+        raise RequestError(UNCONTINUED, param="continue_final_message")
+    return text
+
+
+def _cut_at(text: str, mark: str, final: str) -> str:
+    """`text` up to the mark behind the final message's content: the words alone may come again in
+    what the template prints after them, as the `i` of `<|im_end|>` does.
+    """
+    place = text.rfind(mark)
+    before = text[: max(place, 0)]
+    # A template that trims contents would have dropped the space at the end, too.
+    if not text.startswith(mark + BLANK, place):
+        before = before.rstrip()
+    if not before.rstrip().endswith(final.strip()):
+        raise RequestError(UNCONTINUED, param="continue_final_message")
+    return before

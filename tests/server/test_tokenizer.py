@@ -162,6 +162,34 @@ def test_a_final_message_can_be_continued(byte_level: ChatTokenizer):
     assert text == "<|user|>Hello<|end|><|assistant|>Well, "
 
 
+@pytest.mark.parametrize("text", ["e", "d|", "<", ">", "|end|", "assistant", "a<|end|>b", " i"])
+def test_a_continued_message_may_end_like_the_mark_behind_it(byte_level: ChatTokenizer, text: str):
+    messages = [*HELLO, {"role": "assistant", "content": text}]
+    prompt = byte_level.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert prompt == f"<|user|>Hello<|end|><|assistant|>{text}"
+
+
+def test_a_template_that_trims_contents_trims_what_is_continued(tmp_path: Path):
+    trimming = with_template(
+        tmp_path, "{% for m in messages %}[{{ m.content | trim }} ]{% endfor %}"
+    )
+    messages = [*HELLO, {"role": "assistant", "content": " Well, \n"}]
+    assert trimming.render(messages, continue_final_message=True) == "[Hello ][Well,"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].content }}", "{{ messages[-1].content | upper }}"]
+)
+@pytest.mark.parametrize("text", ["", " \n", "Well"])
+def test_a_message_that_is_not_printed_as_it_is_cannot_be_continued(
+    tmp_path: Path, source: str, text: str
+):
+    changed = with_template(tmp_path, source)
+    messages = [*HELLO, {"role": "assistant", "content": text}]
+    with pytest.raises(RequestError, match="as it is"):
+        changed.render(messages, continue_final_message=True)
+
+
 def with_template(tmp_path: Path, template: str) -> ChatTokenizer:
     return ChatTokenizer.load(write_tokenizer(tmp_path, template=template))
 
