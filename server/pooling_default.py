@@ -36,7 +36,10 @@ class Default(NamedTuple):
     problem: str = ""  # why the model's own way is not available
 
 
-def pooling_of(directory: str, wanted: str, asked: Kind | None) -> Kind:
+ASK = "send `pooling` as last or mean, or start the server with --pooling"
+
+
+def pooling_of(directory: str, wanted: str, asked: Kind | None, remedy: str = ASK) -> Kind:
     """What to do for a request that asks for `asked`; `wanted` is the value of --pooling.
 
     Raises UnsupportedParameter if nobody chose and the model's own way is one that we lack.
@@ -49,7 +52,7 @@ def pooling_of(directory: str, wanted: str, asked: Kind | None) -> Kind:
     if default.problem:
         raise UnsupportedParameter(
             f"this model's vectors are made in a way that this server lacks ({default.problem}): "
-            "send `pooling` as last or mean, or start the server with --pooling",
+            f"{remedy}",
             param="pooling",
         )
     return default.kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -116,6 +117,8 @@ class Vectors:
         self._open: set[Mailbox] = set()
         self._found: list[bytes] = [b""] * len(prompts)
         self._cached = 0
+        self._arrived = time.monotonic()
+        self._started = math.inf  # the first step that any of them was in
         self._num_done = 0
         self._failed = False
         admit(state, self._lanes)
@@ -149,6 +152,7 @@ class Vectors:
         output = await mailbox.get()
         self._open.discard(mailbox)
         self._cached += output.cached
+        self._started = min(self._started, output.started)
         self._state.metrics.request_finished(
             self._route,
             output.finish,
@@ -191,8 +195,17 @@ class Vectors:
             "usage": self.usage(),
         }
 
+    @property
+    def waited_seconds(self) -> float:
+        """Until the first of the prompts was in a step, once all are done."""
+        return max(0.0, self._started - self._arrived)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self._prompts))
+
     def usage(self) -> dict[str, object]:
-        prompt = sum(map(len, self._prompts))
+        prompt = self.num_tokens
         return {
             "prompt_tokens": prompt,
             "total_tokens": prompt,

@@ -11,7 +11,14 @@ from server.dialects.thinking import thinking_fields
 from server.errors import RequestError
 from server.schema.base import parse
 from server.schema.chat import ChatRequest
-from server.schema.ollama import Call, OllamaBody, OllamaChatBody, OllamaGenerateBody, OllamaMessage
+from server.schema.ollama import (
+    Call,
+    OllamaBody,
+    OllamaCall,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaMessage,
+)
 from server.tokenizer import ChatTokenizer
 
 # For callers_names: ChatRequest's and CompletionRequest's name of a field -> Ollama's
@@ -63,7 +70,7 @@ def _check_beginning(content: str, index: int) -> None:
         )
 
 
-def check_context(body: OllamaBody, ready: Ready) -> None:
+def check_context(body: OllamaCall, ready: Ready) -> None:
     """Raises RequestError if `num_ctx` asks for more than there is."""
     wanted = body.options.num_ctx if body.options is not None else None
     if wanted is not None and wanted > ready.max_model_len:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -24,9 +24,15 @@ from server.generation import Generation, require_ready
 from server.parsing.deltas import ContentDelta
 from server.routes.body import read_any, read_checked
 from server.routes.completions import submit
-from server.schema.base import parse
+from server.schema.base import Unsupported, parse
 from server.schema.chat import ChatRequest
-from server.schema.ollama import OllamaBody, OllamaChatBody, OllamaGenerateBody, ShowBody
+from server.schema.ollama import (
+    OllamaBody,
+    OllamaCall,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
@@ -34,7 +40,7 @@ from server.state import ServerState, prefix_salt, state_of
 router = APIRouter()
 ROUTE = "ollama"  # the metrics' name
 T = TypeVar("T")
-B = TypeVar("B", bound=OllamaBody)
+B = TypeVar("B", bound=OllamaCall)
 
 
 @router.post(
@@ -45,7 +51,7 @@ B = TypeVar("B", bound=OllamaBody)
 )
 async def chat(request: Request) -> Response:
     state = state_of(request)
-    name, body = await _read(request, state, OllamaChatBody)
+    name, body = await read_call(request, state, OllamaChatBody, UNSUPPORTED)
     answer = _answer_of(state, name, body, chat=True)
     if not body.messages:
         return _loaded(body, answer)
@@ -63,7 +69,7 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     state = state_of(request)
-    name, body = await _read(request, state, OllamaGenerateBody)
+    name, body = await read_call(request, state, OllamaGenerateBody, UNSUPPORTED)
     answer = _answer_of(state, name, body, chat=False)
     if not body.prompt and not body.suffix:
         return _loaded(body, answer)
@@ -124,11 +130,13 @@ async def _checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
     return await read_any(request, check)
 
 
-async def _read(request: Request, state: ServerState, model: type[B]) -> tuple[str, B]:
+async def read_call(
+    request: Request, state: ServerState, model: type[B], unsupported: Mapping[str, Unsupported]
+) -> tuple[str, B]:
     """The name that the caller calls the model by, and the checked body with its served name."""
 
     def check(fields: dict[str, Any]) -> B:
-        body = parse(model, known_fields(fields), UNSUPPORTED)
+        body = parse(model, known_fields(fields), unsupported)
         body.check()
         return body
 
@@ -144,7 +152,8 @@ def _answer_of(state: ServerState, name: str, body: OllamaBody, *, chat: bool) -
     return OllamaAnswer(name, state.tokenizer, chat=chat, top_logprobs=top)
 
 
-def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
+def check_stays(body: OllamaCall) -> None:
+    """Raises RequestError for a body without a prompt that asks to unload the model."""
     if body.unloads:
         raise RequestError(
             "`keep_alive` is 0 without a prompt, which asks to unload the model: this server keeps "
@@ -152,6 +161,10 @@ def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
             param="keep_alive",
             code="unsupported_parameter",
         )
+
+
+def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
+    check_stays(body)
     media = STREAM.media_type if body.streams else "application/json"
     return Response(answer.loaded(), media_type=media)
 

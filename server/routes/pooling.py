@@ -134,10 +134,11 @@ async def embeddings(request: Request) -> Response:
 def _shown(vector: bytes, in_base64: bool) -> bytes:
     if in_base64:
         return b'"%b"' % binascii.b2a_base64(vector, newline=False)
-    return orjson.dumps(_numbers(vector))
+    return orjson.dumps(numbers_of(vector))
 
 
-def _numbers(vector: bytes) -> tuple[float, ...]:
+def numbers_of(vector: bytes) -> tuple[float, ...]:
+    """What little-endian float32 stand for."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
@@ -216,12 +217,12 @@ async def _likeness(ones: list[bytes], others: list[bytes]) -> list[float]:
     """The cosine of the angle between vectors of length 1, pair by pair."""
 
     def work() -> list[float]:
-        last, numbers = b"", _numbers(b"")
+        last, numbers = b"", numbers_of(b"")
         scores: list[float] = []
         for one, other in zip(ones, others, strict=True):
             if one is not last:  # the query of a rerank, in every pair
-                last, numbers = one, _numbers(one)
-            cosine = sum(map(mul, numbers, _numbers(other)))
+                last, numbers = one, numbers_of(one)
+            cosine = sum(map(mul, numbers, numbers_of(other)))
             scores.append(min(1.0, max(-1.0, cosine)))
         return scores
 

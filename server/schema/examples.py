@@ -18,6 +18,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": QUESTION, "stream": False},
     "/api/generate": {"prompt": "What is the capital of France?", "stream": False},
     "/api/show": {},
+    "/api/embed": {"input": ["the first text", "the second"]},
+    "/api/embeddings": {"prompt": "a text"},
     "/v1/embeddings": {"input": ["the first text", "the second"]},
     "/v1/score": {"text_1": "a cat", "text_2": ["a dog", "a house"]},
     "/v1/rerank": {"query": "a cat", "documents": ["a dog", "a house"]},

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's POST /api/chat, /api/generate and /api/show."""
+"""Bodies of Ollama's POST /api/chat, /api/generate and /api/show, and what others share."""
 
 from __future__ import annotations
 
@@ -124,21 +124,12 @@ class OllamaMessage(Body):
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
-class OllamaBody(Body):
-    """What chat and generate share."""
+class OllamaCall(Body):
+    """What every request to the model has."""
 
     model: str = Field(min_length=1)
     options: Options | None = None
-    format: Format | None = None
-    stream: bool | None = None  # null is true here
     keep_alive: KeepAlive | None = None  # the model stays loaded however long is asked
-    think: Think | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-
-    @property
-    def streams(self) -> bool:
-        return self.stream is not False
 
     @property
     def unloads(self) -> bool:
@@ -147,6 +138,22 @@ class OllamaBody(Body):
 
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
+
+
+class OllamaBody(OllamaCall):
+    """What chat and generate share."""
+
+    format: Format | None = None
+    stream: bool | None = None  # null is true here
+    think: Think | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    def check(self) -> None:
         predict = self.options.num_predict if self.options is not None else None
         if predict == 0:
             raise RequestError(

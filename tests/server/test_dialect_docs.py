@@ -9,6 +9,7 @@ import pytest
 from server.schema.anthropic import MessagesRequest
 from server.schema.base import Body
 from server.schema.ollama import OllamaChatBody, OllamaGenerateBody, Options
+from server.schema.ollama_embed import EmbedBody, EmbeddingsBody
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
 
@@ -24,6 +25,8 @@ def section(title: str) -> str:
         ("Ollama's API", OllamaChatBody),
         ("Ollama's API", OllamaGenerateBody),
         ("Ollama's API", Options),
+        ("Ollama's API", EmbedBody),
+        ("Ollama's API", EmbeddingsBody),
     ],
 )
 def test_every_field_is_described(title: str, model: type[Body]):

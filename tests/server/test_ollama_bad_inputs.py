@@ -8,16 +8,20 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, FakeServer, fake_server
+from fake_engine import CONTEXT, HIDDEN, FakeServer, fake_server
 
 CHAT = "/api/chat"
 TEXT = "/api/generate"
 SHOW = "/api/show"
+EMBED = "/api/embed"
+OLDER = "/api/embeddings"
 REMOVED = object()
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]},
     TEXT: {"model": "fake", "prompt": "Hello"},
     SHOW: {"model": "fake"},
+    EMBED: {"model": "fake", "input": "Hello"},
+    OLDER: {"model": "fake", "prompt": "Hello"},
 }
 M0 = "`messages[0]"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -139,6 +143,29 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
         {"function": {"name": "f", "arguments": {}}}] * 128}] * 129}, ("more than 16384",)),
     (TEXT, {"prompt": "w" * 100_000, "raw": True}, ("100000 characters",)),
+    # vectors
+    (EMBED, {"model": REMOVED}, ("`model` is required",)),
+    (EMBED, {"input": 7}, ("`input`", "a string or an array of strings", "not 7")),
+    (EMBED, {"input": ["a", 7]}, ("`input[1]`", "a string")),
+    (EMBED, {"input": ["a", ""]}, ("`input[1]`", "at least 1")),
+    (EMBED, {"input": [[1, 2]]}, ("`input[0]`", "a string")),
+    (EMBED, {"input": ["a"] * 2049}, ("`input` has 2049", "at most 2048")),
+    (EMBED, {"truncate": "yes"}, ("`truncate`", "true or false")),
+    (EMBED, {"input": ["a", "word " * 400], "truncate": False},
+     ("`input[1]` has", f"maximum context length {CONTEXT}", "set `truncate`")),
+    (EMBED, {"input": "fox dog", "truncate": False} | options(num_ctx=1),
+     ("`input` has", "context length 1:")),
+    (EMBED, {"dimensions": HIDDEN + 1}, (f"`dimensions` is {HIDDEN + 1}", f"have {HIDDEN}")),
+    (EMBED, {"dimensions": -1}, ("`dimensions`", "at least 0")),
+    (EMBED, {"dimensions": "8"}, ("`dimensions`", "an integer")),
+    (EMBED, {"prompt": "x"}, ("`prompt`", "not a parameter")),
+    (EMBED, {"input": "", "keep_alive": 0}, ("`keep_alive` is 0", "unload")),
+    (EMBED, options(num_ctx=CONTEXT + 1), (f"`options.num_ctx` is {CONTEXT + 1}",)),
+    (OLDER, {"prompt": ["a"]}, ("`prompt`", "a string")),
+    (OLDER, {"prompt": "word " * 400},
+     ("`prompt` has", "maximum context length", "`truncate` of `/api/embed`")),
+    (OLDER, {"prompt": "w" * 100_000}, ("100000 characters",)),
+    (OLDER, {"input": "x"}, ("`input`", "not a parameter")),
     # what nobody has
     (CHAT, {"prompt": "x"}, ("`prompt`", "not a parameter")),
     (TEXT, {"messages": []}, ("`messages`", "not a parameter")),
@@ -167,13 +194,13 @@ def test_a_wrong_field_is_refused_by_name(
     assert len(fake.engine.requests) == submitted, "a refused request reached the engine"
 
 
-@pytest.mark.parametrize("route", [CHAT, TEXT, SHOW])
+@pytest.mark.parametrize("route", BASE)
 def test_bodies_that_are_not_json_objects_are_refused(http: httpx.Client, route: str):
     for content, words in ((b"", "empty"), (b"{", "line 1"), (b"[]", "array"), (b"\xff", "UTF-8")):
         check(http.post(route, content=content), 400, (words,))
 
 
-@pytest.mark.parametrize("route", [CHAT, TEXT, SHOW])
+@pytest.mark.parametrize("route", BASE)
 @pytest.mark.parametrize("model", ["llama3", "fake:7b", ":latest", "x" * 10_000])
 def test_an_unknown_model_is_not_found(http: httpx.Client, route: str, model: str):
     answer = http.post(route, json=BASE[route] | {"model": model})
@@ -194,6 +221,9 @@ def test_routes_that_are_not_here_are_told_so_in_ollamas_form(http: httpx.Client
         (CHAT, {"tools": [], "format": None, "keep_alive": 0}),
         (CHAT, options(mirostat=0, repeat_last_n=-1, penalize_newline=True, num_keep=4)),
         (CHAT, message(images=[], tool_calls=[], thinking="")),
+        (EMBED, {"truncate": True, "dimensions": 0, "keep_alive": "5m"} | options(num_ctx=8)),
+        (EMBED, options(temperature=None, mirostat=None, num_gpu=1)),
+        (OLDER, {"prompt": None, "keep_alive": 60}),
         (SHOW, {"verbose": True, "model": None, "name": "fake"}),
     ],
 )

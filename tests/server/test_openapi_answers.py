@@ -35,6 +35,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/api/chat", {"messages": MESSAGES, "stream": False}),
     ("/api/generate", {"prompt": "Hi", "stream": False}),
     ("/api/show", {}),
+    ("/api/embed", {"input": ["a", "b"]}),
+    ("/api/embeddings", {"prompt": "a"}),
     ("/tokenize", {"prompt": "Hi"}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/detokenize", {"tokens": [1, 2]}),

@@ -6,12 +6,14 @@ from server.schema.answers.parts import (
     ANY_OBJECT,
     COUNT,
     FLAG,
+    NUMBER,
     TEXT,
     Answers,
     Schema,
     list_of,
     object_of,
     or_null,
+    with_optional,
     word,
 )
 
@@ -52,5 +54,12 @@ ANSWERS: Answers = {
         model_info=ANY_OBJECT,
         capabilities=list_of(TEXT),
     ),
+    ("post", "/api/embed"): with_optional(
+        object_of(model=TEXT, embeddings=list_of(list_of(NUMBER))),
+        total_duration=COUNT,
+        load_duration=COUNT,
+        prompt_eval_count=COUNT,
+    ),
+    ("post", "/api/embeddings"): object_of(embedding=list_of(NUMBER)),
     ("get", "/api/version"): object_of(version=TEXT),
 }

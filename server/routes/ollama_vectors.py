@@ -1,0 +1,128 @@
+"""Ollama's API: /api/embed, and /api/embeddings, its older form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import orjson
+from fastapi import APIRouter
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.messages import Pooling, Ready
+from server.dialects.names import callers_names
+from server.errors import RequestError
+from server.generation import require_ready
+from server.pooling_default import pooling_of
+from server.routes.body import off_loop
+from server.routes.ollama import ROUTE, check_stays, read_call
+from server.routes.pooling import numbers_of
+from server.schema.base import Unsupported
+from server.schema.ollama import OllamaCall
+from server.schema.ollama_embed import EmbedBody, EmbeddingsBody
+from server.schema.sampling import openapi_body
+from server.sse import while_connected
+from server.state import ServerState, prefix_salt, state_of
+from server.vectors import Given, Vectors, prompts_of
+
+router = APIRouter()
+
+# What /v1/embeddings calls it -> what to send instead, in messages
+EMBED_FIELDS: Mapping[str, str] = {"truncate_prompt_tokens": "truncate"}
+EMBEDDINGS_FIELDS: Mapping[str, str] = {"truncate_prompt_tokens": "truncate` of `/api/embed"}
+NOTHING_ELSE: Mapping[str, Unsupported] = {}
+
+
+@router.post(
+    "/api/embed",
+    summary="Texts to vectors (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(EmbedBody),
+)
+async def embed(request: Request) -> Response:
+    began = time.monotonic()
+    state = state_of(request)
+    name, body = await read_call(request, state, EmbedBody, NOTHING_ELSE)
+    ready = _within(body, require_ready(state))
+    size = body.dimensions or 0
+    if size > ready.hidden_size:
+        raise RequestError(
+            f"`dimensions` is {size}: the vectors of {name} have {ready.hidden_size}; lower it or "
+            "leave it out",
+            param="dimensions",
+        )
+    kept = None if body.truncate is False else ready.max_model_len
+    given = [
+        Given(text, body.path(place), kept, "right") for place, text in enumerate(body.texts())
+    ]
+    if not given:
+        check_stays(body)
+        return _json(orjson.dumps({"model": name, "embeddings": []}))
+    with callers_names((), EMBED_FIELDS):
+        found, vectors = await _vectors(request, state, body, ready, given, size=size)
+    figures = {
+        "total_duration": round((time.monotonic() - began) * 1e9),
+        "load_duration": round(vectors.waited_seconds * 1e9),
+        "prompt_eval_count": vectors.num_tokens,
+    }
+
+    def work() -> bytes:
+        rows = [numbers_of(vector) for vector in found]
+        return orjson.dumps({"model": name, "embeddings": rows, **figures})
+
+    return _json(await off_loop(sum(map(len, found)) // 4, work))
+
+
+@router.post(
+    "/api/embeddings",
+    summary="A text to a vector (Ollama's older route)",
+    response_model=None,
+    openapi_extra=openapi_body(EmbeddingsBody),
+)
+async def embeddings(request: Request) -> Response:
+    state = state_of(request)
+    _, body = await read_call(request, state, EmbeddingsBody, NOTHING_ELSE)
+    if not body.prompt:
+        check_stays(body)
+        return _json(b'{"embedding":[]}')
+    ready = _within(body, require_ready(state))
+    given = [Given(body.prompt, "prompt")]
+    with callers_names((), EMBEDDINGS_FIELDS):
+        # Its clients expect what the model gives, of whatever length.
+        [found], _ = await _vectors(request, state, body, ready, given, normalize=False)
+    return _json(orjson.dumps({"embedding": numbers_of(found)}))
+
+
+def _within(body: OllamaCall, ready: Ready) -> Ready:
+    """With the context that the caller wants, which is no larger than the model's."""
+    wanted = None if body.options is None else body.options.num_ctx
+    return ready if wanted is None else replace(ready, max_model_len=wanted)
+
+
+async def _vectors(
+    request: Request,
+    state: ServerState,
+    body: OllamaCall,
+    ready: Ready,
+    given: Sequence[Given],
+    *,
+    size: int = 0,
+    normalize: bool = True,
+) -> tuple[list[bytes], Vectors]:
+    """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
+    config = state.config
+    kind = pooling_of(config.model_directory, config.pooling, None, "start it with --pooling")
+    prompts = await prompts_of(state, ready, given)
+    pooling = Pooling(kind, size, normalize)
+    salt = prefix_salt(request, None)
+    vectors = Vectors(state, ROUTE, body.model, prompts, pooling, salt=salt)
+    try:
+        return await while_connected(request.receive, vectors.collect()), vectors
+    finally:
+        vectors.close()
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
