@@ -18,10 +18,19 @@ os.environ |= {
 }
 
 
+def asked_for(config: pytest.Config) -> bool:
+    return any("clients" in str(argument) for argument in config.invocation_params.args)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Newer releases warn of what they do themselves, which is no fault of ours.
+    if asked_for(config):
+        config.addinivalue_line("filterwarnings", "default")
+
+
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     """Only when asked for by name: what they import takes seconds and is not always there."""
-    asked = any("clients" in str(argument) for argument in config.invocation_params.args)
-    return None if asked else True
+    return None if asked_for(config) else True
 
 
 @pytest.fixture(scope="session")
