@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.batch import LAST, Sampled
@@ -11,18 +14,29 @@ from runtime.device import Download
 from runtime.messages import TokenLogprob
 from runtime.pooling import Pooled
 from runtime.prompt_scores import PromptScores, prompt_logprobs
-from runtime.results import Arrival
 from runtime.sampler import Drawn
 from runtime.scores import token_logprobs
 
 NOT_FINITE = "the model's output is not a number for this request"
 
 
+class Chosen(Protocol):
+    """What a step says of its rows.  Valid after wait()."""
+
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...  # LAST where it has chosen none
+
+    @property
+    def usable(self) -> NDArray[np.int8]: ...  # 0: what the row has made or stored is no number
+
+    def wait(self) -> None: ...
+
+
 class Pending:
     def __init__(
         self,
         num_rows: int,
-        chosen: Arrival | None,
+        chosen: Chosen | None,
         drawn_rows: list[int],
         drawn: Drawn | None,
         prompt_scores: list[PromptScores],

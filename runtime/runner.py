@@ -14,11 +14,11 @@ from attention.kv_pool import KVPool
 from runtime.batch import Batch, Masks
 from runtime.config import Resolved
 from runtime.device import upload
+from runtime.fed import Fed
 from runtime.inputs import Model, build_input
-from runtime.pending import Pending
+from runtime.pending import Chosen, Pending
 from runtime.pooling import Pooled
 from runtime.prompt_scores import PromptScores, score_prompts
-from runtime.results import Arrival
 from runtime.sampler import Allowed, Drawn, draw
 from runtime.slots import Slots
 
@@ -62,7 +62,7 @@ class Runner:
                 most_tokens=resolved.max_batched_tokens,
                 device=device,
             )
-        self._chosen: Arrival | None = None
+        self._chosen: Chosen | None = None
         self._drawn_rows: Ints = np.zeros(0, dtype=np.int64)
         self._logits: Tensor | None = None
         self._prompt_scores: list[PromptScores] = []
@@ -93,6 +93,8 @@ class Runner:
         self._logits = None
         if len(self._drawn_rows):
             self._logits = self._model.logits(hidden[inp.logit_rows])
+        some_feed_only = len(self._drawn_rows) < len(batch.slots)
+        self._chosen = Fed(batch, hidden, self.device) if some_feed_only else None
         return hidden
 
     def _launch(self, steps: Steps, batch: Batch) -> Tensor:

@@ -49,7 +49,7 @@ def sample(
     last_token: [slots], any integers; the row's slot gets the token
     tokens_out: [R], any integers; -1 in rows that are left out
     usable_out: [R] int8 or bool; false where a logit is NaN or +inf or all are -inf, and the token
-                means nothing
+                means nothing; of rows that are left out 256 are looked at, for NaN or +inf
     Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
     256 logits, and 2 KB a row.
     """

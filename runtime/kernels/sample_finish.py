@@ -3,6 +3,8 @@
 #   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows that leave
 #             tokens out what trim_rows wrote: the token, or sums of what is kept and the threshold
 #   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties
+#   skips     rows whose slot is negative: they get token -1, and are usable if their first 256
+#             logits are: NaN in keys or values, or in a hidden state, is in all of them
 #   math      greedy: the first of the largest.  Others: the first token whose cumulative weight
 #             exceeds u * total; prefix sums over groups, then inside one, in fp64
 #   bound     latency: three dependent loads; 6 KB a row
@@ -103,7 +105,12 @@ def finish_rows(
     slot = tl.load(slots + place).to(tl.int64)
     if slot < 0:
         tl.store(tokens_out + place, -1)
-        tl.store(usable_out + place, 1)
+        index = tl.arange(0, GROUP)
+        x = tl.load(logits + place * stride_logits + index, mask=index < vocab, other=0.0)
+        x = x.to(tl.float32)
+        wrong = (x != x) | (x == float("inf"))
+        some = tl.max(wrong.to(tl.int32), 0)
+        tl.store(usable_out + place, (some == 0).to(usable_out.dtype.element_ty))
     else:
         row = rows + slot * WIDTH
         position = tl.load(positions + place)

@@ -233,6 +233,22 @@ def test_logits_that_are_not_finite_end_only_their_own_request(where: Where) -> 
     assert tokens_of(got[1]) == greedy([1, 2], 3)
 
 
+def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
+    where: Where,
+) -> None:
+    engine = make_engine(where, StrictModel(poison=60), budget=16)
+    params = SamplingParams(max_tokens=2, temperature=0)
+    prompt = [1] * 20 + [60] + [2] * 180
+    engine.add(Request(0, 0, prompt, params))
+    outputs: list[Output] = []
+    for _ in range(4):
+        outputs += engine.step()
+    assert [output.finish for output in outputs] == ["error"]
+    assert outputs[0].error == "the model's output is not a number for this request"
+    pool = engine.scheduler.pool
+    assert pool.num_used == 0 and not pool._page_of
+
+
 def test_chunks_that_do_not_sample_make_no_logits(where: Where) -> None:
     model = StrictModel()
     engine = make_engine(where, model, budget=8)
@@ -249,3 +265,14 @@ def test_rows_that_do_not_sample_are_marked(where: Where) -> None:
     sampled = executor.sample(batch).wait()
     assert sampled.tokens == [LAST, int(logits_after([3, 4]).argmax())]
     assert sampled.logprobs is None and sampled.prompt_logprobs is None and not sampled.errors
+
+
+def test_only_the_row_whose_chunk_is_not_finite_is_said_to_be_unusable(where: Where) -> None:
+    executor = make_engine(where, StrictModel(poison=60))._executor
+    params = SamplingParams(max_tokens=2, temperature=0)
+    new_rows = [NewRow(slot, params, 0, 5, []) for slot in (0, 1, 2)]
+    tokens = [1, 2, 60, 4, 5, 6]
+    samples = [False, False, True]
+    batch = Batch([0, 1, 2], [0] * 3, [2] * 3, tokens, [1] * 3, [0, 1, 2], samples, 0, new_rows)
+    executor.forward(batch)
+    assert set(executor.sample(batch).wait().errors) == {1}

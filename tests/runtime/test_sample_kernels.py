@@ -141,11 +141,24 @@ def test_a_row_alone_gets_the_same_token_as_in_a_batch(device: str) -> None:
 def test_rows_that_do_not_sample_are_left_alone(device: str) -> None:
     kernels = Kernels(rows_of([params(), params(top_p=0.5), params(temperature=0)], 1), 300, device)
     logits = noise(5, 300)
-    logits[[0, 3]] = math.nan
     tokens, usable = kernels.run(logits, slots=[-1, 2, 0, -1, -1])
     assert usable == [True] * 5 and [tokens[row] for row in (0, 3, 4)] == [-1] * 3
     assert tokens[1] == logits[1].argmax() and 0 <= tokens[2] < 300
     assert kernels.last_token.tolist() == [tokens[2], -7, tokens[1]]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rows_that_do_not_sample_are_unusable_if_their_logits_are_no_numbers(
+    device: str, dtype: torch.dtype
+) -> None:
+    logits = noise(6, 300).to(dtype)
+    logits[0] = math.nan
+    logits[1] = math.inf
+    logits[2, 7] = math.inf
+    logits[3, 7] = -math.inf
+    logits[4] = torch.finfo(dtype).max
+    tokens, usable = Kernels([Row(params())], 300, device).run(logits, slots=[-1] * 6)
+    assert usable == [False, False, False, True, True, True] and tokens == [-1] * 6
 
 
 def test_the_first_of_equal_maxima_wins(device: str) -> None:

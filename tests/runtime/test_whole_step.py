@@ -260,6 +260,28 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
         assert tokens == told(plain[request.id])[0][: len(tokens)], request
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
+def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
+    checkpoint: Path, device: torch.device
+) -> None:
+    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    weight = model_of(checkpoint, device, torch.float32).embedding.weight
+    assert runner.steps is not None and isinstance(weight, torch.Tensor)
+    capture_all(runner.steps)
+    before = weight[130].clone()
+    weight[130] = torch.nan
+    try:
+        bad, good = [1] * 10 + [130] + [2] * 39, [3] * 5
+        engine.add(Request(0, 0, good, WISHES[0]))
+        engine.add(Request(1, 0, bad, WISHES[0]))
+        outputs = [output for _ in range(3) for output in engine.step()]
+    finally:
+        weight[130] = before
+    [end] = [output for output in outputs if output.id == 1]
+    assert end.finish == "error" and not end.tokens
+    assert len(engine.scheduler.running) == 1 and not engine.scheduler.pool._page_of
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graphs_answer_as_the_same_steps_without_graphs(

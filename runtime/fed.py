@@ -1,0 +1,33 @@
+"""Fed: whether rows that sample nothing can be trusted, in steps that do not say so themselves.
+
+What a part of a prompt stored is read by its last token in every layer: if keys or values are not
+numbers, its hidden state is none either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.batch import LAST, Batch
+from runtime.device import Download, upload
+
+
+class Fed:
+    """tokens [B] int32, all LAST; usable [B] int8, 1 in rows that sample.  Valid after wait()."""
+
+    def __init__(self, batch: Batch, hidden: Tensor, device: torch.device) -> None:
+        """hidden [T, hidden]: of all tokens."""
+        self.tokens: NDArray[np.int32] = np.full(len(batch.slots), LAST, dtype=np.int32)
+        self.usable: NDArray[np.int8] = np.ones(len(batch.slots), dtype=np.int8)
+        self._rows = np.flatnonzero(~np.asarray(batch.sample, dtype=np.bool_))
+        ends = np.cumsum(batch.q_lens)[self._rows] - 1
+        states = hidden.index_select(0, upload(ends, device))
+        self._download = Download([states.isfinite().all(-1)], device)
+
+    def wait(self) -> None:
+        """Block until the device has finished the step."""
+        [finite] = self._download.wait()
+        self.usable[self._rows] = finite.numpy()
