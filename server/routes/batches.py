@@ -13,10 +13,10 @@ from server.batches.background import ENDPOINTS
 from server.batches.objects import Batch
 from server.errors import RequestError
 from server.routes.body import read_body
-from server.routes.files import listed, query_of, store_of
+from server.routes.files import listed, store_of
 from server.schema.base import parse
 from server.schema.batches import BatchQuery, BatchRequest
-from server.schema.response_queries import openapi_query
+from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.sampling import openapi_body
 from server.state import owner_of, state_of
 
@@ -52,7 +52,7 @@ async def create_batch(request: Request) -> Response:
 )
 async def list_batches(request: Request) -> Response:
     store = store_of(state_of(request))
-    query = parse(BatchQuery, query_of(request))
+    query = parse_query(BatchQuery, request.query_params)
     page, more = await asyncio.to_thread(
         store.page, owner_of(request), after=query.after, limit=query.limit
     )
@@ -61,6 +61,7 @@ async def list_batches(request: Request) -> Response:
 
 @router.get("/v1/batches/{batch_id}", summary="Describe a batch", response_model=None)
 async def get_batch(request: Request, batch_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
     store = store_of(state_of(request))
     return _shown(await asyncio.to_thread(store.find, owner_of(request), batch_id))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,10 +14,9 @@ from server.batches.files import StoredFile
 from server.batches.multipart import boundary_of
 from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
-from server.errors import NotFound, RequestError
-from server.schema.base import parse
-from server.schema.batches import FileQuery, form_fields
-from server.schema.response_queries import openapi_query
+from server.errors import NotFound
+from server.schema.batches import FileQuery
+from server.schema.query import NoQuery, openapi_query, parse_query
 from server.state import ServerState, owner_of, state_of
 
 router = APIRouter()
@@ -51,16 +50,6 @@ def store_of(state: ServerState) -> BatchStore:
             code="not_enabled",
         )
     return state.batches
-
-
-def query_of(request: Request) -> dict[str, Any]:
-    """The query's fields.  Raises RequestError for one that is given twice."""
-    pairs: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
-        if name in pairs:
-            raise RequestError(f"`{name[:64]}` is given twice: send it once", param=name[:64])
-        pairs[name] = value
-    return form_fields(pairs)
 
 
 def listed(entries: list[Mapping[str, object]], has_more: bool) -> Response:
@@ -101,7 +90,7 @@ async def upload_file(request: Request) -> Response:
 )
 async def list_files(request: Request) -> Response:
     files = store_of(state_of(request)).files
-    query = parse(FileQuery, query_of(request))
+    query = parse_query(FileQuery, request.query_params)
     page, more = await asyncio.to_thread(
         files.page,
         owner_of(request),
@@ -120,11 +109,13 @@ async def _file(request: Request, file_id: str) -> StoredFile:
 
 @router.get("/v1/files/{file_id}", summary="Describe a file", response_model=None)
 async def get_file(request: Request, file_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
     return JSONResponse((await _file(request, file_id)).shown())
 
 
 @router.delete("/v1/files/{file_id}", summary="Delete a file", response_model=None)
 async def delete_file(request: Request, file_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
     files = store_of(state_of(request)).files
     await asyncio.to_thread(files.delete, owner_of(request), file_id)
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
@@ -132,6 +123,7 @@ async def delete_file(request: Request, file_id: str) -> Response:
 
 @router.get("/v1/files/{file_id}/content", summary="A file's content", response_model=None)
 async def file_content(request: Request, file_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
     file = await _file(request, file_id)
     path = store_of(state_of(request)).files.path(file.id)
     try:

@@ -21,14 +21,9 @@ from server.responses.prepare import count_tokens, joined, prepare
 from server.responses.translate import Conversation
 from server.routes.body import off_loop, read_body
 from server.schema.base import parse
+from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.response_items import refuse_foreign_items
-from server.schema.response_queries import (
-    ItemsQuery,
-    NoQuery,
-    RetrieveQuery,
-    openapi_query,
-    parse_query,
-)
+from server.schema.response_queries import ItemsQuery, RetrieveQuery
 from server.schema.response_tools import refuse_foreign_tools
 from server.schema.responses import (
     RESPONSES_UNSUPPORTED,

@@ -11,7 +11,7 @@ from server.responses.chats import ChatStore
 from server.routes.body import read_body
 from server.schema.base import parse
 from server.schema.chat_queries import ChatChange, ChatsQuery, MessagesQuery
-from server.schema.response_queries import NoQuery, openapi_query, parse_query
+from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.sampling import openapi_body
 from server.state import owner_of, state_of
 

@@ -52,13 +52,12 @@ class BatchQuery(Body):
     limit: int = Field(20, ge=1, le=100)
 
 
-NUMBERS = {"limit", "seconds"}
 NUMBER = re.compile(r"-?[0-9]{1,9}")
 NESTED = re.compile(r"(\w{1,64})\[(\w{1,64})\]")
 
 
 def form_fields(pairs: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a form or a query as JSON would have them: `a[b]` nested, numbers as such.
+    """Fields of a form as JSON would have them: `a[b]` nested, numbers as such.
 
     Raises RequestError if a field is both nested and not.
     """
@@ -66,7 +65,7 @@ def form_fields(pairs: Mapping[str, str]) -> dict[str, Any]:
     for name, text in pairs.items():
         nested = NESTED.fullmatch(name)
         last = name if nested is None else nested[2]
-        value = int(text) if last in NUMBERS and NUMBER.fullmatch(text) else text
+        value = int(text) if last == "seconds" and NUMBER.fullmatch(text) else text
         if nested is None:
             fields[name] = value
         elif isinstance(inner := fields.setdefault(nested[1], {}), dict):

@@ -197,7 +197,22 @@ QUERIES: list[tuple[str, str, int, str, str | None]] = [
     ("GET", "/resp_x/input_items?limit=101", 400, VALUE, "limit"),
     ("GET", "/resp_x/input_items?limit=few", 400, TYPE, "limit"),
     ("GET", "/resp_x/input_items?order=up", 400, VALUE, "order"),
+    ("GET", "/resp_x/input_items?order=true", 400, VALUE, "order"),
 ]
+# what the message says
+TOLD = [
+    ("/resp_x/input_items?limit=abc", '`limit` is "abc": it must be an integer from 1 to 100'),
+    ("/resp_x/input_items?limit=-1", "from 1 to 100; or leave it out for 20"),
+    (f"/resp_x/input_items?limit={'9' * 5000}", "a text of 5000 characters"),
+    ("/resp_x?stream=1", '`stream` is "1": it must be true or false; or leave it out'),
+    ("/resp_x?starting_after=x&stream=true", "an integer from 0 to 2147483647; or leave it out"),
+]
+
+
+@pytest.mark.parametrize(("path", "words"), TOLD)
+def test_a_wrong_type_in_a_query_names_what_is_taken(http: httpx.Client, path: str, words: str):
+    answer = http.get(URL + path)
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code", "param"), QUERIES)
@@ -213,6 +228,9 @@ def test_a_page_after_an_unknown_item_is_refused(http: httpx.Client):
     id = http.post(URL, json=BASE).json()["id"]
     answer = http.get(f"{URL}/{id}/input_items?after=msg_x")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "after"
+    answer = http.get(f"{URL}/{id}/input_items?after=4")  # no number, but an id that is not there
+    assert answer.json()["error"]["param"] == "after", answer.text
+    assert "4" in answer.json()["error"]["message"] and "string" not in answer.text
 
 
 def test_an_unknown_model_is_404_even_with_a_previous_response(http: httpx.Client):
