@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import threading
+import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from model_zoo.layers.gemm import choose as choosing
+from model_zoo.layers.gemm import chosen_file as keeping
 from model_zoo.layers.gemm.candidates import products_for
 from model_zoo.layers.gemm.choose import (
     Place,
@@ -20,7 +25,13 @@ from model_zoo.layers.gemm.choose import (
     that_fit,
     use,
 )
-from model_zoo.layers.gemm.chosen_file import chosen_file, read_choices, write_choices
+from model_zoo.layers.gemm.chosen_file import (
+    chosen_file,
+    digest,
+    read_choices,
+    sources,
+    write_choices,
+)
 from model_zoo.layers.gemm.gated import SIZES, Gated, TwoSteps
 from model_zoo.layers.gemm.products import BUCKETS, Plain, Product, SplitK, Stream
 from model_zoo.layers.linear import GatedLinear, Linear
@@ -169,6 +180,54 @@ def test_choices_are_kept_for_the_same_circumstances_only(tmp_path: Path):
     assert read_choices(file, "GPU A, torch 1, abc") == {}, "an upgrade leaves nothing behind"
     assert read_choices(file, "GPU B, torch 1, abc") == {"x": WAYS[0]}
     assert [path.name for path in file.parent.iterdir()] == ["products.json"]
+
+
+def test_servers_that_write_at_the_same_time_keep_each_others_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, read = tmp_path / "products.json", keeping._read
+
+    def read_slowly(file: Path) -> dict[str, keeping.Written]:
+        found = read(file)
+        time.sleep(0.05)  # the others would write meanwhile
+        return found
+
+    monkeypatch.setattr(keeping, "_read", read_slowly)
+    threads = [
+        threading.Thread(target=write_choices, args=(file, "GPU", {str(number): WAYS[number]}))
+        for number in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_choices(file, "GPU") == {str(number): WAYS[number] for number in range(3)}
+
+
+def test_somebody_who_keeps_the_lock_holds_no_start_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keeping, "LOCK_SECONDS", 0.02)
+    with keeping._locked(tmp_path):
+        write_choices(tmp_path / "products.json", "GPU", {"x": WAYS[1]})
+    assert read_choices(tmp_path / "products.json", "GPU") == {"x": WAYS[1]}
+
+
+def test_choices_depend_on_the_source_of_all_that_is_timed(tmp_path: Path):
+    """What the folder imports, but for where files lie and what --deterministic alone runs."""
+    untimed = {"attention.planner.costs", "attention.kernels.softmax"}
+    wanted: set[Path] = set()
+    for file in Path(keeping.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module not in untimed:
+                found = find_spec(node.module or "")
+                if (node.module or "").startswith(("model_zoo.", "attention.")) and found:
+                    wanted.add(Path(found.origin or ""))
+    assert {path.resolve() for path in wanted} <= {path.resolve() for path in sources()}
+    assert {"linear.py", "silu_mul.py", "launch.py"} <= {path.name for path in wanted}
+    changed = tmp_path / "linear.py"
+    changed.write_text("a faster way\n")
+    assert digest([changed]) != digest(sources())
 
 
 @pytest.mark.parametrize(
