@@ -242,16 +242,20 @@ class Launcher:
         """The API processes first: they drain while the engine still works."""
         seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
         watching = asyncio.create_task(self._tell_death())
-        ending = asyncio.gather(*(api.stop(seconds) for api in self._apis))
+        await self._end(self._apis, seconds)
+        watching.cancel()
+        await self._end([self._engine], STOP_SECONDS)
+
+    async def _end(self, children: list[Child], seconds: float) -> None:
+        """Stop them; from the second signal on at once."""
+        ending = asyncio.gather(*(child.stop(seconds) for child in children))
         killed = asyncio.create_task(self._killed.wait())
         await asyncio.wait([ending, killed], return_when="FIRST_COMPLETED")
         if not ending.done():
-            for api in self._apis:
-                api.signal(signal.SIGKILL)
+            for child in children:
+                child.signal(signal.SIGKILL)
         await ending
         killed.cancel()
-        watching.cancel()
-        await self._engine.stop(0.0 if self._killed.is_set() else STOP_SECONDS)
 
 
 def shared_metrics(directory: Path) -> dict[str, str]:

@@ -191,6 +191,19 @@ def test_a_second_signal_ends_everything_at_once(start: Start):
     launched.process.wait(5)
     stream.ended()
     assert_all_end(family, 1)
+    assert "did not end" not in launched.log.read_text()
+
+
+def test_a_second_signal_ends_an_engine_that_hears_none(start: Start):
+    launched = serving(start)
+    family, api = launched.children(), launched.child("server.api_process")
+    launched.child("stub_engine").suspend()
+    launched.process.send_signal(signal.SIGTERM)
+    launched.wait_until(lambda: not alive(api))
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(5) == 0
+    assert_all_end(family, 1)
+    assert "did not end" not in launched.log.read_text()
 
 
 def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
