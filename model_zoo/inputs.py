@@ -13,11 +13,15 @@ from attention.metadata import ForwardMeta
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """tokens, positions: [T] int64; logit_rows: [R] int64, the tokens whose logits are wanted."""
+    """tokens, positions: [T] int64; ends: [R] int64, the last token of each row.
+
+    Only the states of `ends` come out of the model: the last layer goes on with those alone once it
+    has stored its keys and values.  None: the states of all tokens do.
+    """
 
     tokens: Tensor
     positions: Tensor
-    logit_rows: Tensor
+    ends: Tensor | None
     meta: ForwardMeta
     kv: KVPool
     backend: Backend

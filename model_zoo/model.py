@@ -17,7 +17,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inp: ModelInput) -> Tensor:
-        """Hidden states [T, hidden] of all tokens, after the last norm."""
+        """Hidden states after the last norm: [R, hidden] of `inp.ends`, or [T, hidden] of all."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

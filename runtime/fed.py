@@ -19,12 +19,11 @@ class Fed:
     """tokens [B] int32, all LAST; usable [B] int8, 1 in rows that sample.  Valid after wait()."""
 
     def __init__(self, batch: Batch, hidden: Tensor, device: torch.device) -> None:
-        """hidden [T, hidden]: of all tokens."""
+        """hidden [B, hidden]: of each row's last token."""
         self.tokens: NDArray[np.int32] = np.full(len(batch.slots), LAST, dtype=np.int32)
         self.usable: NDArray[np.int8] = np.ones(len(batch.slots), dtype=np.int8)
         self._rows = np.flatnonzero(~np.asarray(batch.sample, dtype=np.bool_))
-        ends = np.cumsum(batch.q_lens)[self._rows] - 1
-        states = hidden.index_select(0, upload(ends, device))
+        states = hidden.index_select(0, upload(self._rows, device))
         self._download = Download([states.isfinite().all(-1)], device)
 
     def wait(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -59,12 +60,16 @@ def alias(tensor: Tensor) -> Tensor:
     return flat.view(tensor.dtype).view(tensor.shape)
 
 
+class StepFunction(Protocol):
+    def __call__(self, bucket: Bucket, *, every_state: bool = ...) -> Outcome: ...
+
+
 class Graphs:
     """Runs steps: from a graph where there is one of a fitting size, else as they are called."""
 
     def __init__(
         self,
-        run: Callable[[Bucket], Outcome],
+        run: StepFunction,
         rehearse: Callable[[Bucket], None],
         buckets: Buckets,
         device: torch.device,
@@ -112,10 +117,11 @@ class Graphs:
         ]
         return min(fitting, default=best)
 
-    def run(self, bucket: Bucket) -> Outcome:
+    def run(self, bucket: Bucket, *, every_state: bool = False) -> Outcome:
+        """every_state: of all tokens.  Few steps are asked for them, so no graph has them."""
         captured = self.captured.get(bucket)
-        if captured is None:
-            return self._run(bucket)
+        if captured is None or every_state:
+            return self._run(bucket, every_state=every_state)
         captured.graph.replay()
         return captured.outcome
 

@@ -24,22 +24,26 @@ Ints = NDArray[np.int64]
 class Model(Protocol):
     """What the inputs are for."""
 
-    def __call__(self, inp: ModelInput) -> Tensor: ...  # [T, hidden]
+    def __call__(self, inp: ModelInput) -> Tensor: ...  # [R, hidden] of inp.ends, or [T, hidden]
 
     def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab], the caller's own
 
     def shortened(self) -> AbstractContextManager[None]: ...  # with its first layers alone
 
 
-def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> ModelInput:
-    """What the model needs to run the batch.  `slots.begin(batch)` has been called."""
+def build_input(
+    batch: Batch, slots: Slots, kv: KVPool, backend: Backend, *, every_state: bool = False
+) -> ModelInput:
+    """What the model needs to run the batch.  `slots.begin(batch)` has been called.
+
+    every_state: of all tokens, not only of each row's last one
+    """
     q_lens = np.asarray(batch.q_lens, dtype=np.int64)
     starts = np.asarray(batch.starts, dtype=np.int64)
     ends = _offsets(q_lens)  # [B + 1]
     row_of_token = np.repeat(np.arange(len(q_lens)), q_lens)
     positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], q_lens)
     tokens = np.asarray(batch.tokens, dtype=np.int64)
-    logit_rows = (ends[1:] - 1)[np.asarray(batch.sample, dtype=np.bool_)]
     kv_lens = starts + q_lens
     slot_ids = np.asarray(batch.slots, dtype=np.int64)
     device = _upload_together(
@@ -47,14 +51,14 @@ def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> Mod
             tokens,
             positions,
             row_of_token,
-            logit_rows,
+            ends[1:] - 1,
             slot_ids,
             kv_lens,
             *_prefix_sums(batch, ends),
         ],
         slots.device,
     )
-    token_ids, token_positions, token_rows, rows_with_logits, row_slots, lens, *sums = device
+    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, *sums = device
     if LAST in batch.tokens:
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
@@ -76,7 +80,8 @@ def build_input(batch: Batch, slots: Slots, kv: KVPool, backend: Backend) -> Mod
     return ModelInput(
         tokens=token_ids,
         positions=token_positions,
-        logit_rows=rows_with_logits,
+        # The last tokens of rows that all decode are all tokens.
+        ends=None if every_state or batch.decode_rows == len(q_lens) else last_tokens,
         meta=backend.plan(meta, kv),
         kv=kv,
         backend=backend,

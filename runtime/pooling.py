@@ -23,12 +23,13 @@ class Prompt:
 
     def __init__(self, wanted: Pooling, length: int) -> None:
         self.length = length
+        self.needs_all = wanted.kind == "mean"  # the states of all tokens, not of the last alone
         self._wanted = wanted
         self._sum: Tensor | None = None  # [hidden] float32, of the chunks before
 
     def take(self, hidden: Tensor, *, last: bool) -> Tensor | None:
         """The next chunk's states [T, hidden]; with the last one comes the vector, in float32."""
-        if self._wanted.kind == "mean":
+        if self.needs_all:
             total = hidden.sum(0, dtype=torch.float32)
             self._sum = total if self._sum is None else self._sum + total
             vector = self._sum / self.length
@@ -70,8 +71,16 @@ class Pools:
         if row.params.pooling is not None:
             self._prompts[row.slot] = Prompt(row.params.pooling, row.prompt_len)
 
-    def take(self, batch: Batch, hidden: Tensor) -> Pooled | None:
-        """Learn the states [T, hidden] of the batch's tokens.  None if no vector is complete."""
+    @property
+    def need_all(self) -> bool:
+        """Whether one needs the states of all its tokens."""
+        return any(prompt.needs_all for prompt in self._prompts.values())
+
+    def take(self, batch: Batch, hidden: Tensor, *, every_state: bool) -> Pooled | None:
+        """Learn the states of the batch's tokens.  None if no vector is complete.
+
+        hidden  [T, hidden] of all tokens if every_state, else [B, hidden] of each row's last one
+        """
         if not self._prompts:
             return None
         rows: list[int] = []
@@ -84,7 +93,8 @@ class Pools:
             if prompt is None:
                 continue
             last = start + q_len == prompt.length
-            vector = prompt.take(hidden[end - q_len : end], last=last)
+            states = hidden[end - q_len : end] if every_state else hidden[row : row + 1]
+            vector = prompt.take(states, last=last)
             if vector is not None:
                 del self._prompts[slot]
                 rows.append(row)

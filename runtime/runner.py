@@ -81,30 +81,39 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
         """Store the keys and values of the batch's tokens; make the logits of rows that sample."""
-        hidden = self._forward(batch) if self.steps is None else self._launch(self.steps, batch)
-        self._prompt_scores = score_prompts(batch, hidden, self._slots, self._model.logits)
-        self._pooled = self._slots.pools.take(batch, hidden)
+        run = self._forward(batch) if self.steps is None else self._launch(self.steps, batch)
+        hidden, every_state = run
+        self._prompt_scores = []
+        if every_state:
+            self._prompt_scores = score_prompts(batch, hidden, self._slots, self._model.logits)
+        self._pooled = self._slots.pools.take(batch, hidden, every_state=every_state)
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, batch: Batch) -> tuple[Tensor, bool]:
+        """Hidden states, and whether they are those of all tokens or of each row's last one."""
         self._slots.begin(batch)
-        inp = build_input(batch, self._slots, self._kv, self._backend)
+        every_state = self._slots.wants_every_state(batch)
+        inp = build_input(batch, self._slots, self._kv, self._backend, every_state=every_state)
         hidden = self._model(inp)
+        of_rows = hidden
+        if every_state:
+            of_rows = hidden.index_select(0, upload(np.cumsum(batch.q_lens) - 1, self.device))
         self._drawn_rows = np.flatnonzero(np.asarray(batch.sample, dtype=np.bool_))
         self._logits = None
         if len(self._drawn_rows):
-            self._logits = self._model.logits(hidden[inp.logit_rows])
+            rows = upload(self._drawn_rows, self.device)
+            self._logits = self._model.logits(of_rows.index_select(0, rows))
         some_feed_only = len(self._drawn_rows) < len(batch.slots)
-        self._chosen = Fed(batch, hidden, self.device) if some_feed_only else None
-        return hidden
+        self._chosen = Fed(batch, of_rows, self.device) if some_feed_only else None
+        return hidden, every_state
 
-    def _launch(self, steps: Steps, batch: Batch) -> Tensor:
+    def _launch(self, steps: Steps, batch: Batch) -> tuple[Tensor, bool]:
         launched = steps.launch(batch)
         self._chosen, self._drawn_rows = launched.chosen, launched.special
         self._logits = None
         if len(self._drawn_rows):
             rows = upload(self._drawn_rows, self.device)
             self._logits = launched.outcome.logits.index_select(0, rows)
-        return launched.outcome.hidden
+        return launched.outcome.hidden, launched.every_state
 
     @torch.inference_mode()
     def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:

@@ -98,6 +98,19 @@ class Slots:
             self._num_pages[slots] = pages_before + np.asarray(batch.num_new_pages, dtype=np.int32)
         return pages_before
 
+    def wants_every_state(self, batch: Batch) -> bool:
+        """Whether scores of a prompt, or a mean, need more states than that of each row's end.
+
+        `begin` or `begin_on_host` has been called.
+        """
+        if self.pools.need_all:
+            return True
+        column = self.params["prompt_logprobs"]
+        if (column < 0).all():  # mostly nobody asks: a fifth of what looking at the rows takes
+            return False
+        feeds = np.asarray(batch.starts) < self.params["prompt_len"][batch.slots]
+        return bool((feeds & (column[batch.slots] >= 0)).any())
+
     def _start_over(self, row: NewRow) -> None:
         slot, params = row.slot, row.params
         self._num_pages[slot] = 0

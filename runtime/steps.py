@@ -33,6 +33,7 @@ class Launched:
     """A step that is queued.  `special`: rows that sample, but not within the step."""
 
     outcome: Outcome
+    every_state: bool  # its hidden states are those of all tokens
     special: NDArray[np.int64]
     chosen: Arrival
 
@@ -82,9 +83,10 @@ class Steps:
             batch = replace(batch, num_new_pages=[0] * len(batch.slots), new_pages=[])
         sample_slots, special = self._who_samples(batch)
         self._buffers.send(bucket, batch, pages_before, sample_slots, plain, self._sampler)
-        outcome = self.graphs.run(bucket)
+        every_state = self._slots.wants_every_state(batch)
+        outcome = self.graphs.run(bucket, every_state=every_state)
         chosen = self._step.results.fetch(bucket.rows)
-        return Launched(outcome, special, chosen)
+        return Launched(outcome, every_state, special, chosen)
 
     def _who_samples(self, batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The slots whose tokens the step chooses, -1 in other rows; and special rows."""

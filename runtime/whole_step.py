@@ -3,7 +3,7 @@
     prepare     tokens, positions, write slots, page tables (kernels/prepare.py); what new sequences
                 say of sampling moves into their slots
     plan        of the attention back end, from the lengths on the device
-    model       hidden states, logits of each row's last token
+    model       hidden states and logits of each row's last token
     sample      tokens of the rows that want nothing special, into their slots and the results
 
 Everything that differs from step to step is read on the device: the host sends it beforehand
@@ -33,7 +33,10 @@ from runtime.step_buffers import Layout
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """hidden [T, hidden], logits [R, vocab], padding included.  Valid until the next step."""
+    """hidden, logits [R, vocab], padding included.  Valid until the next step.
+
+    hidden  [R, hidden] of each row's last token; [T, hidden] of all, if the step was asked for them
+    """
 
     hidden: Tensor
     logits: Tensor
@@ -65,16 +68,16 @@ class WholeStep:
             return torch.zeros(shape, dtype=dtype, device=block.device)
 
         self._tokens, self._positions = numbers(most_tokens), numbers(most_tokens)
-        self._write_slots, self._logit_rows = numbers(most_tokens), numbers(most_rows)
+        self._write_slots, self._ends = numbers(most_tokens), numbers(most_rows)
         max_pages = slots.page_table.shape[1]
         self._row_pages = numbers(most_rows, max_pages, dtype=torch.int32)
         self.results = Results(most_rows, block.device)
 
     @torch.inference_mode()
-    def run(self, bucket: Bucket) -> Outcome:
-        """Run the step whose block is on the device."""
+    def run(self, bucket: Bucket, *, every_state: bool = False) -> Outcome:
+        """Run the step whose block is on the device.  every_state: of all its tokens."""
         layout = Layout.of(bucket)
-        inp = self._input(layout)
+        inp, ends = self._input(layout), self._ends[: bucket.rows]
         prepare.prepare(
             self._block,
             self._slots.page_table,
@@ -88,14 +91,16 @@ class WholeStep:
             tokens=inp.tokens,
             positions=inp.positions,
             write_slots=inp.meta.write_slots,
-            logit_rows=inp.logit_rows,
+            logit_rows=ends,
             row_pages=inp.meta.page_table,
             page_size=self.kv.page_size,
         )
-        inp = replace(inp, meta=self._backend.plan(inp.meta, self.kv))
-        hidden = self._model(inp)
-        ends = hidden if bucket.decode else hidden.index_select(0, inp.logit_rows)
-        logits = self._model.logits(ends)
+        meta = self._backend.plan(inp.meta, self.kv)
+        # The last tokens of rows that all decode are all tokens.
+        alone = None if bucket.decode or every_state else ends
+        hidden = self._model(replace(inp, meta=meta, ends=alone))
+        of_rows = hidden if bucket.decode or not every_state else hidden.index_select(0, ends)
+        logits = self._model.logits(of_rows)
         sample(
             logits,
             layout.column(self._block, prepare.SAMPLE_SLOT, bucket.rows),
@@ -125,7 +130,7 @@ class WholeStep:
         return ModelInput(
             tokens=self._tokens[:tokens],
             positions=self._positions[:tokens],
-            logit_rows=self._logit_rows[:rows],
+            ends=None,
             meta=meta,
             kv=self.kv,
             backend=self._backend,

@@ -48,8 +48,8 @@ class PagedRow:
         self.length = 0
 
     @torch.inference_mode()
-    def feed(self, tokens: Tensor) -> Tensor:
-        """Feed tokens [T] after those fed before -> logits [T, vocab]."""
+    def feed(self, tokens: Tensor, *, only_last: bool = False) -> Tensor:
+        """Feed tokens [T] after those fed before -> logits [T, vocab], or [1, vocab]."""
         count, end = len(tokens), self.length + len(tokens)
         positions = torch.arange(self.length, end, device=self.device)
         slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
@@ -68,7 +68,7 @@ class PagedRow:
         inp = ModelInput(
             tokens=tokens,
             positions=positions,
-            logit_rows=torch.arange(count, device=self.device),
+            ends=meta.cu_seqlens_q[1:].long() - 1 if only_last else None,
             meta=self.backend.plan(meta, self.kv),
             kv=self.kv,
             backend=self.backend,

@@ -33,17 +33,22 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
 
     def add(
-        self, x: Tensor, residual: Tensor, inp: ModelInput, rotation: Tensor | None
+        self,
+        x: Tensor,
+        residual: Tensor,
+        inp: ModelInput,
+        rotation: Tensor | None,
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, hidden] -> (what is to be added, or None, residual), as Linear.add.
 
         rotation  [T, head_dim] of Rope; None for no rotation
+        wanted    [R] int64: both come out for these tokens alone; None: for all
         """
-        return self.out.add(self._mixed(x, inp, rotation), residual)
-
-    def forward(self, x: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; rotation as for `add`."""
-        return self.out(self._mixed(x, inp, rotation))
+        mixed = self._mixed(x, inp, rotation)
+        if wanted is not None:
+            mixed, residual = mixed.index_select(0, wanted), residual.index_select(0, wanted)
+        return self.out.add(mixed, residual)
 
     def _mixed(self, x: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
         """What the heads see, [T, heads * head_dim]."""

@@ -54,7 +54,7 @@ class LayerNorm(nn.Module):
             x, self.weight.shape, self.weight, self.bias, self.eps
         )
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x, residual [T, size] -> (norm of their sum, the sum)."""
-        total = residual + x
+    def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x, residual [T, size] -> (norm of their sum, the sum); x None: residual is the sum."""
+        total = residual if x is None else residual + x
         return self(total), total

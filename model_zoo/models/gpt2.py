@@ -24,9 +24,15 @@ class Layer(nn.Module):
         self.mlp_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype=dtype)
 
-    def forward(self, x: Tensor, residual: Tensor, inp: ModelInput) -> tuple[Tensor, Tensor]:
-        """x, the norm of residual -> what the layer adds last, and the sum of all before it."""
-        x, residual = self.mlp_norm.add(self.attention(x, inp, None), residual)
+    def forward(
+        self, x: Tensor, residual: Tensor, inp: ModelInput, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x, the norm of residual -> what the layer adds last, and the sum of all before it.
+
+        wanted: as for Attention.add.
+        """
+        added, residual = self.attention.add(x, residual, inp, None, wanted)
+        x, residual = self.mlp_norm.add(added, residual)
         return self.mlp(x), residual
 
 
@@ -52,7 +58,8 @@ class GPT2(Model):
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         x = norms[0](residual)
         for layer, norm in zip(self.layers, norms[1:], strict=True):
-            x, residual = norm.add(*layer(x, residual, inp))
+            wanted = inp.ends if layer is self.layers[-1] else None
+            x, residual = norm.add(*layer(x, residual, inp, wanted))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -30,13 +30,18 @@ class Layer(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, residual: Tensor, inp: ModelInput, rotation: Tensor
+        self,
+        x: Tensor,
+        residual: Tensor,
+        inp: ModelInput,
+        rotation: Tensor,
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """x, the norm of residual -> what the layer adds last, and the sum of all before it.
 
-        None: that is in the sum already.
+        None: that is in the sum already.  wanted: as for Attention.add.
         """
-        x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, rotation))
+        x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, rotation, wanted))
         return self.mlp.add(x, residual)
 
 
@@ -64,7 +69,8 @@ class Llama(Model):
             self.embedding, norms[0], self.rope, inp.tokens, inp.positions
         )
         for layer, norm in zip(self.layers, norms[1:], strict=True):
-            x, residual = norm.add(*layer(x, residual, inp, rotation))
+            wanted = inp.ends if layer is self.layers[-1] else None
+            x, residual = norm.add(*layer(x, residual, inp, rotation, wanted))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

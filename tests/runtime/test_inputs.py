@@ -44,7 +44,7 @@ def test_whole_prompts_share_one_prefix_sum() -> None:
     assert inp.meta.cu_seqlens_q.tolist() == [0, 3, 8]
     assert inp.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert inp.tokens.tolist() == [*range(8)]
-    assert inp.logit_rows.tolist() == [2, 7]
+    assert inp.ends is not None and inp.ends.tolist() == [2, 7]
     assert inp.meta.page_table.tolist() == [[9, 0], [4, 6]]
     assert inp.meta.write_slots.tolist() == [36, 37, 38, 16, 17, 18, 19, 24]
     assert (inp.meta.max_seqlen_q, inp.meta.max_seqlen_k) == (5, 5)
@@ -71,7 +71,7 @@ def test_chunk_behind_a_prefix_has_sums_of_its_own() -> None:
     inp = build(batch, make_slots())
     assert inp.meta.cu_seqlens_q.tolist() == [0, 2, 5]
     assert inp.meta.cu_seqlens_k.tolist() == [0, 2, 13]
-    assert inp.logit_rows.tolist() == [4]
+    assert inp.ends is not None and inp.ends.tolist() == [1, 4]
     assert inp.meta.q_lens == (2, 3) and inp.meta.kv_lens == (2, 11)
     assert inp.meta.write_slots.tolist() == [4, 5, 8, 9, 10]
 
@@ -81,8 +81,8 @@ def test_tensors_have_the_types_that_kernels_expect() -> None:
     meta = inp.meta
     for tensor in (meta.cu_seqlens_q, meta.cu_seqlens_k, meta.cache_seqlens, meta.page_table):
         assert tensor.dtype == torch.int32
-    for tensor in (inp.tokens, inp.positions, inp.logit_rows, meta.write_slots):
-        assert tensor.dtype == torch.int64
+    for tensor in (inp.tokens, inp.positions, inp.ends, meta.write_slots):
+        assert tensor is not None and tensor.dtype == torch.int64
 
 
 def test_slot_that_starts_over_has_an_empty_page_table() -> None:

@@ -56,7 +56,8 @@ class StrictModel:
             for end in range(kv_len - q_len + 1, kv_len + 1):
                 bad = self.poison in seen[:end]
                 hidden.append(torch.full((VOCAB,), torch.nan) if bad else logits_after(seen[:end]))
-        return torch.stack(hidden).to(cells.device)
+        states = torch.stack(hidden).to(cells.device)
+        return states if inp.ends is None else states[inp.ends]
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()
