@@ -34,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sends --rate requests a second, whatever the server does.",
     )
     add = serve.add_argument
-    add("--base-url", default="http://127.0.0.1:8000/v1", help="with the /v1")
+    add(
+        "--base-url",
+        "--url",
+        metavar="URL",
+        type=with_version,
+        default="http://127.0.0.1:8000/v1",
+        help="where the server is; without a path it gets /v1",
+    )
     add("--model", help="name to ask for; the first of /v1/models if left out")
     add("--api-key", help="sent as a bearer token")
     add("--endpoint", choices=("completions", "chat"), default="completions", help="what to call")
@@ -91,6 +98,13 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
+def with_version(url: str) -> str:
+    """A server's address is enough, as for `wavefill chat`."""
+    url = url.rstrip("/")
+    _, found, rest = url.partition("://")
+    return f"{url}/v1" if found and "/" not in rest else url
+
+
 def read_objectives(words: list[str]) -> Objectives:
     """`ttft:200 tpot:20` as limits.  Raises UsageError."""
     from server.bench.metrics import Objectives
@@ -116,7 +130,7 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
     from server.bench.report import as_json, table
     from server.bench.share import run_share, run_together, shares
 
-    async with BenchClient(args.base_url.rstrip("/"), args.api_key, args.timeout) as client:
+    async with BenchClient(args.base_url, args.api_key, args.timeout) as client:
         workload = await _workload(args, client)
         progress = Progress(args.num_prompts)
         warm = Load(client, workload, lambda: None)
@@ -144,7 +158,7 @@ def _share(args: argparse.Namespace, workload: Workload) -> Share:
     from server.bench.share import Share
 
     return Share(
-        base_url=args.base_url.rstrip("/"),
+        base_url=args.base_url,
         api_key=args.api_key,
         timeout_s=args.timeout,
         workload=workload,

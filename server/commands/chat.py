@@ -20,7 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         f"Talk to a running server.  In the chat: {HELP}.  If the server asks for a key, set {KEY}."
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is")
+    parser.add_argument(
+        "--base-url",
+        "--url",
+        metavar="URL",
+        default="http://127.0.0.1:8000",
+        help="where the server is, with or without the /v1",
+    )
     parser.add_argument("--model", default="", help="name of the model; empty: the server's first")
     parser.add_argument("--system", default="", metavar="TEXT", help="instructions for the model")
     parser.add_argument("--temperature", type=float, help="left out: the model's own")
@@ -79,13 +85,13 @@ def _message(body: bytes) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    server = Server(args.url, os.environ.get(KEY, "none").split(",")[0])
+    server = Server(args.base_url, os.environ.get(KEY, "none").split(",")[0])
     try:
         model = args.model or server.first_model()
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{model} at {args.url}: {HELP}")
+    print(f"{model} at {args.base_url}: {HELP}")
     options = {} if args.temperature is None else {"temperature": args.temperature}
     system = args.system
     turns: list[dict[str, str]] = []

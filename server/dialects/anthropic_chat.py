@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from server.dialects.thinking import LEVEL, can_think, thinking_fields
+from server.dialects.tool_ids import model_id
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.anthropic import (
     CountRequest,
@@ -140,14 +141,14 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
+    return {"id": model_id(block.id), "type": "function", "function": function}
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
     text = _text(block.content or "")
     if block.is_error:
         text = f"Error: {text}"  # templates have no other place for it
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+    return {"role": "tool", "tool_call_id": model_id(block.tool_use_id), "content": text}
 
 
 def _text(content: str | list[TextBlock]) -> str:

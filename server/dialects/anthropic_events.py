@@ -19,6 +19,7 @@ import orjson
 from server.chat_service import Answer, ChatFinish, ChatTurn, Part
 from server.choice import Choice
 from server.dialects.errors import anthropic_failure
+from server.dialects.tool_ids import anthropic_id
 from server.dialects.tool_input import tool_input
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.sse import DeltaFrame, Wire
@@ -97,7 +98,12 @@ def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> byt
     if answer.content:
         content.append({"type": "text", "text": answer.content})
     content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": tool_input(call.arguments)}
+        {
+            "type": "tool_use",
+            "id": anthropic_id(call.id),
+            "name": call.name,
+            "input": tool_input(call.arguments),
+        }
         for call in answer.tool_calls
     ]
     called = bool(answer.tool_calls)
@@ -156,7 +162,12 @@ class MessageEvents:
         if delta.id is not None:
             self._called = True
             data = self._open_block(
-                {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+                {
+                    "type": "tool_use",
+                    "id": anthropic_id(delta.id),
+                    "name": delta.name,
+                    "input": {},
+                }
             )
         if delta.arguments:
             data += self._block_delta(type="input_json_delta", partial_json=delta.arguments)

@@ -141,6 +141,11 @@ LENGTHS = {
 }
 
 
+NAMES = r"^[a-zA-Z0-9_-]+$"  # patterns of names
+NAMES_WITH_DOTS = r"^[a-zA-Z0-9_.-]+$"
+PATTERNS = {NAMES: "a-z, A-Z, 0-9, _ and -", NAMES_WITH_DOTS: "a-z, A-Z, 0-9, _, . and -"}
+
+
 def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
     path = path_of(error["loc"])
     kind, value = error["type"], error["input"]
@@ -169,6 +174,9 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
         message = f"{name} has {len(value)} {unit}: send {words} {context[key]}"
     elif kind == "literal_error":
         message = f"`{path}` is {_shown(value)}: it must be {context['expected']}"
+    elif kind == "string_pattern_mismatch":
+        words = PATTERNS.get(context["pattern"], f"what fits {context['pattern']}")
+        message = f"`{path}` is {_shown(value)}: it may have only {words}; rename it"
     elif kind == "finite_number":
         message = f"`{path}` must be a finite number"
     else:

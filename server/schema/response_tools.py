@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticKnownError
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, fields_of, items_of
+from server.schema.base import WRONG_KIND, Body, fields_of, items_of, kind_of
 from server.schema.tools import MOST_TOOLS, FunctionName, Parameters, kind_tag
 
 Description = Annotated[str, Field(max_length=65536)]
@@ -60,6 +61,18 @@ class NamedTool(Body):
     name: FunctionName
 
 
+def _known_type(value: object) -> object:
+    if value not in ("function", "custom"):
+        raise PydanticKnownError(
+            "literal_error", {"expected": "'function', 'custom' or 'allowed_tools'"}
+        )
+    return value
+
+
+class ChosenTool(NamedTool):
+    type: Annotated[Literal["function", "custom"], BeforeValidator(_known_type)]
+
+
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -70,14 +83,14 @@ def _choice_kind(value: object) -> str | None:
     if isinstance(value, str):
         return "~word"
     kind = fields_of(value).get("type")
-    if kind in ("function", "custom"):
-        return "~named"
-    return "~allowed" if kind == "allowed_tools" else None
+    if kind_of(value) != "object":
+        return None
+    return "~allowed" if kind == "allowed_tools" else "~named"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
-    | Annotated[NamedTool, Tag("~named")]
+    | Annotated[ChosenTool, Tag("~named")]
     | Annotated[AllowedTools, Tag("~allowed")],
     Discriminator(
         _choice_kind,
@@ -117,7 +130,7 @@ def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
     kind = fields_of(value).get("type")
     if isinstance(kind, str) and kind not in known:
         raise UnsupportedParameter(
-            f"`{path}` is {kind[:40]}: this server runs no tools of its own; offer tools of type "
-            "function or custom",
+            f"`{path}` is {kind[:40]}: this server runs no tools of its own; use type "
+            f"{', '.join(known[:-1])} or {known[-1]}",
             param=path,
         )

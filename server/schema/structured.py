@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, Unsupported, kind_of
+from server.schema.base import NAMES, WRONG_KIND, Body, Unsupported, kind_of
 
 MAX_REGEX = 8192  # characters
 MAX_GRAMMAR = 65_536
@@ -30,7 +30,7 @@ GUIDED: dict[str, Unsupported] = {
 class SchemaFormat(Body):
     model_config = ConfigDict(protected_namespaces=())
 
-    name: str = Field(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_-]+$")
+    name: str = Field(min_length=1, max_length=64, pattern=NAMES)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None  # the schema is enforced in any case

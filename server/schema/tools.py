@@ -12,13 +12,19 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Body, few_entries, fields_of, kind_of
+from server.schema.base import (
+    NAMES_WITH_DOTS,
+    WRONG_KIND,
+    Body,
+    few_entries,
+    fields_of,
+    kind_of,
+)
 
 MOST_TOOLS = 128
 INPUT = "input"  # the one argument of a custom tool
-NAME = r"^[a-zA-Z0-9_.-]+$"
 
-FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAME)]
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAMES_WITH_DOTS)]
 
 
 def _object_schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -39,14 +45,18 @@ class FunctionDefinition(Body):
     strict: bool | None = None
 
 
-def _known_type(value: object) -> object:
-    if value != "function":
-        raise PydanticKnownError("literal_error", {"expected": "'function' or 'custom'"})
-    return value
+def function_or(words: str) -> BeforeValidator:
+    """Of a type: whatever no other class is for is read as a function, so tell of the others."""
+
+    def check(value: object) -> object:
+        if value != "function":
+            raise PydanticKnownError("literal_error", {"expected": f"'function'{words}"})
+        return value
+
+    return BeforeValidator(check)
 
 
-# Whatever is not "custom" is read as a function: a wrong type is told of both.
-FunctionWord = Annotated[Literal["function"], BeforeValidator(_known_type)]
+FunctionWord = Annotated[Literal["function"], function_or(" or 'custom'")]
 
 
 class FunctionTool(Body):
@@ -127,6 +137,10 @@ class NamedFunction(Body):
     function: FunctionNamed
 
 
+class ChosenFunction(NamedFunction):
+    type: Annotated[Literal["function"], function_or(", 'custom' or 'allowed_tools'")]
+
+
 class NamedCustom(Body):
     type: Literal["custom"]
     custom: FunctionNamed
@@ -162,7 +176,7 @@ def _choice_kind(value: object) -> str | None:
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
-    | Annotated[NamedFunction, Tag("~function")]
+    | Annotated[ChosenFunction, Tag("~function")]
     | Annotated[NamedCustom, Tag("~custom")]
     | Annotated[AllowedTools, Tag("~allowed")],
     Discriminator(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from qwen_writer import (
 
 from server.dialects.anthropic_chat import FIELDS
 from server.dialects.names import callers_names
+from server.dialects.tool_ids import anthropic_id, model_id
 from server.errors import RequestError
 
 WEATHER = {
@@ -85,6 +87,8 @@ def test_a_stream_of_calls_is_the_same_message(
         streamed = stream.get_final_message()
     assert kinds == ["content_block_start", "content_block_stop"] * 3
     assert without_ids(streamed.content) == without_ids(plain.content)
+    ids = [block.id for block in streamed.content if block.type == "tool_use"]
+    assert len(set(ids)) == 2 and all(id.startswith("toolu_") for id in ids)
     assert (streamed.stop_reason, streamed.usage) == (plain.stop_reason, plain.usage)
 
 
@@ -108,10 +112,36 @@ def test_each_block_ends_before_the_next_begins(fake: FakeServer):
     assert seen == 4 and inside is None
 
 
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("Ab3dE6gH9", "toolu_Ab3dE6gH9"),
+        ("functions.get_weather:12", "toolu_functions-get_weather-12"),
+        ("functions.a-1:0", "toolu_functions-a-1-0"),
+    ],
+)
+def test_a_template_that_knows_the_form_of_ids_reads_its_own(made: str, told: str):
+    assert (anthropic_id(made), model_id(told)) == (told, made)
+
+
+@pytest.mark.parametrize("id", ["call_1", "toolu_01A09q90qw90lq917835lq9x", "toolu_1", "x"])
+def test_other_ids_reach_the_template_as_they_are(
+    fake: FakeServer, client: anthropic.Anthropic, id: str
+):
+    assert model_id(id) == id
+    use: Any = {"type": "tool_use", "id": id, "name": "weather", "input": {"city": "Rome"}}
+    result: Any = {"type": "tool_result", "tool_use_id": id, "content": "22 degrees"}
+    turns: list[Any] = [{"role": "assistant", "content": [use]}]
+    turns.append({"role": "user", "content": [result]})
+    client.messages.create(**ASK | {"messages": [*ASK["messages"], *turns]})
+    assert "<|tool|>22 degrees<|end|>" in prompt_of(fake)
+
+
 def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: anthropic.Anthropic):
     fake.say(CALL)
     called = client.messages.create(**ASK)
     [block] = called.content
+    assert re.fullmatch("toolu_[a-zA-Z0-9]{24}", block.id)
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "22 degrees"}
     fake.say("It is 22 degrees.")
     turns = [

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from server.bench.share import Share, shares
 from server.cli import main
+from server.commands.bench import with_version
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -90,6 +91,19 @@ def bench(url: str, *arguments: str) -> int:
     code = ended.value.code
     assert isinstance(code, int)
     return code
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+        ("https://host/", "https://host/v1"),
+        ("http://host/v1/", "http://host/v1"),
+        ("http://host/openai/v1", "http://host/openai/v1"),
+    ],
+)
+def test_an_address_without_a_path_gets_the_version(given: str, taken: str) -> None:
+    assert with_version(given) == taken
 
 
 SMALL = ("--input-len", "7", "--output-len", "6", "--num-prompts", "12", "--warmup", "2")
@@ -205,6 +219,7 @@ def test_an_absent_server_is_named_with_the_remedy(capsys: pytest.CaptureFixture
         (["--rate", "1", "--concurrency", "1"], "not allowed with"),
         (["--goodput", "speed:9"], "write ttft:MS"),
         (["--base-url", "127.0.0.1:8000"], "give one like http://"),
+        (["--url", "127.0.0.1:8000"], "give one like http://"),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_remedy(

@@ -29,7 +29,7 @@ def fake(module_fake: FakeServer) -> FakeServer:
 
 def chat(url: str, *lines: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [Path(sys.executable).parent / "wavefill", "chat", "--url", url, *words],
+        [Path(sys.executable).parent / "wavefill", "chat", "--base-url", url, *words],
         input="".join(f"{line}\n" for line in lines),
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
@@ -68,6 +68,11 @@ def test_an_unknown_command_is_told_and_not_sent(fake: FakeServer):
     done = chat(fake.url, "/save this")
     assert "/save is no command here" in done.stdout
     assert fake.engine.requests == []
+
+
+def test_the_address_may_have_the_version_and_the_option_a_short_name(fake: FakeServer):
+    done = chat("http://127.0.0.1:1", "Hello", words=("--url", f"{fake.url}/v1"))
+    assert GREETING in done.stdout, done.stderr
 
 
 def test_a_failed_turn_is_told_and_forgotten(fake: FakeServer):
