@@ -99,11 +99,16 @@ def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
+    "billing_policy": Unsupported(LATER),
+    "compaction": Unsupported("shorten `messages` yourself"),
     "container": Unsupported(LATER),
     "context_management": Unsupported("shorten `messages` yourself"),
     "diagnostics": Unsupported(LATER),
+    "fallback_credit_token": Unsupported(LATER),
+    "fallbacks": Unsupported("no answer is declined here; leave it out", "default", []),
     "inference_geo": Unsupported("the server runs where it runs; leave it out"),
     "mcp_servers": Unsupported("call the servers yourself and offer `tools`", []),
     "speed": Unsupported("use standard", "standard"),
+    "thread": Unsupported("no conversation is kept for you; send all `messages` without it"),
     "user_profile_id": Unsupported(LATER),
 }

@@ -28,6 +28,8 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# What a client that keeps a conversation on the server by itself needs to read, to go on without.
+UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def is_anthropic(path: str) -> bool:
@@ -42,7 +44,9 @@ def anthropic_error(body: bytes, status: int, request_id: str | None) -> bytes:
     """Anthropic's body for OpenAI's."""
     told = _told(body)
     kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    error = {"type": kind, "message": told.get("message", "")}
+    error: dict[str, object] = {"type": kind, "message": told.get("message", "")}
+    if (told.get("param"), told.get("code")) == ("thread", "unsupported_parameter"):
+        error["details"] = UNTHREADED
     return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
 

@@ -195,6 +195,12 @@ RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
     "conversation": Unsupported("use `previous_response_id`"),
     "prompt": Unsupported("put the text into `instructions` or `input`"),
     "context_management": Unsupported("shorten the input before sending it"),
+    "background_options": Unsupported(
+        "a response in the background begins at once; use soonest",
+        {"completion_window": "soonest"},
+        {},
+    ),
+    "personality": Unsupported("describe the style in `instructions`"),
     "service_tier": Unsupported("use auto or default", "auto", "default"),
     "prompt_cache_retention": Unsupported(
         "prefixes are kept in memory; use in_memory", "in_memory"
@@ -216,7 +222,7 @@ COUNTED = frozenset(
     {
         "model", "input", "instructions", "previous_response_id", "conversation", "tools",
         "tool_choice", "parallel_tool_calls", "text", "reasoning", "truncation",
-        "chat_template_kwargs",
+        "chat_template_kwargs", "personality",
     }
 )  # fmt: skip
 

@@ -48,6 +48,26 @@ async def test_a_streamed_call_is_answered_and_the_conversation_goes_on(server: 
         assert (second.stop_reason, second.content[0].text) == ("end_turn", TOLD)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_tool_runner_calls_and_ends_with_text(server: Server, streamed: bool):
+    called: list[str] = []
+
+    @anthropic.beta_tool(
+        name="get_weather", description="The weather of a city", input_schema=SCHEMA
+    )
+    def get_weather(city: str) -> str:
+        called.append(city)
+        return weather({"city": city})
+
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        options = ASK | {"stream": True} if streamed else ASK
+        runner = client.beta.messages.tool_runner(
+            messages=[{"role": "user", "content": WEATHER}], tools=[get_weather], **options
+        )
+        final = runner.until_done()
+    assert (called, final.stop_reason, final.content[0].text) == (["Paris"], "end_turn", TOLD)
+
+
 def test_mistakes_are_the_clients_exceptions(server: Server):
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):

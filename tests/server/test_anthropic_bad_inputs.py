@@ -96,6 +96,10 @@ ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"context_management": {"edits": []}}, ("`context_management` is not supported",)),
     ({"mcp_servers": [{}]}, ("`mcp_servers` is not supported", "tools")),
     ({"inference_geo": "eu"}, ("`inference_geo` is not supported",)),
+    ({"fallbacks": [{"model": "x"}]}, ("`fallbacks` is not supported",)),
+    ({"fallback_credit_token": "x"}, ("`fallback_credit_token` is not supported",)),
+    ({"compaction": {}}, ("`compaction` is not supported", "`messages`")),
+    ({"billing_policy": {}}, ("`billing_policy` is not supported",)),
     ({"speed": "fast"}, ("`speed` is not supported", "standard")),
     ({"service_tier": "priority"}, ("`service_tier`", "'standard_only'")),
     # the order of turns
@@ -233,3 +237,11 @@ def test_the_counting_route_takes_no_sampling_parameters(http: httpx.Client):
 def test_what_asks_for_nothing_unusual_is_taken(http: httpx.Client, change: dict[str, Any]):
     answer = http.post(ROUTE, json=BASE | change)
     assert answer.status_code == 200, answer.text
+
+
+def test_a_client_that_keeps_threads_is_told_to_go_on_without(http: httpx.Client):
+    """Anthropic's tool runner begins a thread by itself, and reads the details of the refusal."""
+    error = http.post(ROUTE, json=BASE | {"thread": {"type": "create"}}).json()["error"]
+    assert error["details"]["error_code"] == "thread_unsupported_request"
+    assert "`thread` is not supported" in error["message"] and "all `messages`" in error["message"]
+    assert "details" not in http.post(ROUTE, json=BASE | {"max_tokens": 0}).json()["error"]
