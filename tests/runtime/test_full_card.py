@@ -133,7 +133,8 @@ def test_a_card_of_three_gigabytes_serves_with_graphs(model: Path) -> None:
         assert report["left"] >= 0 and report["KV"] > 256 * MIB
         check_answers(found, worst_requests(64, 3000))
         steps = found.executor._runner.steps
-        assert steps is not None and len(steps.graphs.captured) > 60
+        assert steps is not None
+        assert steps.graphs.captured.keys() >= set(steps.graphs._buckets.early())
 
 
 def test_a_card_that_is_too_small_ends_the_start_with_numbers_to_change(model: Path) -> None:
