@@ -11,6 +11,7 @@ import re
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,8 +21,10 @@ from msgspec import Struct
 from runtime.messages import MAX_LEXER_STATES
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
+CHECK_SECONDS = 2.0  # of a core, for one grammar; those that are fit for use take milliseconds
+BLAME_SECONDS = 1.0  # of them, after which the place of an error is told as far as it is known
 MAX_MEMORY = 2 << 30  # bytes of address space
 MOST_ERROR = 300  # characters
 STEPS = 12  # bytes of an answer that a grammar is tried with
@@ -29,7 +32,7 @@ IN_VAIN = "Unsatisfiable"  # how the library says that nothing fulfils a schema
 WORDS = {  # how its messages begin -> what they mean to a caller
     "NoExtensionBias": "no text fulfils it",
     "Parser Error: Current row has": "too many things may come next at one place, such as optional "
-    "properties of one object (some 500 are too many): make more of them required",
+    "properties of one object: make more of them required",
 }
 
 
@@ -87,9 +90,11 @@ class Checker:
         single = Bytes(start)
         self._tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(single))
         self._first_byte = single.first
+        self._began = 0.0  # the check that is under way, in seconds of this process on a core
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
     def check(self, request: Check) -> Verdict:
+        self._began = time.process_time()
         grammars = request.grammars
         if request.ebnf:
             try:
@@ -122,8 +127,21 @@ class Checker:
             token = self._least(possible)
             if token is None:
                 return None if matcher.is_accepting() else "no text fulfils it"
+            if step == 0 and (error := self._object_error(matcher, possible)) is not None:
+                return error
             matcher.consume_token(token)
         return None
+
+    def _object_error(self, matcher: LLMatcher, possible: bytes) -> str | None:
+        """The same of an answer that begins as an object does, where others may come first."""
+        brace = self._first_byte + ord("{")
+        if not possible[brace >> 3] >> (brace & 7) & 1:
+            return None
+        other = matcher.deep_copy()
+        other.consume_token(brace)
+        if not other.is_error() and not other.is_stopped():
+            other.compute_bitmask()
+        return plain(other.get_error()) if other.is_error() else None
 
     def _least(self, possible: bytes) -> int | None:
         """The first byte that may come next, else the first special token, but not the end."""
@@ -143,6 +161,8 @@ class Checker:
         node = schema
         while True:
             for step, inner in _inner(node):
+                if time.process_time() - self._began > BLAME_SECONDS:
+                    return path, error
                 found = self._schema_error({**shared, **inner})
                 if found is not None and (found == error or found[:13] == error[:13] == IN_VAIN):
                     path, node, error = path + step, inner, found
@@ -203,7 +223,10 @@ def main() -> None:
     stdout.write(b"\n")  # ready
     stdout.flush()
     for line in stdin:
+        # Time on a core: whether a grammar is taken does not depend on what else runs.
+        signal.setitimer(signal.ITIMER_PROF, CHECK_SECONDS)  # SIGPROF ends this process
         verdict = checker.check(msgspec.json.decode(line, type=Check))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         stdout.write(msgspec.json.encode(verdict) + b"\n")
         stdout.flush()
 

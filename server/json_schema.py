@@ -17,6 +17,8 @@ from server.schema.structured import MAX_REGEX, MAX_SCHEMA
 
 MAX_DEPTH = 40  # schemas inside schemas
 MAX_PROPERTIES = 5000  # OpenAI's limit
+# Any of them may be next, so each costs time at every token.  The library's own limit is 498.
+MAX_OPTIONAL = 480
 MAX_VALUES = 10_000  # of all enums together
 
 NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
@@ -84,7 +86,8 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
             f"the schema in `{param}` has {size} bytes: at most {MAX_SCHEMA} are taken", param=param
         )
     properties = values = 0
-    for node in _walk(schema, param):
+    nodes = list(_walk(schema, param))
+    for node in nodes:
         _check_keywords(node)
         properties += len(fields_of(node.schema.get("properties")))
         values += len(items_of(node.schema.get("enum")))
@@ -94,6 +97,7 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
                 f"{MAX_PROPERTIES} properties and {MAX_VALUES} enum values are taken",
                 param=node.path,
             )
+    _check_optional(nodes)
     return _rebuilt(schema, _without_refused)
 
 
@@ -149,6 +153,32 @@ def _check_keywords(node: Node) -> None:
                 f"`{shown(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
                 param=path,
             )
+
+
+def _check_optional(nodes: list[Node]) -> None:
+    """Properties come in order, so what may be left out between two that may not is what counts."""
+    anywhere: set[str] = set()
+    for node in nodes:
+        anywhere |= _required(node)
+    for node in nodes:
+        # An allOf is one schema, whose parts may require what others describe.
+        joined = "allOf" in node.schema or ".allOf[" in node.path
+        required = anywhere if joined else _required(node)
+        optional = longest = 0
+        for name in fields_of(node.schema.get("properties")):
+            optional = 0 if name in required else optional + 1
+            longest = max(longest, optional)
+        if longest > MAX_OPTIONAL:
+            raise RequestError(
+                f"`{shown(node.path)}` has {longest} optional properties one after the other: at "
+                f"most {MAX_OPTIONAL} are taken; make more of them required",
+                param=node.path,
+                code="unsupported_schema",
+            )
+
+
+def _required(node: Node) -> set[str]:
+    return {name for name in items_of(node.schema.get("required")) if isinstance(name, str)}
 
 
 def _misspelt(key: str) -> str | None:

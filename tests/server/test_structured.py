@@ -212,8 +212,15 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
      f"{RS}.properties.a", "minimum (5) is greater"),
     (schema_format({"oneOf": [{"type": "string"}, {"minLength": 3}]}), SCHEMA, RS, "oneOf"),
     (schema_format({"enum": []}), SCHEMA, RS, "empty"),
-    (schema_format({"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}), SCHEMA,
-     RS, "optional properties"),
+    (schema_format({"type": "object", "properties": {f"p{i}": {} for i in range(4999)}}), SCHEMA,
+     RS, "has 4999 optional properties one after the other: at most 480"),
+    (holding(a={"properties": {f"p{i}": {} for i in range(1000)}, "required": ["p400"]}), SCHEMA,
+     f"{RS}.properties.a", "has 599 optional properties"),
+    (schema_format({"allOf": [{"properties": {f"p{i}": {} for i in range(1000)}}]}), SCHEMA,
+     f"{RS}.allOf[0]", "has 1000 optional properties"),
+    (schema_format({"anyOf": [{"type": "string"}] + [
+        {"type": "object", "properties": {f"{n}p{i}": {} for i in range(300)}} for n in range(3)
+    ]}), SCHEMA, RS, "too many things may come next"),
     (schema_format({"type": "object", "properties": {f"p{i}": {} for i in range(5001)}}), VALUE,
      RS, "at most 5000 properties"),
     (schema_format({"enum": list(range(10_001))}), VALUE, RS, "10000 enum values"),
@@ -293,6 +300,23 @@ def test_what_cannot_be_enforced_is_refused_by_its_path(
     assert words in error["message"], error
     assert len(error["message"]) < 600
     assert fake.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(5000)},
+         "required": [f"p{i}" for i in range(5000)]},
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(480)},
+         "patternProperties": {"^x-[a-z]+$": {}, "^y": {}}},
+    ],
+    ids=["5000 properties", "480 optional ones"],
+)  # fmt: skip
+def test_the_largest_schemas_are_taken(
+    fake: FakeServer, http: httpx.Client, judge: Judge, schema: dict[str, Any]
+) -> None:
+    grammar = grammar_of(fake, http, CHAT, **schema_format(schema))
+    assert not judge.takes(grammar, "hello")
 
 
 def test_a_deep_schema_is_refused_with_the_place(http: httpx.Client) -> None:
