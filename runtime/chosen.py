@@ -14,7 +14,6 @@ from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, 
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
-from model_zoo.registry import build as build_model
 from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
 from runtime.deterministic import wanted_attention
 from runtime.device import (
@@ -27,6 +26,7 @@ from runtime.device import (
     choose_threads,
     is_out_of_memory,
 )
+from runtime.estimate import copy_bytes, weight_bytes
 from runtime.full_steps import full_steps
 from runtime.inputs import Model
 from runtime.memory_plan import MemoryPlan, size
@@ -97,8 +97,9 @@ class Chosen:
             raise self._too_heavy(free) from None
 
     def _weight_bytes(self) -> int:
-        model = build_model(self.config, DTYPES[self.dtype], torch.device("meta"))
-        return sum(parameter.nbytes for parameter in model.parameters())
+        dtype = DTYPES[self.dtype]
+        copies = 0 if self.on_gpu else copy_bytes(self.config, dtype)
+        return weight_bytes(self.config, dtype) + copies
 
     def _too_heavy(self, free: int) -> ConfigError:
         half = "--dtype bfloat16, " if self.dtype == "float32" else ""

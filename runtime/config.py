@@ -19,6 +19,7 @@ KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 PAGE_SIZES = (16, 32, 64, 128)
+MOST_SEQS, MOST_TOKENS = 1 << 16, 1 << 20  # of a step; no device gains by more
 LARGE_GPU_BYTES = 32 << 30  # free: with so much, the working memory of 8192 tokens is a small part
 
 
@@ -88,6 +89,12 @@ def check(wanted: EngineConfig, facts: ModelFacts) -> None:
     if wanted.page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, PAGE_SIZES))
         raise ConfigError(f"--page-size {wanted.page_size}: choose one of {sizes}")
+    for name, value, most in (
+        ("--max-num-seqs", wanted.max_num_seqs, MOST_SEQS),
+        ("--max-batched-tokens", wanted.max_batched_tokens, MOST_TOKENS),
+    ):
+        if value > most:
+            raise ConfigError(f"{name} {value}: a step has at most {most} of them: lower it")
     if wanted.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
     if wanted.max_model_len > facts.max_position:
@@ -112,12 +119,7 @@ def resolve(
 
     Raises ConfigError if one exceeds what the memory allows.
     """
-    usual_tokens = 512
-    if device == "cuda":
-        usual_tokens = 8192 if memory.free >= LARGE_GPU_BYTES else 2048
-    max_num_seqs, max_batched_tokens = _step_limits(
-        wanted, 256 if device == "cuda" else 64, usual_tokens
-    )
+    max_num_seqs, max_batched_tokens = step_limits(wanted, device, memory.free)
     longest = wanted.max_model_len or facts.max_position
     num_pages = _num_pages(
         wanted,
@@ -147,8 +149,14 @@ def resolve(
     )
 
 
-def _step_limits(wanted: EngineConfig, usual_seqs: int, usual_tokens: int) -> tuple[int, int]:
-    """Most sequences and most tokens of a step.  Raises ConfigError if they do not agree."""
+def step_limits(wanted: EngineConfig, device: Literal["cpu", "cuda"], free: int) -> tuple[int, int]:
+    """Most sequences and most tokens of a step, on a device with so many bytes free.
+
+    Raises ConfigError if they do not agree.
+    """
+    usual_seqs, usual_tokens = 64, 512
+    if device == "cuda":
+        usual_seqs, usual_tokens = 256, 8192 if free >= LARGE_GPU_BYTES else 2048
     budget = wanted.max_batched_tokens
     max_num_seqs = wanted.max_num_seqs or min(usual_seqs, budget or usual_seqs)
     max_batched_tokens = budget or max(usual_tokens, max_num_seqs)
@@ -197,7 +205,7 @@ def _num_pages(
                 needed * page_bytes,
                 length_that_fits=fits * wanted.page_size,
                 batched_tokens=max_batched_tokens,
-                least_batched_tokens=max_num_seqs,
+                max_num_seqs=max_num_seqs,
             )
         )
     return asked or min(fits, most)

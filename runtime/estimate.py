@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from model_zoo.config import ModelConfig
+from model_zoo.layers.linear import cpu_packs
 from model_zoo.registry import build
 from runtime.buckets import MOST_MIXED, Buckets
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
@@ -19,7 +20,7 @@ from runtime.sampler import PIECE
 MIB = 2**20
 CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
 PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
-PIECE_BYTES = 64 * PIECE  # of the sampler's own, for the rows that it draws at once
+DRAW_BYTES = 64  # of the sampler's own, for each logit that it draws from at once
 GRAPH_BYTES = MIB // 2  # of one more graph ...
 GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it
 
@@ -35,9 +36,16 @@ class Steps:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Exact; tied embeddings count once."""
+    """Of a model on a GPU.  Exact; tied embeddings count once."""
     model = build(config, dtype, torch.device("meta"))
     return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What a CPU takes beside them: its products read weights laid out in another way, and of an
+    embedding that is the head, too, both are kept."""
+    copied = config.tie_embeddings and cpu_packs(dtype)
+    return config.vocab_size * config.hidden_size * dtype.itemsize if copied else 0
 
 
 def estimate(
@@ -47,8 +55,9 @@ def estimate(
     pages = -(-steps.max_len // steps.page_size)
     state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
     forward = _activations(config, dtype, steps.tokens, steps.rows)
-    logits = steps.rows * config.vocab_size * dtype.itemsize
-    work = LIBRARY_BYTES + max(forward, 2 * logits + PIECE_BYTES)
+    logits = steps.rows * config.vocab_size
+    drawing = 2 * logits * dtype.itemsize + DRAW_BYTES * min(PIECE, logits)
+    work = LIBRARY_BYTES + max(forward, drawing)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MOST_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)

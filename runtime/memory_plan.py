@@ -66,7 +66,7 @@ def remedies(
     *,
     length_that_fits: int,
     batched_tokens: int,
-    least_batched_tokens: int,
+    max_num_seqs: int,
 ) -> str:
     """What would make room for `needed` bytes of KV: those of three options that may do it alone.
 
@@ -83,13 +83,20 @@ def remedies(
     growing = plan.work - LIBRARY_BYTES  # with the tokens of a step
     tokens = int(batched_tokens * (growing - missing) / growing) if growing > 0 else 0
     tokens -= tokens % TOKEN_STEPS
-    if tokens >= max(least_batched_tokens, TOKEN_STEPS):
+    if tokens >= max(max_num_seqs, TOKEN_STEPS):
         smaller = f"smaller steps may do: --max-batched-tokens {tokens}"
         return f"{sure}; {smaller}" if sure else smaller
     if sure:
         return sure
+    # All but weights and libraries comes of the size of steps.
+    if plan.work and plan.weights + LIBRARY_BYTES + needed <= plan.free * plan.share:
+        return (
+            "fewer sequences and smaller steps may do: "
+            f"--max-num-seqs {max(1, min(max_num_seqs // 4, 32))}, "
+            f"--max-batched-tokens {max(TOKEN_STEPS, min(batched_tokens // 4, 2048))}"
+        )
     others = "" if plan.weights > plan.free * MOST_SHARE else "--kv-dtype fp8_e4m3, "
     return (
-        "no --max-model-len, --max-batched-tokens or --gpu-memory changes that: use "
-        f"{others}a smaller model or a device with more memory"
+        "no --max-model-len, --max-num-seqs, --max-batched-tokens or --gpu-memory changes that: "
+        f"use {others}a smaller model or a device with more memory"
     )

@@ -16,7 +16,15 @@ import torch
 from msgspec.structs import replace
 
 from model_zoo.config import ModelConfig, ModelError, read_config
-from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
+from runtime.config import (
+    ConfigError,
+    EngineConfig,
+    ModelFacts,
+    Resolved,
+    check,
+    resolve,
+    step_limits,
+)
 from runtime.device import (
     CPU_KV_BYTES,
     DTYPES,
@@ -27,7 +35,7 @@ from runtime.device import (
     choose_kv_dtype,
     free_bytes,
 )
-from runtime.estimate import CONTEXT_BYTES, Steps, estimate, weight_bytes
+from runtime.estimate import CONTEXT_BYTES, Steps, copy_bytes, estimate, weight_bytes
 from runtime.memory_plan import MemoryPlan, size
 
 LENGTHS = (2048, 8192, 32_768, 131_072)  # of requests, to show what fits
@@ -70,19 +78,15 @@ def memory_plan(wanted: EngineConfig, config: ModelConfig, place: Place) -> Memo
     """What a start would come to: reckoned, where a start on a GPU would measure."""
     dtype, share = DTYPES[place.dtype], wanted.gpu_memory
     if place.kind == "cpu":
-        free = max(0, place.free - weight_bytes(config, dtype)) // 2
+        free = max(0, place.free - weight_bytes(config, dtype) - copy_bytes(config, dtype)) // 2
         if not wanted.kv_tokens:
             free = min(free, int(CPU_KV_BYTES / share))
         return MemoryPlan(free=free, share=share)
-    # Keys and values of a byte always fit: the limits of steps are all that is asked for.
-    facts = replace(facts_of(wanted, config, place), kv_bytes_per_token=1)
-    limits = settle(wanted, facts, place, MemoryPlan(free=place.free, share=1.0))
-    steps = Steps(
-        tokens=limits.max_batched_tokens,
-        rows=limits.max_num_seqs,
-        max_len=limits.max_model_len,
-        page_size=limits.page_size,
-    )
+    rows, tokens = step_limits(wanted, place.kind, place.free)
+    longest = wanted.max_model_len or config.max_position
+    if wanted.kv_tokens:
+        longest = min(longest, wanted.kv_tokens + wanted.page_size)
+    steps = Steps(tokens=tokens, rows=rows, max_len=longest, page_size=wanted.page_size)
     return estimate(config, dtype, steps, free=place.free, share=share)
 
 
@@ -157,6 +161,8 @@ def _parts(plan: MemoryPlan, config: ModelConfig, place: Place) -> list[str]:
     ]
     weights = size(weight_bytes(config, DTYPES[place.dtype]))
     lines = [_line("weights", weights, f"{place.dtype}; {', '.join(others)}; exact")]
+    if place.kind == "cpu" and (copies := copy_bytes(config, DTYPES[place.dtype])):
+        lines.append(_line("copies", size(copies), "the head, laid out for products; exact"))
     reasons = {
         "state": (plan.state, "slots of sequences and plans of attention; estimated"),
         "work": (plan.work, "the largest step, and libraries; estimated"),

@@ -120,9 +120,13 @@ class GatedLinear(Linear):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this CPU and this build of PyTorch have oneDNN's kernels for the weight's type."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    return weight.device.type == "cpu" and cpu_packs(weight.dtype)
+
+
+def cpu_packs(dtype: torch.dtype) -> bool:
+    """Whether this CPU and this build of PyTorch have oneDNN's kernels for weights of the type."""
+    if not torch.backends.mkldnn.is_available():
         return False
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
+    return dtype == torch.float32

@@ -19,6 +19,7 @@ FLAGS = (
     *("page_size", "kv_tokens", "gpu_memory"),
 )
 UNITS = {"m": 2**20, "g": 2**30, "t": 2**40}
+LEAST_CARD, MOST_CARD = 2**30, 16 * 2**40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +68,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def card_bytes(text: str) -> int:
-    """80GiB, 80g, 80: gibibytes unless it says otherwise.  Raises UsageError."""
+    """80GiB, 80g, 80: gibibytes unless it says otherwise.  Raises UsageError; never 0."""
     from server.cli import UsageError
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mgt]?)(?:i?b)?", text.strip().lower())
     if found is None or not float(found[1]):
         raise UsageError(f"--card {text}: a size such as 24GiB or 80g is needed")
-    return int(float(found[1]) * UNITS[found[2] or "g"])
+    size = float(found[1]) * UNITS[found[2] or "g"]
+    if not LEAST_CARD <= size <= MOST_CARD:
+        raise UsageError(f"--card {text}: no GPU has so much memory, or so little: 1GiB to 16TiB")
+    return int(size)

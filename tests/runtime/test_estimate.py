@@ -14,7 +14,7 @@ from model_zoo.config import read_config
 from model_zoo.loader import load_model
 from runtime import loading
 from runtime.config import EngineConfig
-from runtime.estimate import Steps, estimate, weight_bytes
+from runtime.estimate import Steps, copy_bytes, estimate, weight_bytes
 from runtime.loading import load
 from runtime.memory_plan import MemoryPlan
 from runtime.plan import Place, facts_of, memory_plan, settle
@@ -33,6 +33,20 @@ def test_weights_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> Non
     found = {id(parameter): parameter.nbytes for parameter in model.parameters()}
     assert weight_bytes(config, torch.bfloat16) >= sum(found.values())  # a CPU packs some away
     assert weight_bytes(config, torch.float32) == 2 * weight_bytes(config, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "gpt2"])
+def test_the_weights_of_a_cpu_are_those_of_its_start(kind: str, tmp_path: Path) -> None:
+    """Of an embedding that is the head, too, it keeps both ways to lay it out."""
+    write_checkpoint(kind, tmp_path)
+    wanted = EngineConfig(
+        model=str(tmp_path), device="cpu", dtype="float32", threads=1, kv_tokens=64
+    )
+    found = load(wanted, lambda phase, done, total: None).ready.weight_bytes
+    config = read_config(tmp_path)
+    buffers = 4 * config.head_dim  # frequencies of rotations
+    planned = weight_bytes(config, torch.float32) + copy_bytes(config, torch.float32)
+    assert 0 <= found - planned <= buffers
 
 
 def plan_of(**changes: int) -> MemoryPlan:

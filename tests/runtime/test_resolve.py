@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, resolve
+from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 
 FACTS = ModelFacts(model_type="fake", max_position=512, vocab_size=100, kv_bytes_per_token=1024)
@@ -121,6 +121,18 @@ def test_what_is_missing_beyond_all_memory_is_not_found_in_smaller_steps() -> No
         settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1000 * MIB, work=200 * MIB))
     assert "--max-batched-tokens 4" not in str(caught.value)
     assert "use a smaller model or a device" in str(caught.value)
+
+
+def test_where_all_that_is_missing_is_in_steps_fewer_rows_and_tokens_are_named() -> None:
+    with pytest.raises(ConfigError, match="fewer sequences and smaller steps may do") as caught:
+        settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=100 * MIB, state=10**9, work=1))
+    assert re.search(r"--max-num-seqs 2, --max-batched-tokens 1024$", str(caught.value))
+
+
+@pytest.mark.parametrize("wish", [{"max_num_seqs": 65_537}, {"max_batched_tokens": 1 << 30}])
+def test_absurd_steps_are_refused_before_anything_is_loaded(wish: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"a step has at most \d+"):
+        check(EngineConfig(model="", **wish), FACTS)
 
 
 def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:

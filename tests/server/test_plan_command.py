@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.shapes import SHAPES
+from model_zoo.layers.linear import cpu_packs
 from server.cli import UsageError
 from server.commands.plan import card_bytes
 
@@ -70,16 +72,17 @@ def test_what_does_not_fit_ends_with_code_2_and_numbers_to_change(shape: Path) -
 
 
 def test_without_a_card_it_is_this_machine_that_is_planned_for() -> None:
-    done = plan("tiny-chat", "--device", "cpu", "--kv-tokens", "4096")
+    done = plan("tiny-chat", "--device", "cpu", "--kv-tokens", "4096", "--dtype", "bfloat16")
     assert done.returncode == 0, done.stderr
     assert "this CPU" in done.stdout and "KV holds 4,096 tokens" in done.stdout
     assert "estimated" not in done.stdout
+    assert ("copies" in done.stdout) == cpu_packs(torch.bfloat16), "of the head, which is tied"
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
     [("80GiB", 80 * GIB), ("80g", 80 * GIB), ("24", 24 * GIB), ("1.5 GB", GIB * 3 // 2),
-     ("512MiB", GIB // 2), ("1t", 1024 * GIB)],
+     ("1536MiB", GIB * 3 // 2), ("1t", 1024 * GIB)],
 )  # fmt: skip
 def test_a_card_may_be_written_in_the_usual_ways(text: str, size: int) -> None:
     assert card_bytes(text) == size
@@ -89,6 +92,19 @@ def test_a_card_may_be_written_in_the_usual_ways(text: str, size: int) -> None:
 def test_other_words_for_a_card_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="24GiB or 80g"):
         card_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["1m", "1023m", "0.0000001g", "17t", "99999999999999t"])
+def test_a_card_that_no_gpu_could_be_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="1GiB to 16TiB"):
+        card_bytes(text)
+
+
+def test_more_kv_than_fits_is_told_how_much_would(shape: Path) -> None:
+    done = plan(shape, "--card", "80", "--kv-tokens", "100000000000")
+    assert done.returncode == 2
+    most = int(re.findall(r"ask for at most (\d+)", done.stderr)[0])
+    assert plan(shape, "--card", "80", "--kv-tokens", str(most)).returncode == 0
 
 
 def test_a_card_and_a_cpu_together_are_refused() -> None:
