@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -35,3 +36,16 @@ class ForwardMeta:
     @property
     def num_rows(self) -> int:
         return len(self.q_lens)
+
+    def of_last_tokens(self) -> ForwardMeta:
+        """As if each row fed its last token alone, the rest being in the cache; not planned yet."""
+        rows = self.num_rows
+        counted = torch.arange(rows + 1, dtype=torch.int32, device=self.cu_seqlens_q.device)
+        return replace(
+            self,
+            cu_seqlens_q=counted,
+            max_seqlen_q=1,
+            decode_rows=rows,
+            q_lens=(1,) * rows,
+            plan=None,
+        )

@@ -43,18 +43,14 @@ class Attention(nn.Module):
         """x, residual [T, hidden] -> (what is to be added, or None, residual), as Linear.add.
 
         rotation  [T, head_dim] of Rope; None for no rotation
-        wanted    [R] int64: both come out for these tokens alone; None: for all
+        wanted    [R] int64, the last token of each row: both come out for these; None: for all
         """
-        mixed = self._mixed(x, inp, rotation)
+        q, meta = self._prepare(self.qkv(x), inp, rotation), inp.meta
         if wanted is not None:
-            mixed, residual = mixed.index_select(0, wanted), residual.index_select(0, wanted)
-        return self.out.add(mixed, residual)
-
-    def _mixed(self, x: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
-        """What the heads see, [T, heads * head_dim]."""
-        q = self._prepare(self.qkv(x), inp, rotation)
-        mixed = inp.backend.attend(q, inp.kv, self.index, inp.meta, scale=self.scale)
-        return mixed.flatten(1)
+            q, residual = q.index_select(0, wanted), residual.index_select(0, wanted)
+            meta = inp.backend.plan(meta.of_last_tokens(), inp.kv)
+        mixed = inp.backend.attend(q, inp.kv, self.index, meta, scale=self.scale)
+        return self.out.add(mixed.flatten(1), residual)
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
         """Norm and turn queries and keys, store keys and values -> queries [T, heads, head_dim]."""
