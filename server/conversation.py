@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
+from pydantic_core import from_json
 
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.chat import Message, ToolCall
@@ -147,10 +147,11 @@ def unseen_chars(messages: Sequence[Message]) -> int:
 def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
     # Templates print the arguments as JSON themselves, so they get them parsed.
     try:
-        arguments = orjson.loads(call.function.arguments or "{}")
-    except orjson.JSONDecodeError as error:
+        # Unlike orjson it keeps integers that 64 bits do not hold.
+        arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
+    except ValueError as error:
         raise RequestError(
-            f"`{path}.function.arguments` is not valid JSON: {error.msg}",
+            f"`{path}.function.arguments` is not valid JSON: {error}",
             param=f"{path}.function.arguments",
         ) from None
     function = {"name": call.function.name, "arguments": arguments}

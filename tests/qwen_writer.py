@@ -30,6 +30,8 @@ PARAMETERS: dict[str, Any] = {
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+HUGE = 123456789012345678901234567890  # more than 64 bits hold
+HUGE_CALL = CALL.replace('"Rome"', str(HUGE))
 QUESTION: list[Any] = [{"role": "user", "content": "Weather in Rome?"}]
 
 

@@ -20,7 +20,7 @@ from server.chat_service import Answer, ChatFinish, ChatTurn, Part
 from server.choice import Choice
 from server.dialects.errors import anthropic_failure
 from server.dialects.tool_ids import anthropic_id
-from server.dialects.tool_input import tool_input
+from server.dialects.tool_input import input_json
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.sse import DeltaFrame, Wire
 
@@ -102,7 +102,7 @@ def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> byt
             "type": "tool_use",
             "id": anthropic_id(call.id),
             "name": call.name,
-            "input": tool_input(call.arguments),
+            "input": input_json(call.arguments),
         }
         for call in answer.tool_calls
     ]

@@ -18,7 +18,7 @@ import orjson
 from server.chat_service import Answer, ChatFinish, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.dialects.errors import ollama_failure
-from server.dialects.tool_input import tool_input
+from server.dialects.tool_input import input_json
 from server.logprobs import chat_logprobs
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.sse import Wire
@@ -128,7 +128,7 @@ class OllamaAnswer:
             message["tool_calls"] = [
                 {
                     "id": call.id,
-                    "function": {"name": call.name, "arguments": tool_input(call.arguments)},
+                    "function": {"name": call.name, "arguments": input_json(call.arguments)},
                 }
                 for call in calls
             ]

@@ -14,6 +14,8 @@ from fake_engine import FakeServer
 from qwen_writer import (
     CALL,
     CAN_BE_QUIET,
+    HUGE,
+    HUGE_CALL,
     OTHER,
     PARAMETERS,
     QUESTION,
@@ -181,6 +183,17 @@ def test_a_call_that_max_tokens_cuts_off_keeps_what_there_is_of_it(
     assert without_ids(message.content) == [
         {"type": "tool_use", "name": "weather", "input": {"city": "Ro"}}
     ]
+
+
+def test_a_number_of_more_than_64_bits_is_an_argument_like_others(
+    fake: FakeServer, client: anthropic.Anthropic
+):
+    fake.say(HUGE_CALL)
+    whole = client.messages.create(**ASK)
+    with client.messages.stream(**ASK) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.input for block in message.content] == [{"city": HUGE}]
 
 
 def test_thinking_is_a_signed_block_of_its_own(fake: FakeServer, client: anthropic.Anthropic):

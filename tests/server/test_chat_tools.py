@@ -13,6 +13,8 @@ from openai import BadRequestError
 from qwen_writer import (
     CALL,
     CAN_BEGIN,
+    HUGE,
+    HUGE_CALL,
     OTHER,
     PARAMETERS,
     QUESTION,
@@ -150,6 +152,16 @@ def test_a_tool_loop_goes_through_the_template(fake: FakeServer):
     assert answer.choices[0].message.content == "It is 22 degrees."
     assert '"arguments": {"city": "Rome"}' in prompt_of(fake)
     assert "<|tool|>22 degrees<|end|>" in prompt_of(fake)
+
+
+def test_a_number_of_more_than_64_bits_comes_back_to_the_model_with_all_its_digits(
+    fake: FakeServer,
+):
+    fake.say(HUGE_CALL)
+    called = fake.client().chat.completions.create(**ASK).choices[0].message
+    again = [*ASK["messages"], called.model_dump(exclude_none=True)]
+    fake.client().chat.completions.create(**{**ASK, "messages": again})
+    assert f'"arguments": {{"city": {HUGE}}}' in prompt_of(fake)
 
 
 def test_an_answer_may_be_sent_back_as_clients_write_it(fake: FakeServer):

@@ -8,7 +8,17 @@ from typing import Any
 import ollama
 import pytest
 from fake_engine import FakeServer
-from qwen_writer import CALL, CAN_BE_QUIET, OTHER, QUESTION, prompt_of, qwen_server, without_errors
+from qwen_writer import (
+    CALL,
+    CAN_BE_QUIET,
+    HUGE,
+    HUGE_CALL,
+    OTHER,
+    QUESTION,
+    prompt_of,
+    qwen_server,
+    without_errors,
+)
 
 THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
 
@@ -70,6 +80,16 @@ def test_a_stream_tells_each_call_whole(fake: FakeServer, client: ollama.Client,
     assert [call for line in lines for call in calls_of(line.message)] == BOTH
     assert "".join(line.message.content or "" for line in lines) == "Let me look."
     assert lines[-1].done and not lines[-1].message.tool_calls
+
+
+def test_a_number_of_more_than_64_bits_is_an_argument_like_others(
+    fake: FakeServer, client: ollama.Client
+):
+    fake.say(HUGE_CALL)
+    answers = [client.chat("fake", QUESTION, tools=TOOLS)]
+    answers += [line for line in client.chat("fake", QUESTION, tools=TOOLS, stream=True)][:1]
+    for answer in answers:
+        assert calls_of(answer.message) == [("weather", {"city": HUGE})]
 
 
 def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: ollama.Client):
