@@ -1,4 +1,4 @@
-"""Batches through the whole server: OpenAI's client, the built-in model, a death in the middle."""
+"""Batches through the whole server: OpenAI's client, the built-in model, an end in the middle."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai import OpenAI
 from server_process import Server
 
@@ -31,8 +32,9 @@ def begin(client: OpenAI, content: bytes) -> str:
     return made.id
 
 
-def test_a_batch_survives_the_death_of_its_server(
-    own_server: Callable[..., Server], tmp_path: Path
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_batch_survives_the_end_of_its_server(
+    own_server: Callable[..., Server], tmp_path: Path, end: signal.Signals
 ):
     # Two API processes: one runs batches, both answer about them.
     options = ("--data-dir", str(tmp_path / "data"), "--api-workers", "2")
@@ -40,8 +42,12 @@ def test_a_batch_survives_the_death_of_its_server(
     client = server.client()
     id = begin(client, lines(20, max_tokens=60, ignore_eos=True))
     server.wait_until(lambda: client.batches.retrieve(id).request_counts.completed > 0)
-    os.killpg(server.process.pid, signal.SIGKILL)
-    server.process.wait(10)
+    if end == signal.SIGKILL:
+        os.killpg(server.process.pid, end)
+        server.process.wait(10)
+    else:
+        server.process.send_signal(end)
+        assert server.process.wait(20) == 0
 
     server = own_server(*options)
     client = server.client()
