@@ -105,7 +105,7 @@ class FakeExecutor:
     def __init__(self, config: Resolved, *, overlap: bool) -> None:
         self.overlap = overlap
         self.batches: list[Batch] = []  # as decoded
-        self.fail_slots: dict[int, str] = {}  # slot -> error of its next row that samples
+        self.fail_slots: dict[int, str] = {}  # slot -> error of its next row
         self._page_size = config.page_size
         self._config = config
         self._cells: list[int | None] = [None] * (config.num_pages * config.page_size)
@@ -197,8 +197,8 @@ class FakeExecutor:
             token = LAST
             if samples:
                 token = slot.last = next_token(cells, params, prompt_len)
-                if index in self.fail_slots:
-                    errors[row] = self.fail_slots.pop(index)
+            if index in self.fail_slots:
+                errors[row] = self.fail_slots.pop(index)
             tokens.append(token)
             wants = samples and params.logprobs is not None
             logprobs.append(_score(token) if wants else None)

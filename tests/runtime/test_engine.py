@@ -185,6 +185,18 @@ def test_pages_of_a_row_that_failed_are_not_given_to_others() -> None:
     assert bench.of(2)[0].cached == 0
 
 
+def test_a_part_of_a_prompt_that_failed_ends_its_request_before_others_find_its_pages() -> None:
+    bench = Bench(page_size=4, max_batched_tokens=8)
+    bench.add(request(1, prompt(40)))
+    bench.step()
+    bench.executor.fail_slots[bench.batches[0].slots[0]] = "keys are not finite"
+    late = request(2, prompt(40))
+    bench.add(late)
+    bench.run()
+    assert (bench.end(1).finish, bench.tokens(1)) == ("error", [])
+    assert bench.of(2)[0].cached == 0 and bench.tokens(2) == bench.plain(late)
+
+
 class WrongToken:
     """Samples an id that is no token in the first row of the third step."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from fake_model import Bench, request
 
@@ -211,6 +213,29 @@ def test_a_prompt_that_wants_its_scores_is_computed_whole() -> None:
     assert first.cached == 0 and first.prompt_logprobs is not None
     assert [score is None for score in first.prompt_logprobs] == [True] + [False] * 11
     assert all(output.prompt_logprobs is None for output in others)
+
+
+def test_a_step_does_no_more_work_however_many_wait() -> None:
+    """Calls of functions are counted, of Python's and of C's: no clock is asked."""
+    found: list[int] = []
+    for waiting in (100, 5000):
+        bench = Bench(max_num_seqs=4)
+        bench.add(*(request(id, prompt(5, first=id % 40)) for id in range(waiting)))
+        bench.engine.step()
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            bench.engine.step()
+            bench.engine.stats()
+        finally:
+            sys.setprofile(None)
+        found.append(calls)
+    assert 0 < found[1] <= found[0] + 20, "a heap of fifty times the length is six levels deeper"
 
 
 def test_those_who_wait_are_counted_without_those_who_left() -> None:
