@@ -1,0 +1,257 @@
+"""Mistakes that we might make: each takes the true function and returns a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import runtime.requests
+import runtime.sequence
+from runtime.admission import WaitingLine
+from runtime.batch import LAST, Sampled
+from runtime.columns import Columns, Launch
+from runtime.messages import Output
+from runtime.pages import PagePool
+from runtime.scheduler import Scheduler
+from runtime.sequence import Sequence
+
+POOLS: list[PagePool] = []  # of the engine that runs
+
+
+def released_twice(true: Callable[..., None]) -> Callable[..., None]:
+    def release(self: PagePool, pages: list[int]) -> None:
+        true(self, pages)
+        true(self, pages[:1])
+
+    return release
+
+
+def never_released(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, pages: true(self, pages[1:])
+
+
+def shared_without_a_reference(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, pages: None
+
+
+def remembered_after_it_was_taken(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    def take(self: PagePool, count: int) -> list[int]:
+        names = dict(self._page_of), dict(self._hash_of)
+        pages = true(self, count)
+        self._page_of, self._hash_of = names
+        return pages
+
+    return take
+
+
+def salt_ignored(true: Callable[..., bytes]) -> Callable[..., bytes]:
+    return lambda salt: true(b"")
+
+
+def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
+    def extend(hashes: list[bytes], root: bytes, tokens: list[int], page_size: int) -> None:
+        for first in range(len(hashes) * page_size, len(tokens) - page_size + 1, page_size):
+            one: list[bytes] = []
+            true(one, root, tokens[first : first + page_size], page_size)
+            hashes += one
+
+    return extend
+
+
+def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
+    def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
+        result = true(self, row, count, new_pages)
+        page_size = row.page_room // len(row.pages)
+        for page, page_hash in zip(row.pages, row.hash_pages(page_size), strict=False):
+            POOLS[-1].remember(page, page_hash)
+        return result
+
+    return feed
+
+
+def forgotten_new_page(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    def launch(self: Columns) -> Launch:
+        if self.decode_rows and any(self.num_new_pages[: self.decode_rows]):
+            index = self.num_new_pages.index(1)
+            at = sum(self.num_new_pages[:index])
+            self.num_new_pages[index] = 0
+            del self.new_pages[at]
+        return true(self)
+
+    return launch
+
+
+def start_off_by_one(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    def launch(self: Columns) -> Launch:
+        self.starts = [start - (start > 4) for start in self.starts]
+        return true(self)
+
+    return launch
+
+
+def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
+    def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
+        samples = true(self, row, count, new_pages)
+        if row.preemptions and samples and row.tokens[row.prompt_len :]:
+            self.tokens[-1] = LAST
+        return samples
+
+    return feed
+
+
+def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, row: None if row.preemptions else true(self, row)
+
+
+def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
+    def enter(self: Scheduler, sequence: Sequence, pages: list[int]) -> None:
+        true(self, sequence, pages)
+        sequence.page_room += 1
+
+    return enter
+
+
+def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        if len(sequence.tokens) > sequence.prompt_len:
+            sequence.tokens.pop()
+
+    return preempt
+
+
+def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        self.waiting.front()
+        self.waiting.take(sequence)
+
+    return preempt
+
+
+def ended_row_committed(true: Callable[..., None]) -> Callable[..., None]:
+    """A row under way for a sequence that has ended is delivered as if it were alive."""
+
+    def commit(self: Scheduler, launch: Launch, sampled: Sampled) -> None:
+        for row, token in zip(launch.sequences, sampled.tokens, strict=True):
+            if row.finish == "stop":
+                self._outputs.append(Output(row.request.id, [token]))
+        true(self, launch, sampled)
+
+    return commit
+
+
+def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
+    def abort(self: Scheduler, request_id: int) -> None:
+        true(self, request_id)
+        self._outputs[:] = [output for output in self._outputs if output.finish != "abort"]
+
+    return abort
+
+
+def whole_prompt_looked_up(
+    true: Callable[..., list[int] | None],
+) -> Callable[..., list[int] | None]:
+    def claim(self: Scheduler, sequence: Sequence) -> list[int] | None:
+        sequence.tokens.append(0)  # as if the page border did not matter
+        pages = true(self, sequence)
+        sequence.tokens.pop()
+        return pages
+
+    return claim
+
+
+def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        sequence.ahead = 0
+        self.num_preemptions = 0
+
+    return preempt
+
+
+def back_at_once_after_making_way(
+    true: Callable[..., list[Sequence]],
+) -> Callable[..., list[Sequence]]:
+    return lambda self, yielded: true(self, False)
+
+
+def pages_told_in_the_second_step(true: Callable[..., bool]) -> Callable[..., bool]:
+    def let_in(
+        self: Scheduler, columns: Columns, sequence: Sequence, entered: dict[int, list[int]]
+    ) -> bool:
+        return true(self, columns, sequence, {})
+
+    return let_in
+
+
+def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
+    def release(self: PagePool, pages: list[int]) -> None:
+        true(self, pages)
+        self.num_releases -= 1
+
+    return release
+
+
+def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Scheduler, sequence: Sequence) -> None:
+        pages = sequence.pages
+        true(self, sequence)
+        sequence.pages = pages
+
+    return leave
+
+
+def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda request, resolved, vocab_size: None
+
+
+def min_tokens_forgotten(true: Callable[..., Output]) -> Callable[..., Output]:
+    def wrong(sequence: Sequence, token: int, logprob: object) -> Output:
+        sequence.prompt_len += 1
+        output = true(sequence, token, logprob)
+        sequence.prompt_len -= 1
+        return output
+
+    return wrong
+
+
+def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
+    def push(self: WaitingLine, sequence: Sequence) -> None:
+        sequence.limit += 1
+        true(self, sequence)
+
+    return push
+
+
+def means_without_their_prefix(true: Callable[..., bool]) -> property:
+    return property(lambda self: self.request.params.prompt_logprobs is None)
+
+
+MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
+    (PagePool, "release", released_twice),
+    (PagePool, "release", never_released),
+    (PagePool, "release", head_waits_for_ever),
+    (PagePool, "share", shared_without_a_reference),
+    (PagePool, "take", remembered_after_it_was_taken),
+    (runtime.sequence, "extend_chain", chain_without_parent),
+    (runtime.sequence, "chain_root", salt_ignored),
+    (Sequence, "may_skip", means_without_their_prefix),
+    (Columns, "feed", hit_of_a_page_not_yet_written),
+    (Columns, "feed", last_fed_stale_after_preemption),
+    (Columns, "launch", forgotten_new_page),
+    (Columns, "launch", start_off_by_one),
+    (Columns, "start", slot_not_started_over),
+    (Scheduler, "_enter", pages_off_by_one_crossing),
+    (Scheduler, "_preempt", preempted_loses_a_token),
+    (Scheduler, "_preempt", preempted_is_lost),
+    (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
+    (Scheduler, "_may_enter", back_at_once_after_making_way),
+    (Scheduler, "_let_in", pages_told_in_the_second_step),
+    (Scheduler, "_claim_pages", whole_prompt_looked_up),
+    (Scheduler, "commit", ended_row_committed),
+    (Scheduler, "abort", abort_without_an_end),
+    (Scheduler, "_leave", pages_kept_after_leaving),
+    (runtime.requests, "refusal", nothing_refused),
+    (runtime.requests, "next_output", min_tokens_forgotten),
+    (WaitingLine, "push", one_token_too_many),
+]
