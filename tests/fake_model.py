@@ -22,6 +22,7 @@ from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams, TokenLogprob
 
 VOCAB_SIZE = 97
+SPOILT = -9  # in a cell: what was written is no number
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Batch)
@@ -106,6 +107,8 @@ class FakeExecutor:
         self.overlap = overlap
         self.batches: list[Batch] = []  # as decoded
         self.fail_slots: dict[int, str] = {}  # slot -> error of its next row
+        self.spoils: set[tuple[int, int]] = set()  # number of the batch, slot: writes no numbers
+        self._forwarded = 0
         self._page_size = config.page_size
         self._config = config
         self._cells: list[int | None] = [None] * (config.num_pages * config.page_size)
@@ -159,6 +162,7 @@ class FakeExecutor:
         pages, tokens = iter(batch.new_pages), iter(batch.tokens)
         columns = zip(batch.slots, batch.starts, batch.q_lens, batch.num_new_pages, strict=True)
         spans: list[tuple[FakeSlot, int]] = []
+        number, self._forwarded = self._forwarded, self._forwarded + 1
         for index, start, q_len, num_new_pages in columns:
             slot = self._slots[index]
             slot.pages += [next(pages) for _ in range(num_new_pages)]
@@ -168,7 +172,8 @@ class FakeExecutor:
                 if token == LAST:
                     assert slot.last is not None, "the device has no last token for this slot"
                     token = slot.last
-                self._cells[self._where(slot, position)] = token
+                spoilt = (number, index) in self.spoils
+                self._cells[self._where(slot, position)] = SPOILT if spoilt else token
                 slot.fed.append(token)
             spans.append((slot, start + q_len))
         # As on a GPU, all writes of a step come before its reads.
@@ -199,6 +204,8 @@ class FakeExecutor:
                 token = slot.last = next_token(cells, params, prompt_len)
             if index in self.fail_slots:
                 errors[row] = self.fail_slots.pop(index)
+            if SPOILT in cells:
+                errors[row] = "a cell that was read holds no number"
             tokens.append(token)
             wants = samples and params.logprobs is not None
             logprobs.append(_score(token) if wants else None)
@@ -208,7 +215,7 @@ class FakeExecutor:
             prompt_logprobs.append([_score(token) for token in fed] if wants else None)
             if params.pooling is not None:
                 assert not samples, "a prompt that is pooled samples nothing"
-                if len(cells) == prompt_len:
+                if len(cells) == prompt_len and row not in errors:
                     # A mean is made of all that the slot was fed; the last state reads the cells.
                     vectors[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
         return Sampled(

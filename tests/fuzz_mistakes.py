@@ -201,6 +201,13 @@ def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
     return leave
 
 
+def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., bool]:
+    def note(self: Scheduler, sequence: Sequence, index: int, sampled: Sampled) -> bool:
+        return sampled.tokens[index] != LAST and true(self, sequence, index, sampled)
+
+    return note
+
+
 def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None]:
     return lambda request, resolved, vocab_size: None
 
@@ -251,6 +258,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "commit", ended_row_committed),
     (Scheduler, "abort", abort_without_an_end),
     (Scheduler, "_leave", pages_kept_after_leaving),
+    (Scheduler, "_note_details", parts_of_prompts_always_usable),
     (runtime.requests, "refusal", nothing_refused),
     (runtime.requests, "next_output", min_tokens_forgotten),
     (WaitingLine, "push", one_token_too_many),

@@ -8,6 +8,7 @@ from itertools import takewhile
 import hypothesis.strategies as st
 from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 
+from runtime.columns import Launch
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.messages import BACKGROUND, Output, Pooling, Request, SamplingParams
@@ -27,6 +28,7 @@ class Workload:
     config: Resolved
     overlap: bool
     front: int = 16  # of the waiting line
+    spoils: list[tuple[int, int]] = field(default_factory=list)  # number of a step, of its row
     visits: list[Visit] = field(default_factory=list)
 
 
@@ -63,6 +65,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
     )
     workload = Workload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
+    if draw(st.integers(0, 2)) == 0:
+        workload.spoils = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3))))
     for number in range(draw(st.integers(1, 10))):
         prefix = draw(st.sampled_from(PREFIXES))
         # Whole pages as often as not: the borders are where mistakes hide.
@@ -90,6 +94,20 @@ class Play:
         self.engine = Engine(workload.config, VOCAB_SIZE, self.executor)
         self.engine.scheduler.waiting.FRONT = workload.front
         self.outputs: dict[int, list[Output]] = {visit.request.id: [] for visit in workload.visits}
+        self.spoilt: set[int] = set()  # requests whose keys and values were no numbers
+        self._steps = 0
+        self._schedule = self.engine.scheduler.schedule
+        self.engine.scheduler.schedule = self._spoil  # type: ignore[method-assign]
+
+    def _spoil(self) -> Launch | None:
+        launch = self._schedule()
+        if launch is not None:
+            for number, row in self.workload.spoils:
+                if number == self._steps and row < len(launch.sequences):
+                    self.executor.spoils.add((number, launch.batch.slots[row]))
+                    self.spoilt.add(launch.sequences[row].request_id)
+            self._steps += 1
+        return launch
 
     def run(self) -> None:
         visits = self.workload.visits
@@ -146,6 +164,8 @@ class Play:
         want, reason = plain_decoding(request.tokens, params, max_model_len=config.max_model_len)
         if end.finish == "abort":
             assert visit.leaves is not None and got == want[: len(got)]
+        elif end.finish == "error":
+            assert request.id in self.spoilt and got == want[: len(got)]
         else:
             assert (got, end.finish) == (want, reason)
             assert end.stop_id == (want[-1] if want and reason == "stop" else None)
