@@ -9,7 +9,8 @@ import torch
 
 from attention.planner.device import PLANNERS, DevicePlanner
 from attention.planner.device_tiles import DeviceTiler
-from benchmarks.attention_cases import ALL_HEADS, DISTRIBUTIONS, Case
+from benchmarks.attention_cases import Case
+from benchmarks.attention_grids import ALL_HEADS, DISTRIBUTIONS
 from benchmarks.attention_subjects import decoding, prompting
 from benchmarks.attention_timing import Timer, time_one
 

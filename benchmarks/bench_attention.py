@@ -32,7 +32,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from benchmarks.attention_cases import GRIDS, Case, cases_of
+from benchmarks.attention_cases import Case
+from benchmarks.attention_grids import GRIDS, cases_of
 from benchmarks.attention_inputs import RandomPool
 from benchmarks.attention_measure import measure, why
 from benchmarks.attention_peers import contiguous_attention, flash_attention_3, load_fa3

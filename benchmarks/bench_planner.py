@@ -22,7 +22,7 @@ from attention.planner.greedy import plan_greedy
 from attention.planner.plan import HostPlan, Ints, PlanSpec
 from attention.planner.simulate import combine_time, lower_bound, makespan
 from attention.planner.uneven import plan_uneven
-from benchmarks.attention_cases import DISTRIBUTIONS
+from benchmarks.attention_grids import DISTRIBUTIONS
 
 PLANNERS: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
     "fa3": plan_fa3,

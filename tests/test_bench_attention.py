@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from benchmarks.attention_cases import GRIDS, MIB, Case, cases_of, equal
+from benchmarks.attention_cases import MIB, Case
+from benchmarks.attention_grids import GRIDS, cases_of, equal
 from benchmarks.attention_inputs import COLD_BYTES, RandomPool, make_inputs, num_sets
 from benchmarks.attention_measure import measure
 from benchmarks.attention_predictions import predictions
