@@ -5,40 +5,51 @@
 
 The scheduler and its estimate of a step's time are the real ones; the device is a clock that moves
 on by what a step of Qwen3-8B in bfloat16 takes on one H100: the products of matrices by their
-measured times, attention by bytes and operations.  Callers send their next request when they have
-the answer to their last one.  Nothing but the seed is random: 3 % of noise and, if asked for, steps
-that take far longer than they should.
+measured times, attention by bytes and operations.  What computes takes longer the more of the time
+is computed, since the card is then at the limit of its power.  Callers send their next request when
+they have the answer to their last one.  Nothing but the seed is random: 3 % of noise and, if asked
+for, steps that take far longer than they should.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import structs
 
 from benchmarks.host_step import fake_config
 from runtime.batch import Batch, Masks, Sampled
 from runtime.engine import Engine
-from runtime.full_steps import full_steps
+from runtime.full_steps import TILE, full_steps
 from runtime.messages import Request, SamplingParams
 from runtime.step_time import StepLoad
 
-# Tokens of a step -> milliseconds of its matrix products on one H100 (bench_step), the output layer
-# for 256 rows at most.
+# Tokens of a step -> milliseconds of its matrix products on one H100 for a moment: few tokens by
+# bench_step, many by the faster way for each size, and the output layer.
 PRODUCTS = (
-    (1, 4.81), (8, 4.71), (32, 5.22), (64, 5.67), (128, 6.03), (256, 6.84), (512, 10.8),
-    (1024, 20.5), (2048, 39.2), (4096, 77.5), (8192, 154.0),
+    (1, 4.8), (8, 4.7), (32, 5.2), (64, 5.7), (128, 6.0), (256, 6.8), (384, 9.5), (512, 10.6),
+    (640, 13.3), (768, 15.3), (896, 18.7), (1024, 19.2), (1152, 22.4), (1280, 24.4), (1408, 26.1),
+    (1536, 28.4), (1664, 32.5), (1792, 34.4), (1920, 35.9), (2048, 37.4), (3072, 56.0),
+    (4096, 74.8), (8192, 149.1),
 )  # fmt: skip
+MANY = 256  # tokens: from here on products compute for longer than they read
 FIXED_MS = 0.35  # what the small kernels of a step take whatever its size
-SMALL_MS = 0.0016  # and for each token
+SMALL_MS = 0.0011  # and for each token
 MIXED_MS = 0.3  # gaps, where prompts are part of a step
 KV_BYTES = 147_456  # a token
 BYTES_A_MS = 2.7e9
 PAIR_OPERATIONS = 589_824  # of a prompt token with one before it
-OPERATIONS_A_MS = 5.5e11
+OPERATIONS_A_MS = 5.0e11
+# At the limit of power, what computes takes so much longer for each part of the time above
+# UNHINDERED that was computed lately.
+SLOWER = 0.26
+UNHINDERED = 0.45
+LATELY_MS = 300.0
 LOADS = (
     (8, 1024, 256), (32, 1024, 256), (128, 1024, 256), (256, 1024, 256), (32, 4096, 8),
     (8, 16384, 128),
@@ -46,18 +57,34 @@ LOADS = (
 
 
 def products_ms(tokens: int) -> float:
+    if tokens > MANY:
+        tokens = -(-tokens // TILE) * TILE
     place = min(max(1, bisect_right(PRODUCTS, (tokens, 1e9))), len(PRODUCTS) - 1)
     (few, low), (many, high) = PRODUCTS[place - 1], PRODUCTS[place]
     return low + (high - low) * (tokens - few) / (many - few)
 
 
-def step_ms(load: StepLoad) -> float:
-    """Of a Qwen3-8B on one H100."""
+class Parts(NamedTuple):
+    """Milliseconds of a step."""
+
+    computing: float
+    reading: float
+
+
+def parts_of(load: StepLoad) -> Parts:
+    """A step of a Qwen3-8B on one H100 that is far from the limit of its power."""
     tokens = load.rows + load.prompt_tokens
-    attention = load.kv_tokens * KV_BYTES / BYTES_A_MS
-    attention += load.pairs * PAIR_OPERATIONS / OPERATIONS_A_MS
-    small = FIXED_MS + SMALL_MS * tokens + MIXED_MS * (load.prompt_tokens > 0)
-    return small + products_ms(tokens) + attention
+    products = products_ms(tokens)
+    pairs = load.pairs * PAIR_OPERATIONS / OPERATIONS_A_MS
+    reading = FIXED_MS + SMALL_MS * tokens + MIXED_MS * (load.prompt_tokens > 0)
+    reading += load.kv_tokens * KV_BYTES / BYTES_A_MS
+    if tokens > MANY:
+        return Parts(products + pairs, reading)
+    return Parts(pairs, products + reading)
+
+
+def step_ms(load: StepLoad) -> float:
+    return sum(parts_of(load))
 
 
 def load_of(batch: Batch) -> StepLoad:
@@ -100,15 +127,24 @@ class ReckonedDevice:
         self._draw = random.Random(seed)
         self._stalls = stalls
         self._free_at = 0.0
+        self._computed = UNHINDERED  # part of the time, lately
         self.step_seconds: list[tuple[StepLoad, float]] = []
 
     def forward(self, batch: Batch) -> None:
         load = load_of(batch)
-        seconds = step_ms(load) / 1000 * self._draw.uniform(0.97, 1.03)
+        seconds = self._step_ms(load) / 1000 * self._draw.uniform(0.97, 1.03)
         if self._draw.random() < self._stalls:
             seconds *= 5
         self._free_at = max(self._clock.now, self._free_at) + seconds
         self.step_seconds.append((load, seconds))
+
+    def _step_ms(self, load: StepLoad) -> float:
+        computing, reading = parts_of(load)
+        computing *= 1 + SLOWER * max(0.0, self._computed - UNHINDERED)
+        total = computing + reading
+        share = 1 - math.exp(-total / LATELY_MS)
+        self._computed += share * (computing / total - self._computed)
+        return total
 
     def prepare(self) -> bool:
         return False

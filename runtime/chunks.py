@@ -1,13 +1,12 @@
 """ChunkBudget: how many prompt tokens a step takes.
 
-Rows that decode get their next token when the step ends, so prompts are cut to what keeps a step
-within a target, and to half of those that wait: a step reads all weights whatever it computes, and
-a few prompt tokens in every step cost less than many in some.  `--itl-target-ms` sets the target.
-The automatic one yields where it would make the whole server slow:
+Rows that decode get their next token when the step ends, and a step reads all weights whatever it
+computes: a few prompt tokens in every step cost less than many in some.  So what waits is spread
+over a few steps, and no step may take longer than a target.  `--itl-target-ms` sets it.  The
+automatic one yields where it would make the whole server slow:
 
     many rows, whose step is long without a prompt    prompts get their share of the step
-    prompts of more than MUCH_SECONDS wait            up to WIDEST times the target
-    more than MUCH_FOR_A_ROW for each that decodes    up to twice that, in steps twice as large
+    much waits for each row that decodes              up to WIDEST times the target
 
 Of sizes that are nearly the same, one is taken whose products fill the device (full_steps.py).
 
@@ -23,13 +22,13 @@ from typing import NamedTuple
 from runtime.config import Resolved
 from runtime.step_time import StepTimes
 
-AUTOMATIC_SECONDS = 0.014  # a target if none was asked for
-WIDEST = 3.5  # times that, if much waits
-MUCH_SECONDS = 0.5  # of prompts: from here on the automatic target grows with what waits
-MUCH_FOR_A_ROW = 0.5  # seconds of prompts that wait, for each row that decodes
-PROMPT_SHARE = 0.55  # of a step's time, at least, under the automatic target
-STEPS = 2  # that what waits is spread over, at least
-NEARLY = 0.75  # of what a step could take: enough, if fewer tokens suit the device better
+AUTOMATIC_SECONDS = 0.010  # a target if none was asked for
+WIDEST = 7.0  # times that, if much waits, or nobody decodes
+MUCH_SECONDS = 0.025  # of prompts for each row that decodes: the automatic target grows from here
+FEW_ROWS = 8  # count as so many: even one does not like to wait
+PROMPT_SHARE = 0.6  # of a step's time, at least, under the automatic target
+STEPS = 4  # that what waits is spread over, at least
+SMALLER, LARGER = 0.75, 1.5  # times the size: as good, if the device computes it better
 
 
 class Prompts(NamedTuple):
@@ -45,11 +44,10 @@ class Grain(NamedTuple):
 
     fewest: int  # prompt tokens: smaller steps would only read the weights more often
     tile: int  # tokens that a matrix product computes together
-    most: int  # tokens of a step, but if much waits: larger ones have no graph, and gain little
 
 
-GPU = Grain(256, 128, 2048)
-CPU = Grain(32, 16, 1 << 30)
+GPU = Grain(128, 128)
+CPU = Grain(32, 16)
 
 
 class ChunkBudget:
@@ -68,34 +66,31 @@ class ChunkBudget:
         # A prompt that is alone harms nobody.
         if not self._limited or (not rows and prompts.number == 1):
             return room
-        wait = prompts.tokens * self._times.per_token
-        widest = WIDEST
-        fewest, tile, most = self._grain
-        if wait > max(MUCH_SECONDS, MUCH_FOR_A_ROW * rows):
-            widest, most = 2 * WIDEST, 2 * most
-        seconds = self._seconds(rows, kv_tokens, wait, widest)
+        fewest, tile = self._grain
+        seconds = self._seconds(rows, kv_tokens, prompts.tokens)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
-        if fits is None:
-            fits = 2 * fewest
-        if rows:
-            fits = min(fits, prompts.tokens // STEPS)
+        fits = min(4 * fewest if fits is None else fits, prompts.tokens)
+        wanted = min(fits, prompts.tokens // STEPS) if rows else fits
         least = -(-(rows + fewest) // tile) * tile
-        total = self._filling(max(min((rows + fits) // tile * tile, most), least), least)
-        return min(room, total - rows)
+        total = max((rows + wanted) // tile * tile, least)
+        return min(room, self._filling(total, least, rows + fits) - rows)
 
-    def _filling(self, total: int, least: int) -> int:
-        """Not many fewer tokens than `total`, if the device computes those better."""
-        place = bisect_right(self._full_steps, total) - 1
-        fewest = max(least, total * NEARLY)
-        return (
-            self._full_steps[place] if place >= 0 and self._full_steps[place] >= fewest else total
-        )
+    def _filling(self, total: int, least: int, most: int) -> int:
+        """About as many tokens as `total`, if the device computes those better."""
+        place = bisect_right(self._full_steps, total)
+        smaller = self._full_steps[place - 1] if place else 0
+        if smaller >= max(least, SMALLER * total):
+            return smaller
+        larger = self._full_steps[place] if place < len(self._full_steps) else self._most
+        return larger if larger <= min(most, LARGER * total) else total
 
-    def _seconds(self, rows: int, kv_tokens: int, wait: float, widest: float) -> float:
-        """How long the step may take, if prompts of `wait` seconds wait."""
+    def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:
+        """How long the step may take, if so many prompt tokens wait."""
         if not rows:
-            return AUTOMATIC_SECONDS * widest
+            return AUTOMATIC_SECONDS * WIDEST
         if self._asked:
             return self._asked
-        target = AUTOMATIC_SECONDS * min(max(wait / MUCH_SECONDS, 1.0), widest)
-        return max(target, self._times.decode_seconds(rows, kv_tokens) / (1 - PROMPT_SHARE))
+        much = MUCH_SECONDS * max(rows, FEW_ROWS)
+        widening = min(max(waiting * self._times.per_token / much, 1.0), WIDEST)
+        decode = self._times.decode_seconds(rows, kv_tokens)
+        return max(AUTOMATIC_SECONDS * widening, decode / (1 - PROMPT_SHARE))

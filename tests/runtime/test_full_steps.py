@@ -7,7 +7,7 @@ from hypothesis import given
 from msgspec import structs
 
 from benchmarks.host_step import fake_config
-from runtime.chunks import GPU, NEARLY, ChunkBudget, Prompts
+from runtime.chunks import LARGER, SMALLER, STEPS, ChunkBudget, Prompts
 from runtime.full_steps import FULL, TILE, full_steps
 from runtime.step_time import StepLoad, StepTimes
 
@@ -41,7 +41,19 @@ def test_a_step_is_cut_to_a_size_that_fills_only_if_that_is_nearly_as_large(
     free = ChunkBudget(config, times).tokens(rows, 100 * rows, prompts) + rows
     cut = ChunkBudget(structs.replace(config, full_steps=sizes), times)
     total = cut.tokens(rows, 100 * rows, prompts) + rows
-    fitting = [size for size in sizes if NEARLY * free <= size <= free]
-    if free > rows + GPU.fewest + GPU.tile and fitting:
-        assert total == fitting[-1]
-    assert total == free or total in sizes
+    assert total == free or (total in sizes and SMALLER * free <= total <= LARGER * free)
+    smaller = [size for size in sizes if SMALLER * free <= size <= free and size >= rows + 256]
+    assert not smaller or total == smaller[-1]
+
+
+def test_a_step_grows_to_a_size_that_fills_only_if_enough_waits_and_it_ends_in_time() -> None:
+    config = structs.replace(fake_config(256, 40_000), device="cuda", full_steps=(512, 1024))
+    times, rows, each = learned(20e-6), 100, 700  # prompt tokens of each of STEPS steps
+
+    def total(target_ms: float, waiting: int) -> int:
+        budget = ChunkBudget(structs.replace(config, itl_target_ms=target_ms), times)
+        return budget.tokens(rows, 10_000, Prompts(4, waiting, 0)) + rows
+
+    assert total(40.0, STEPS * each) == 1024
+    assert total(18.0, STEPS * each) < 1024
+    assert total(40.0, each) < rows + each
