@@ -29,6 +29,53 @@ from attention.planner.plan import SplitPlan
 
 
 @triton.jit
+def _read_piece(item):
+    """row, head, first, end, q_start, q_len, kv_len, partial: an entry of `work` (plan.py)."""
+    row, head, first, end = (
+        tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
+    )  # fmt: skip
+    q_start, q_len, kv_len, partial = (
+        tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7),
+    )  # fmt: skip
+    return row, head, first, end, q_start, q_len, kv_len, partial
+
+
+@triton.jit
+def _seen(there, key, position, SEVERAL: tl.constexpr, WINDOW: tl.constexpr):
+    """[BLOCK_Q, BLOCK_N]: which keys each query sees.  SEVERAL: rows feed more than one token."""
+    seen = there[None, :]
+    if SEVERAL:
+        seen = seen & (key[None, :] <= position[:, None])
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > position[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
+def _store(
+    acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE,
+    SINKS, out_token, out_head, lse_token, QUERIES: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What the piece comes to: in its place for `combine`, or as the row's result."""
+    if partial:
+        slot = w.to(tl.int64) * QUERIES + r
+        some = tl.where(total == 0.0, 1.0, total)
+        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
+        tl.store(
+            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / some)[:, None], mask=inside
+        )
+        tl.store(PARTIAL_LSE + slot, lse, mask=real)
+    else:
+        factor, lse = finish(m, total, SINKS, heads, real)
+        tl.store(
+            OUT + (token * out_token + heads * out_head)[:, None] + d[None, :],
+            (acc * factor[:, None]).to(OUT.dtype.element_ty), mask=inside,
+        )  # fmt: skip
+        if LSE is not None:
+            tl.store(LSE + token * lse_token + heads, lse, mask=real)
+
+
+@triton.jit
 def _piece(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
     q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
@@ -37,13 +84,7 @@ def _piece(
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    item = WORK + w * 8
-    row, head, first, end = (
-        tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
-    )  # fmt: skip
-    q_start, q_len, kv_len, partial = (
-        tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7),
-    )  # fmt: skip
+    row, head, first, end, q_start, q_len, kv_len, partial = _read_piece(WORK + w * 8)
     r = tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
@@ -78,11 +119,7 @@ def _piece(
         k_at = k_head_base + (page * k_page + cell * k_token)[:, None] + d[None, :]
         k = tl.load(k_at, mask=mask, other=0.0).to(q.dtype)
         s = dot(q, tl.trans(k), None, PRECISION)
-        seen = there[None, :]
-        if QUERIES > GROUP:
-            seen = seen & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        seen = _seen(there, key, position, QUERIES > GROUP, WINDOW)
         s = tl.where(seen, to_logits(s, scale, softcap, SOFTCAP), float("-inf"))
         top = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - top[:, None])
@@ -95,22 +132,10 @@ def _piece(
 
     if V_SCALE is not None:
         acc = acc * tl.load(V_SCALE + head)
-    if partial:
-        slot = w.to(tl.int64) * QUERIES + r
-        some = tl.where(total == 0.0, 1.0, total)
-        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
-        tl.store(
-            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / some)[:, None], mask=inside
-        )
-        tl.store(PARTIAL_LSE + slot, lse, mask=real)
-    else:
-        factor, lse = finish(m, total, SINKS, heads, real)
-        tl.store(
-            OUT + (token * out_token + heads * out_head)[:, None] + d[None, :],
-            (acc * factor[:, None]).to(OUT.dtype.element_ty), mask=inside,
-        )  # fmt: skip
-        if LSE is not None:
-            tl.store(LSE + token * lse_token + heads, lse, mask=real)
+    _store(
+        acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT,
+        LSE, SINKS, out_token, out_head, lse_token, QUERIES, D,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["table_row"])

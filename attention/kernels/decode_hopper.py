@@ -87,14 +87,12 @@ def _compute(
             Q, q_start, q_len, head, q_token, q_head, factor, left,
             GROUP, BLOCK_Q, D, BLOCK_D, PAIRS,
         )  # fmt: skip
-        position = kv_len - q_len + r // GROUP
-        lowest = kv_len - q_len + 1 - WINDOW
+        position, lowest = kv_len - q_len + r // GROUP, kv_len - q_len + 1 - WINDOW
         m = gl.full([BLOCK_Q], NOTHING, gl.float32, r.type.layout)
         sums = gl.zeros([BLOCK_Q, BLOCK_N], gl.float32, tile_layout)  # of each column: added last
         acc = no_values(tile_layout, BLOCK_Q, BLOCK_D, PAIRS)
         for i in range(gl.cdiv(end - first, BLOCK_N)):
-            start = first + i * BLOCK_N
-            stage = tile % STAGES
+            start, stage = first + i * BLOCK_N, tile % STAGES
             mbarrier.wait(full.index(stage), (tile // STAGES) & 1)
             s = scores(q, keys.index(stage).permute((1, 0)).load(right), BLOCK_Q, BLOCK_N, PAIRS)
             v = values.index(stage).load(right)

@@ -128,24 +128,10 @@ def _narrowed(keys, measures, target, low, low_measure, above, above_measure):
 
 @triton.jit
 def search(
-    logits,
-    counts,
-    row,
-    active,
-    group,
-    high,
-    least,
-    total,
-    best,
-    factor,
-    early,
-    SHIFT: tl.constexpr,
-    vocab,
-    num_groups,
-    CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
+    logits, counts, row, active, group, high, least, total, best, factor, early,
+    SHIFT: tl.constexpr, vocab, num_groups, CHUNK: tl.constexpr, STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
-):
+):  # fmt: skip
     """The least logit kept, or one between it and the next, which is dropped.
 
     least: what every token kept reaches
