@@ -36,6 +36,7 @@ WORDS = {  # how its messages begin -> what they mean to a caller
 }
 
 
+REGEX_ERROR = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -184,12 +185,9 @@ def plain(error: str) -> str:
     for beginning, words in WORDS.items():
         if error.startswith(beginning):
             return words
-    error = error.replace("<non-verbose/>", "").strip()
-    if len(error) <= MOST_ERROR:
-        return error
-    if "error:" in error:  # of a regular expression, behind a copy of it
-        error = error[error.rindex("error:") :]
-    return error[:MOST_ERROR]
+    if found := REGEX_ERROR.search(error):  # behind a copy of the expression
+        return f"a regular expression is wrong: {found[1]}"[:MOST_ERROR]
+    return error.replace("<non-verbose/>", "").strip()[:MOST_ERROR]
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[list[str | int], dict[str, Any]]]:

@@ -90,8 +90,8 @@ def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: s
     least = num_chars // tokenizer.longest_token
     if least > ready.max_model_len:
         raise ContextTooLong(
-            f"the prompt has {num_chars} characters, at least {least} tokens, over the maximum "
-            f"context length {ready.max_model_len}: shorten the prompt",
+            f"{_prompt(param)} has {num_chars} characters, at least {least} tokens, over the "
+            f"maximum context length {ready.max_model_len}: shorten the prompt",
             param=param,
         )
 
@@ -102,7 +102,7 @@ def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, 
     Raises RequestError for an empty prompt, ContextTooLong if prompt and answer exceed `limit`.
     """
     if prompt_len == 0:
-        raise RequestError("the prompt has no tokens: send some text", param=param)
+        raise RequestError(f"{_prompt(param)} has no tokens: send some text", param=param)
     if wanted is None and prompt_len < limit:
         return limit - prompt_len
     if prompt_len + (wanted or 0) <= limit and prompt_len < limit:
@@ -110,10 +110,15 @@ def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, 
     asked = "" if wanted is None else f" and `max_tokens` is {wanted}"
     remedy = "shorten the prompt" + ("" if wanted is None else " or lower `max_tokens`")
     raise ContextTooLong(
-        f"the prompt has {prompt_len} tokens{asked}, over the maximum context length {limit} of "
-        f"{model}: {remedy}",
+        f"{_prompt(param)} has {prompt_len} tokens{asked}, over the maximum context length {limit} "
+        f"of {model}: {remedy}",
         param=param,
     )
+
+
+def _prompt(param: str) -> str:
+    """Which one, where there may be several."""
+    return f"the prompt `{param}`" if param.endswith("]") else "the prompt"
 
 
 class Cut(NamedTuple):

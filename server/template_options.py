@@ -31,6 +31,14 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
                 param=name,
             )
         options |= told
+    for key, said in options.items():
+        # null and false ask for what is done where nobody looks at them.
+        if said is not None and said is not False and not template.mentions(key):
+            raise UnsupportedParameter(
+                f"`chat_template_kwargs.{key}` is nothing that this model's chat template knows: "
+                "leave it out",
+                param=f"chat_template_kwargs.{key}",
+            )
     return options
 
 

@@ -66,8 +66,9 @@ async def submit(
     ready = require_ready(state)
     prompts = await _prompts(state, ready, body)
     tokens = [prompt.tokens for prompt in prompts]
-    for prompt in tokens:
-        fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, "prompt")
+    for place, prompt in enumerate(tokens):
+        path = body.path(place)
+        fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
     grammar = await answer_grammar(state, body, ready)
     params = [_params(state, ready, body, grammar)] * len(prompts)
     return Generation(state, route, body, tokens, params, salt, copies=body.copies), prompts
@@ -78,14 +79,16 @@ async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) ->
     cut = cut_of(body, body.limit(), ready)
     given = body.prompts()
     num_chars = 0
-    for prompt in given:
+    for place, prompt in enumerate(given):
+        path = body.path(place)
         if isinstance(prompt, str):
-            num_chars += len(prompt) + len(body.suffix or "")
+            size = len(prompt) + len(body.suffix or "")
             if cut is None:
-                check_chars(len(prompt) + len(body.suffix or ""), tokenizer, ready, "prompt")
+                check_chars(size, tokenizer, ready, path)
         else:
-            num_chars += len(prompt)
-            check_token_ids(prompt, ready.vocab_size, "prompt")
+            size = len(prompt)
+            check_token_ids(prompt, ready.vocab_size, path)
+        num_chars += size
 
     def work() -> list[Prompt]:
         return [_prompt(tokenizer, body, prompt, cut) for prompt in given]

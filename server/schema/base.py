@@ -186,7 +186,7 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
 
 def _unknown(model: type[Body], path: str) -> str:
     name = path.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(name, model.model_fields, n=1)
+    close = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=0.75)
     remedy = f"did you mean `{close[0]}`?" if close else "remove it"
     return f"`{path}` is not a parameter of this route: {remedy}"
 

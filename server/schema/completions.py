@@ -60,6 +60,11 @@ class CompletionRequest(SamplingBody):
             return [cast("list[int]", self.prompt)]
         return cast("list[str] | list[list[int]]", self.prompt)
 
+    def path(self, place: int) -> str:
+        """The field that holds entry `place` of `prompts`."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return "prompt" if one else f"prompt[{place}]"
+
     def limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 

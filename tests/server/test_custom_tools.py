@@ -166,7 +166,7 @@ def test_lark_inside_of_strings_is_refused_by_name(tokenizer: Tokenizer, fake: F
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({"tools": [formed("regex", "(")]}, "tools[0].custom.format.grammar.definition", "regex"),
+        ({"tools": [formed("regex", "(")]}, "tools[0].custom.format.grammar.definition", "group"),
         ({"tools": [formed("lark", "x: y")]}, "tools[0].custom.format.grammar.definition", ""),
         ({"tools": [formed("ebnf", "x")]}, "tools[0].custom.format.grammar.syntax", "'lark'"),
         ({"tools": [{"type": "custom"}]}, "tools[0].custom", "required"),
