@@ -1,7 +1,7 @@
 """The OpenAPI document: what FastAPI makes of the routes, with what it cannot know about them.
 
 Routes read their own bodies and write their own answers.  So the document says here what and which
-errors they answer with, and of which type a stream is.
+errors they answer with, and what a stream is made of.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 
 from server.dialects.errors import is_anthropic, is_ollama
 from server.schema.answers.routes import ANSWERS
+from server.schema.answers.streams import STREAMS
 from server.schema.base import fields_of
 from server.schema.examples import example_of
 
@@ -109,7 +110,7 @@ def _answers(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any
     answers: dict[str, Any] = {"application/json": {"schema": ANSWERS[method, path]}}
     if _streams(operation):
         kind = "application/x-ndjson" if is_ollama(path) else "text/event-stream"
-        answers[kind] = {"schema": TEXT}
+        answers[kind] = {"itemSchema": STREAMS[method, path]}
     return answers
 
 

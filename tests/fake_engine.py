@@ -30,6 +30,7 @@ from runtime.messages import (
     TokenLogprob,
 )
 from server.app import create_app
+from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.connection import BoundedProtocol
 from server.metrics import Metrics
@@ -252,12 +253,17 @@ class FakeServer:
 
 
 @contextlib.contextmanager
-def fake_server(folder: Path, *, template: str | None = TEMPLATE) -> Iterator[FakeServer]:
-    """Serve the scripted engine from a thread until the block ends."""
+def fake_server(
+    folder: Path, *, template: str | None = TEMPLATE, batches: BatchStore | None = None
+) -> Iterator[FakeServer]:
+    """Serve the scripted engine from a thread until the block ends.
+
+    batches     where files are kept; no batch runs
+    """
     tokenizer = ChatTokenizer.load(write_tokenizer(folder, template=template))
     engine = FakeEngine(reply=lambda request: [])
     config = fake_config(folder)
-    state = ServerState(config, engine, tokenizer, Metrics())  # type: ignore[arg-type]
+    state = ServerState(config, engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
         create_app(state), http=BoundedProtocol, log_config=None, lifespan="off", ws="none"

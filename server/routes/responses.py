@@ -26,6 +26,7 @@ from server.schema.response_items import refuse_foreign_items
 from server.schema.response_queries import ItemsQuery, RetrieveQuery
 from server.schema.response_tools import refuse_foreign_tools
 from server.schema.responses import (
+    COUNTED,
     RESPONSES_UNSUPPORTED,
     ResponsesRequest,
     refuse_uncounted,
@@ -105,7 +106,7 @@ async def _conversation(
     "/v1/responses/input_tokens",
     summary="Count the tokens of an input",
     response_model=None,
-    openapi_extra=openapi_body(ResponsesRequest),
+    openapi_extra=openapi_body(ResponsesRequest, COUNTED),
 )
 async def count_input_tokens(request: Request) -> Response:
     fields = await read_body(request)

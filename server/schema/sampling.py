@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -219,10 +220,16 @@ def token_biases(bias: dict[str, float] | None, vocab_size: int) -> dict[int, fl
     return biases
 
 
-def openapi_body(model: type[Body]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads its own body, with all references resolved."""
+def openapi_body(model: type[Body], only: Collection[str] = ()) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its own body, with all references resolved.
+
+    only    the fields that it takes, if not all of them
+    """
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
+    if only:
+        kept = {name: field for name, field in schema["properties"].items() if name in only}
+        schema |= {"properties": kept}
 
     def resolved(node: object) -> object:
         if kind_of(node) == "array":

@@ -136,6 +136,57 @@ async def test_what_is_said_of_files_and_batches_fits(server: BatchServer):
     await asked(server, "delete", path, pattern)
 
 
+STREAMED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "n": 2} | SCORES),
+    ("/v1/chat/completions", {"messages": MESSAGES, "stream_options": {"include_usage": True}}),
+    ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 2, "echo": True, "timings": True}),
+    ("/v1/responses", {"input": "Hi"}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 3, "background": True}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}),
+    ("/api/chat", {"messages": MESSAGES}),
+    ("/api/generate", {"prompt": "Hi"}),
+]
+
+
+def fits(item: Any, schema: dict[str, Any]) -> bool:
+    """Also the JSON in its texts: the validator only notes that there should be some."""
+    if "anyOf" in schema:
+        return any(fits(item, each) for each in schema["anyOf"])
+    if "contentSchema" in schema:
+        return isinstance(item, str) and fits(json.loads(item), schema["contentSchema"])
+    if not jsonschema.Draft202012Validator(schema).is_valid(item):
+        return False
+    return all(
+        fits(item[name], part)
+        for name, part in schema.get("properties", {}).items()
+        if name in item
+    )
+
+
+def items_of(content_type: str, text: str) -> list[Any]:
+    if content_type == "application/x-ndjson":
+        return [json.loads(line) for line in text.splitlines()]
+    frames = [frame.splitlines() for frame in text.split("\n\n") if frame]
+    return [dict(line.split(": ", 1) for line in lines) for lines in frames]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("path", "body"), STREAMED)
+async def test_each_item_of_a_stream_fits_its_schema(
+    server: BatchServer, path: str, body: dict[str, Any], fails: bool
+):
+    server.engine.fail_after = 1 if fails else None
+    answer = await server.http.post(path, json={"model": "fake", "stream": True} | body)
+    assert answer.status_code == 200, answer.text
+    kind = answer.headers["content-type"].split(";")[0]
+    operation = create_app(server.state).openapi()["paths"][path]["post"]
+    schema = operation["responses"]["200"]["content"][kind]["itemSchema"]
+    items = items_of(kind, answer.text)
+    assert len(items) > 1 and fails == ("a seeded fault" in answer.text)
+    for item in items:
+        assert fits(item, schema), item
+
+
 async def test_every_route_is_described_down_to_its_fields(server: BatchServer):
     document = create_app(server.state).openapi()
     for path, methods in document["paths"].items():
