@@ -109,7 +109,8 @@ async def embeddings(request: Request) -> Response:
     size = body.dimensions or 0
     if size > call.ready.hidden_size:
         raise RequestError(
-            f"`dimensions` is {size}: the vectors of {body.model} have {call.ready.hidden_size}",
+            f"`dimensions` is {size}: the vectors of {body.model} have {call.ready.hidden_size}; "
+            "lower it or leave it out",
             param="dimensions",
         )
     inputs = body.inputs()

@@ -194,7 +194,7 @@ def _refuse(path: str, remedy: str) -> None:
 RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
     "conversation": Unsupported("use `previous_response_id`"),
     "prompt": Unsupported("put the text into `instructions` or `input`"),
-    "context_management": Unsupported("shorten the input before sending it"),
+    "context_management": Unsupported("shorten the input before sending it", []),
     "background_options": Unsupported(
         "a response in the background begins at once; use soonest",
         {"completion_window": "soonest"},

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import httpx2 as httpx
+import ollama
 import pytest
 from openai import AsyncOpenAI
 from server_process import Server
@@ -37,6 +38,15 @@ def test_a_text_has_one_vector_alone_in_company_and_in_either_encoding(
         assert likeness(entry.embedding, alone[entry.index % len(TEXTS)]) > 0.999
     assert likeness(alone[0], alone[1]) < 0.999
     assert likeness(alone[0], alone[0]) == pytest.approx(1, abs=1e-5)
+
+
+def test_ollamas_route_gives_the_same_vectors(server: Server):
+    made = server.client().embeddings.create(model="tiny-chat", input=TEXTS, dimensions=64)
+    with ollama.Client(server.url) as client:
+        answer = client.embed("tiny-chat", TEXTS, dimensions=64)
+    for one, other in zip(made.data, answer.embeddings, strict=True):
+        assert likeness(one.embedding, list(other)) == pytest.approx(1, abs=1e-3)
+    assert answer.prompt_eval_count == made.usage.prompt_tokens
 
 
 async def test_answers_go_on_while_vectors_are_made(server: Server):

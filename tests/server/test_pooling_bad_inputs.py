@@ -98,7 +98,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str, str]] = [
     (EMBED, {"dimensions": 0}, VALUE, "dimensions", "at least 1"),
     (EMBED, {"dimensions": -3}, VALUE, "dimensions", "at least 1"),
     (EMBED, {"dimensions": 2.5}, TYPE, "dimensions", "an integer"),
-    (EMBED, {"dimensions": HIDDEN + 1}, VALUE, "dimensions", f"have {HIDDEN}"),
+    (EMBED, {"dimensions": HIDDEN + 1}, VALUE, "dimensions", f"have {HIDDEN}; lower it"),
     (EMBED, {"normalize": "yes"}, TYPE, "normalize", "true or false"),
     (EMBED, {"dimension": 5}, UNKNOWN, "dimension", "did you mean `dimensions`?"),
     (EMBED, {"temperature": 1}, UNKNOWN, "temperature", "remove it"),

@@ -163,7 +163,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"truncation": "auto", "input": "one two three " * 40}, TOO_LONG, "input", "tokens"),
     ({"conversation": "conv_1"}, UNSUPPORTED, "conversation", "previous_response_id"),
     ({"prompt": {"id": "p"}}, UNSUPPORTED, "prompt", "instructions"),
-    ({"context_management": []}, UNSUPPORTED, "context_management", "shorten"),
+    ({"context_management": [{"type": "compaction"}]}, UNSUPPORTED, "context_management", "shorten"),
     ({"background_options": {"completion_window": "2h"}}, UNSUPPORTED, "background_options",
      "soonest"),
     ({"personality": "friendly"}, UNSUPPORTED, "personality", "`instructions`"),
@@ -253,6 +253,7 @@ def test_null_asks_for_nothing(http: httpx.Client, name: str):
 def test_values_that_mean_what_is_done_anyway_are_taken(http: httpx.Client):
     usual = {
         "background": False,
+        "context_management": [],
         "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "max_tool_calls": 4,
         "parallel_tool_calls": True,
