@@ -116,6 +116,107 @@ def _last_up_to(values, j, SIZE: tl.constexpr):
     return found
 
 
+@triton.jit
+def _summed(planned, blocks, HEADS: tl.constexpr, PIECE_COST: tl.constexpr, MAX_ROWS: tl.constexpr):
+    """(what is before each row, for `_apart`; rows that are planned; their costs, 1 at least)."""
+    cost = tl.maximum(blocks * 8 + PIECE_COST, 1).to(tl.int64) * HEADS
+    cost = tl.where(planned, cost + (1 << 44), 0)
+    up_to = tl.cumsum(cost, 0)
+    before = up_to - cost
+    last = tl.gather(up_to, tl.full([1], MAX_ROWS - 1, tl.int32), 0)
+    rows, total = _apart(tl.sum(last, 0))
+    total = tl.maximum(total, 1)
+    return before, rows, total
+
+
+@triton.jit
+def _cuts(
+    CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
+    HEADS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, PIECE_COST: tl.constexpr,
+    MAX_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The row of each boundary j, and whether the boundary cuts it.
+
+    (row, its rank among the planned, head, block, q_start, q_len, kv_len, first_block, blocks,
+    where the unit begins, cut, first cut of the unit)
+    """
+    _, row_at = _apart(before)
+    row = _last_up_to(_first_boundary(row_at, total, used, ratio), j, MAX_ROWS)
+    rank, row_at = _apart(tl.gather(before, row, 0))
+    real = (j < used) & (row < num_rows)
+    kv_len = tl.load(CACHE_SEQLENS + row, mask=real, other=0)
+    q_start, q_len = read_queries(CU_SEQLENS_Q, row, real)
+    first_block, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
+    position = _boundary(j, share, rest, used)
+    inside = (position - row_at).to(tl.int32)
+    row_cost = tl.maximum(blocks * 8 + PIECE_COST, 1)
+    head = tl.zeros_like(j)
+    if HEADS > 1:
+        head = _divide(inside, row_cost)
+        inside -= head * row_cost
+    block = _block_at(inside, PIECE_COST)
+    cut = (block > 0) & (block < blocks)
+    unit_at = position - inside
+    position_before = _boundary(tl.maximum(j - 1, 0), share, rest, used)
+    first_cut = cut & (_block_at(position_before - unit_at, PIECE_COST) == 0)
+    return (
+        row, rank, head, block, q_start, q_len, kv_len, first_block, blocks, unit_at, cut, first_cut
+    )  # fmt: skip
+
+
+@triton.jit
+def _first_cut_after(
+    unit_at, counts_before, total, used, share, rest, ratio, PIECE_COST: tl.constexpr
+):
+    """(the block at which the first piece of a unit ends, unless the unit does; cuts before it)."""
+    # The first boundary that may cut the unit: those before it are not cuts of this unit.
+    cutter = tl.minimum(_first_boundary(unit_at + (PIECE_COST + 4), total, used, ratio), used)
+    end = _block_at(_boundary(cutter, share, rest, used) - unit_at, PIECE_COST)
+    return end, tl.gather(counts_before & 0xFFFF, cutter, 0)
+
+
+@triton.jit
+def _write_merges(
+    MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
+    ABREAST: tl.constexpr, PROGRAMS: tl.constexpr, PIECE_COST: tl.constexpr,
+):  # fmt: skip
+    """All boundaries from a unit's first cut to the last inside are cuts.
+
+    Units that are cut fill `merges` from the front, the boundaries that are no first cut zero the
+    others.  The entries of all plans alternate, so that zeros come last.
+    """
+    past = _first_boundary(unit_at + blocks * 8 + (PIECE_COST - 4), total, used, ratio)
+    merged = (counts - marks) >> 16
+    slot = tl.where(first_cut, merged, PROGRAMS - 1 - (j - merged))
+    pair = tl.where(first_cut, pair_of(start - 1, 1 + past - j), 0)
+    line = MERGES.to(tl.pointer_type(tl.int64)) + slot * ABREAST + copy
+    tl.store(line, pair, mask=j < PROGRAMS)
+
+
+@triton.jit
+def _write_cut_pieces(
+    WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len, first_block,
+    blocks, unit_at, cut, first_cut, counts, marks, total, used, share, rest, ratio, copy, copy_at,
+    ABREAST: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
+    PIECE_COST: tl.constexpr,
+):  # fmt: skip
+    """Where each share starts, the pieces that begin at a cut, and what is merged."""
+    unit = rank * HEADS + head + ((blocks > 0) & (block >= blocks)).to(tl.int32)
+    start = tl.where(j < used, unit, rows * HEADS) + (counts & 0xFFFF)
+    start = copy_at + tl.where(j == 0, 0, start)  # also of a batch without rows
+    # Where a plan ends the next one begins: both write that entry, and the same.
+    tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
+    end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, PIECE_COST)
+    write_pieces(
+        WORK, start, row, head * ABREAST + copy, block, tl.minimum(end, blocks), q_start, q_len,
+        kv_len, first_block, blocks, cut, BLOCK,
+    )  # fmt: skip
+    _write_merges(
+        MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
+        ABREAST, PROGRAMS, PIECE_COST,
+    )  # fmt: skip
+
+
 @triton.jit(
     do_not_specialize=["num_rows"],
     do_not_specialize_on_alignment=["CU_SEQLENS_Q", "CACHE_SEQLENS"],
@@ -141,38 +242,18 @@ def plan_uneven(
     planned, _, _, _, _, blocks = read_rows(
         CU_SEQLENS_Q, CACHE_SEQLENS, all_rows, all_rows < num_rows, MAX_Q_LEN, WINDOW, BLOCK
     )
-    cost = tl.maximum(blocks * 8 + PIECE_COST, 1).to(tl.int64) * HEADS
-    cost = tl.where(planned, cost + (1 << 44), 0)
-    up_to = tl.cumsum(cost, 0)
-    before = up_to - cost
-    last = tl.gather(up_to, tl.full([1], MAX_ROWS - 1, tl.int32), 0)
-    rows, total = _apart(tl.sum(last, 0))
-    total = tl.maximum(total, 1)
+    before, rows, total = _summed(planned, blocks, HEADS, PIECE_COST, MAX_ROWS)
     used = tl.maximum(tl.minimum(total, PROGRAMS * MIN_SHARE).to(tl.int32) // MIN_SHARE, 1)
     share, rest = _divide_wide(total, used, 1.0 / used.to(tl.float32))
     ratio = used.to(tl.float32) / total.to(tl.float32)
 
-    # The row of each boundary, and whether the boundary cuts it.
     j = tl.max_contiguous(tl.arange(0, BOUNDARIES), 1)
-    _, row_at = _apart(before)
-    row = _last_up_to(_first_boundary(row_at, total, used, ratio), j, MAX_ROWS)
-    rank, row_at = _apart(tl.gather(before, row, 0))
-    real = (j < used) & (row < num_rows)
-    kv_len = tl.load(CACHE_SEQLENS + row, mask=real, other=0)
-    q_start, q_len = read_queries(CU_SEQLENS_Q, row, real)
-    first_block, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
-    position = _boundary(j, share, rest, used)
-    inside = (position - row_at).to(tl.int32)
-    row_cost = tl.maximum(blocks * 8 + PIECE_COST, 1)
-    head = tl.zeros_like(j)
-    if HEADS > 1:
-        head = _divide(inside, row_cost)
-        inside -= head * row_cost
-    block = _block_at(inside, PIECE_COST)
-    cut = (block > 0) & (block < blocks)
-    unit_at = position - inside
-    position_before = _boundary(tl.maximum(j - 1, 0), share, rest, used)
-    first_cut = cut & (_block_at(position_before - unit_at, PIECE_COST) == 0)
+    (
+        row, rank, head, block, q_start, q_len, kv_len, first_block, blocks, unit_at, cut, first_cut
+    ) = _cuts(
+        CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
+        HEADS, WINDOW, BLOCK, PIECE_COST, MAX_ROWS,
+    )  # fmt: skip
     # One prefix sum for two counts: cuts, and from bit 16 up the units that are cut.
     marks = cut.to(tl.int32) + (first_cut.to(tl.int32) << 16)
     counts = tl.cumsum(marks, 0)
@@ -185,10 +266,9 @@ def plan_uneven(
     if tl.program_id(0) > 0:
         my_rank, my_at = _apart(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
         my_at += my_head * tl.maximum(my_blocks * 8 + PIECE_COST, 1)
-        # The first boundary that may cut the unit: those before it are not cuts of this unit.
-        cutter = tl.minimum(_first_boundary(my_at + (PIECE_COST + 4), total, used, ratio), used)
-        my_end = _block_at(_boundary(cutter, share, rest, used) - my_at, PIECE_COST)
-        cuts_before = tl.gather((counts - marks) & 0xFFFF, cutter, 0)
+        my_end, cuts_before = _first_cut_after(
+            my_at, counts - marks, total, used, share, rest, ratio, PIECE_COST
+        )
         write_pieces(
             WORK, copy_at + my_rank * HEADS + my_head + cuts_before, my_row,
             my_head * ABREAST + copy, tl.zeros_like(my_row), tl.minimum(my_end, my_blocks),
@@ -196,22 +276,8 @@ def plan_uneven(
         )  # fmt: skip
     else:
         tl.store(QUEUE, 0)
-        unit = rank * HEADS + head + ((blocks > 0) & (block >= blocks)).to(tl.int32)
-        start = tl.where(j < used, unit, rows * HEADS) + (counts & 0xFFFF)
-        start = copy_at + tl.where(j == 0, 0, start)  # also of a batch without rows
-        # Where a plan ends the next one begins: both write that entry, and the same.
-        tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
-        end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, PIECE_COST)
-        write_pieces(
-            WORK, start, row, head * ABREAST + copy, block, tl.minimum(end, blocks), q_start, q_len,
-            kv_len, first_block, blocks, cut, BLOCK,
+        _write_cut_pieces(
+            WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len,
+            first_block, blocks, unit_at, cut, first_cut, counts, marks, total, used, share, rest,
+            ratio, copy, copy_at, ABREAST, HEADS, PROGRAMS, BLOCK, PIECE_COST,
         )  # fmt: skip
-        # All boundaries from a unit's first cut to the last inside are cuts.  Units that are cut
-        # fill `merges` from the front, the boundaries that are no first cut zero the others.  The
-        # entries of all plans alternate, so that zeros come last.
-        past = _first_boundary(unit_at + blocks * 8 + (PIECE_COST - 4), total, used, ratio)
-        merged = (counts - marks) >> 16
-        slot = tl.where(first_cut, merged, PROGRAMS - 1 - (j - merged))
-        pair = tl.where(first_cut, pair_of(start - 1, 1 + past - j), 0)
-        line = MERGES.to(tl.pointer_type(tl.int64)) + slot * ABREAST + copy
-        tl.store(line, pair, mask=j < PROGRAMS)
