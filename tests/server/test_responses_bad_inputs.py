@@ -163,7 +163,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"truncation": "auto", "input": "one two three " * 40}, TOO_LONG, "input", "tokens"),
     ({"conversation": "conv_1"}, UNSUPPORTED, "conversation", "previous_response_id"),
     ({"prompt": {"id": "p"}}, UNSUPPORTED, "prompt", "instructions"),
-    ({"context_management": [{"type": "compaction"}]}, UNSUPPORTED, "context_management", "shorten"),
+    ({"context_management": [{"type": "x"}]}, UNSUPPORTED, "context_management", "shorten"),
     ({"background_options": {"completion_window": "2h"}}, UNSUPPORTED, "background_options",
      "soonest"),
     ({"personality": "friendly"}, UNSUPPORTED, "personality", "`instructions`"),
