@@ -37,6 +37,13 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
                 f"`{name[:64]}` is given {len(values)} times: send it once", param=name[:64]
             )
         elif entry is not None:
+            if "][" in entry[1]:
+                raise RequestError(
+                    f"`{name[:64]}` is an entry of an entry: each is a text; send "
+                    "`metadata[key]=value`",
+                    param="metadata",
+                    code="invalid_type",
+                )
             fields.setdefault("metadata", {})[entry[1]] = values[0]
         else:
             fields[name] = _value(name, values[0], _described(model).get(name, {}))
