@@ -12,10 +12,19 @@ from tiny_checkpoints import write_checkpoint
 from runtime.config import Attention, DType, EngineConfig
 from runtime.engine import Engine
 from runtime.loading import Loaded, load
-from runtime.messages import Request, SamplingParams
+from runtime.messages import Pooling, Request, SamplingParams
 
 PROMPTS = [[5, 9, 60], [44, 3, 17, 17, 80, 9, 12, 30, 7, 51, 29]]
 STEPS = 5
+WISHES = (
+    SamplingParams(max_tokens=3),
+    SamplingParams(max_tokens=17, top_p=0.9, top_k=20, min_p=0.01, frequency_penalty=0.5),
+    SamplingParams(max_tokens=9, temperature=0),
+    SamplingParams(max_tokens=7, logprobs=2, prompt_logprobs=2, logit_bias={5: 2.0}),
+    SamplingParams(max_tokens=5, allowed_ids=(5, 6, 7), banned=((5, 6), (7,))),
+    SamplingParams(max_tokens=0, pooling=Pooling("mean")),
+    SamplingParams(max_tokens=0, pooling=Pooling("last")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +94,7 @@ def test_no_kernel_is_compiled_after_the_warm_up(checkpoint: Path, name: Attenti
     engine = Engine(ready.resolved, ready.ready.vocab_size, ready.executor)
     for id in range(40):
         prompt = [(id + place) % 90 + 3 for place in range(1 + id * 7 % 301)]
-        engine.add(Request(id, 0, prompt, SamplingParams(max_tokens=1 + id % 17)))
+        engine.add(Request(id, 0, prompt, WISHES[id % len(WISHES)]))
     compiled: list[str] = []
     hook = triton.knobs.runtime.jit_post_compile_hook
     triton.knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["repr"])
