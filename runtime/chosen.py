@@ -76,7 +76,8 @@ class Chosen:
         if not self.on_gpu:
             return ()
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return full_steps(self.config.intermediate_size, processors, most)
+        widths = self.config.intermediate_size, self.config.hidden_size
+        return full_steps(widths, processors, most)
 
     def begin_loading(self, free: int) -> ModelLoading:
         """The model with memory for its weights.  Raises ConfigError if `free` is too little."""

@@ -7,6 +7,7 @@ automatic one yields where it would make the whole server slow:
 
     many rows, whose step is long without a prompt    prompts get their share of the step
     much waits for each row that decodes              up to WIDEST times the target
+    more wait than decode, and for long               steps of LONGEST_SECONDS
 
 Of sizes that are nearly the same, one is taken whose products fill the device (full_steps.py).
 
@@ -26,7 +27,9 @@ AUTOMATIC_SECONDS = 0.010  # a target if none was asked for
 WIDEST = 7.0  # times that, if much waits, or nobody decodes
 MUCH_SECONDS = 0.025  # of prompts for each row that decodes: the automatic target grows from here
 FEW_ROWS = 8  # count as so many: even one does not like to wait
-PROMPT_SHARE = 0.6  # of a step's time, at least, under the automatic target
+LONG_SECONDS = 1.0  # of prompts
+LONGEST_SECONDS = 0.25  # of a step, if more prompts wait than rows decode, and for that long
+PROMPT_SHARE = 0.62  # of a step's time, at least, under the automatic target
 STEPS = 4  # that what waits is spread over, at least
 SMALLER, LARGER = 0.75, 1.5  # times the size: as good, if the device computes it better
 
@@ -67,7 +70,7 @@ class ChunkBudget:
         if not self._limited or (not rows and prompts.number == 1):
             return room
         fewest, tile = self._grain
-        seconds = self._seconds(rows, kv_tokens, prompts.tokens)
+        seconds = self._seconds(rows, kv_tokens, prompts)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
         fits = min(4 * fewest if fits is None else fits, prompts.tokens)
         wanted = min(fits, prompts.tokens // STEPS) if rows else fits
@@ -84,13 +87,15 @@ class ChunkBudget:
         larger = self._full_steps[place] if place < len(self._full_steps) else self._most
         return larger if larger <= min(most, LARGER * total) else total
 
-    def _seconds(self, rows: int, kv_tokens: int, waiting: int) -> float:
-        """How long the step may take, if so many prompt tokens wait."""
+    def _seconds(self, rows: int, kv_tokens: int, prompts: Prompts) -> float:
+        """How long the step may take."""
         if not rows:
             return AUTOMATIC_SECONDS * WIDEST
         if self._asked:
             return self._asked
-        much = MUCH_SECONDS * max(rows, FEW_ROWS)
-        widening = min(max(waiting * self._times.per_token / much, 1.0), WIDEST)
+        wait = prompts.tokens * self._times.per_token
+        if prompts.number > rows and wait > LONG_SECONDS:
+            return LONGEST_SECONDS
+        widening = min(max(wait / (MUCH_SECONDS * max(rows, FEW_ROWS)), 1.0), WIDEST)
         decode = self._times.decode_seconds(rows, kv_tokens)
         return max(AUTOMATIC_SECONDS * widening, decode / (1 - PROMPT_SHARE))

@@ -156,6 +156,18 @@ def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None
     assert most[0] > 2 * most[1]
 
 
+def test_prompts_get_the_largest_steps_if_more_of_them_wait_than_rows_decode() -> None:
+    most: list[int] = []
+    for rows in (4, 40):
+        server = Server()
+        warmed(server, rows)
+        for id in range(16):
+            server.add(2000 + id, 8000)
+        server.step(8)
+        most.append(max(load.prompt_tokens for load in mixed(server.batches)))
+    assert most[0] > 8000 > 2 * most[1]
+
+
 def test_a_cpu_has_no_automatic_target() -> None:
     server = Server(device="cpu")
     server.add(1, 100, max_tokens=50)
