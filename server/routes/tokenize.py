@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.conversation import check_messages, template_messages
+from server.chat_service import chat_prompt
 from server.generation import require_ready
 from server.parameters import check_chars, check_token_ids
 from server.routes.body import off_loop, read_checked
@@ -33,29 +33,17 @@ async def tokenize(request: Request) -> Response:
     body = await read_checked(request, checked)
     if body.model is not None:
         state.check_model(body.model)
-    ready = require_ready(state)
     tokenizer = state.tokenizer
     if body.messages is not None:
-        check_messages(body.messages)
-        messages = template_messages(body.messages, tokenizer)
-        num_chars = sum(len(message["content"] or "") for message in messages)
+        chat = body.chat(body.model or state.config.served_names[0])
+        ready, tokens = await chat_prompt(state, chat)
     else:
-        messages = []
-        num_chars = len(body.prompt or "")
-    check_chars(num_chars, tokenizer, ready, "prompt" if body.messages is None else "messages")
-
-    def work() -> list[int]:
-        if body.messages is None:
-            special = body.add_special_tokens is not False
-            return tokenizer.encode(body.prompt or "", add_special_tokens=special)
-        text = tokenizer.render(
-            messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
+        ready, text = require_ready(state), body.prompt or ""
+        check_chars(len(text), tokenizer, ready, "prompt")
+        special = body.add_special_tokens is not False
+        tokens = await off_loop(
+            len(text), lambda: tokenizer.encode(text, add_special_tokens=special)
         )
-        return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
-
-    tokens = await off_loop(num_chars, work)
     answer: dict[str, object] = {
         "count": len(tokens),
         "max_model_len": ready.max_model_len,

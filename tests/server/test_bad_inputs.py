@@ -294,6 +294,10 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     # tokenize, detokenize
     ("/tokenize", {"prompt": REMOVED}, MISSING, "prompt", "either"),
     ("/tokenize", messages("x"), VALUE, "prompt", "either"),
+    ("/tokenize", {"tools": [{"type": "function", "function": {"name": "f"}}]}, VALUE, "tools",
+     "belongs to `messages`"),
+    ("/tokenize", {"prompt": REMOVED, "add_special_tokens": True} | messages("x"), UNSUPPORTED,
+     "add_special_tokens", "the chat template"),
     ("/tokenize", {"prompt": 1}, TYPE, "prompt", "a string"),
     ("/tokenize", {"text": "x"}, UNKNOWN, "text", "not a parameter"),
     ("/detokenize", {"tokens": REMOVED}, MISSING, "tokens", "required"),

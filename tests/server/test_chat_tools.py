@@ -140,6 +140,20 @@ def test_allowed_tools_are_the_only_ones_that_the_model_sees(fake: FakeServer, m
     assert ("tail:" in grammar) == (mode == "auto"), "text beside the calls"
 
 
+def test_tokenize_makes_the_prompt_that_chat_makes(fake: FakeServer):
+    last = {"role": "assistant", "content": "It is"}
+    options = {"chat_template_kwargs": {"open_thought": True}}
+    for fields in (
+        {"tools": ASK["tools"]},
+        options,
+        {"messages": [*QUESTION, last], "continue_final_message": True},
+    ):
+        body = {"model": "fake", "messages": QUESTION, **fields}
+        assert httpx.post(f"{fake.url}/v1/chat/completions", json=body).status_code == 200
+        answer = httpx.post(f"{fake.url}/tokenize", json=body)
+        assert answer.json()["tokens"] == fake.engine.requests[-1].tokens
+
+
 def test_a_tool_loop_goes_through_the_template(fake: FakeServer):
     fake.say(CALL)
     client = fake.client()
