@@ -29,6 +29,16 @@ def _open(kind: int) -> zmq.Socket[bytes]:
     return socket
 
 
+def _bound(address: str) -> zmq.Socket[bytes]:
+    socket = _open(zmq.PULL)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket
+
+
 class Sender(Generic[T]):
     """The end that writes.  The reader may come later: messages wait for it."""
 
@@ -63,8 +73,7 @@ class Receiver(Generic[T]):
 
     def __init__(self, address: str, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._decoder = decoder
-        self._socket = _open(zmq.PULL)
-        self._socket.bind(address)
+        self._socket = _bound(address)
 
     def receive(self, timeout_seconds: float = 0.0) -> list[T]:
         """All messages that have arrived; waits up to the time-out for a first one."""
@@ -101,8 +110,7 @@ class AsyncReceiver(Generic[T]):
         self._decoder = decoder
         self._handle = handle
         self._then = then
-        self._socket = _open(zmq.PULL)
-        self._socket.bind(address)
+        self._socket = _bound(address)
         self._loop = asyncio.get_running_loop()
         self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._drain)

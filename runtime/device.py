@@ -26,6 +26,7 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "float16": torch.float16,
 }
 KV_DTYPES: dict[KVDTypeName, torch.dtype] = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
+CGROUP = Path("/sys/fs/cgroup")  # of the container
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 
@@ -101,7 +102,7 @@ def physical_cores() -> int:
 
 def _cpu_quota() -> float:
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (CGROUP / "cpu.max").read_text().split()
         return 1e9 if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return 1e9
@@ -136,13 +137,19 @@ def _host_free_bytes() -> int:
     except OSError:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
         if limit != "max":
-            free = min(free, int(limit) - used)
+            free = min(free, int(limit) - used + _cached_bytes())
     except (OSError, ValueError):
         pass
     return max(free, 0)
+
+
+def _cached_bytes() -> int:
+    """Of the container's memory, files that were read, weights among them: given up on demand."""
+    found = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:

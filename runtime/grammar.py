@@ -140,9 +140,14 @@ class Grammars:
 
     def _compile(self, request: Request) -> None:
         if self._worker is None:
-            self._worker = Worker(
-                self._tokenizer_file, self._vocab_size, self._threads, self._folder
-            )
+            try:
+                self._worker = Worker(
+                    self._tokenizer_file, self._vocab_size, self._threads, self._folder
+                )
+            except Exception as error:  # no room for its sockets, no process: others run on
+                log.exception("there is no grammar process")
+                self._done(request.id, f"the grammar process cannot be started: {error}")
+                return
         params = request.params
         self._worker.sender.send(
             Compile(request.id, params.grammar, params.stop_ids, params.min_tokens)

@@ -37,7 +37,8 @@ DEATHS_WITHIN_SECONDS = 60.0
 STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
 # Texts are tokenized one by one: the tokenizer's pool, a thread a core, would have nothing to do.
 DEFAULTS = {"TOKENIZERS_PARALLELISM": "false"}
-MAX_DIRECTORY_BYTES = 90  # the kernel takes 107 for a socket's whole path
+# The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
+MAX_DIRECTORY_BYTES = 83
 
 
 class AddressInUse(OSError):

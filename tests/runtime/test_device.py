@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -57,6 +59,18 @@ def test_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
 
 def test_free_memory_is_a_number_of_bytes_that_this_host_could_have() -> None:
     assert 2**20 < device.free_bytes(CPU) < 2**46
+
+
+def test_files_that_a_container_has_read_leave_its_memory_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("9000000\n")
+    (tmp_path / "memory.current").write_text("8000000\n")
+    (tmp_path / "memory.stat").write_text("anon 2000000\ninactive_file 5000000\nslab 5\n")
+    assert device.free_bytes(CPU) == 6_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert device.free_bytes(CPU) > 2**23
 
 
 def test_step_without_results_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
