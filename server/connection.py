@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import httptools
-from starlette.types import Send
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import INVALID_REQUEST, error_body
@@ -43,6 +43,25 @@ def outlet(send: Send | None) -> Callable[[bytes], bool] | None:
         return True
 
     return write
+
+
+def until_close(cycle: RequestResponseCycle) -> Send:
+    """The cycle's `send` for a caller who knows HTTP/1.0 only: an answer of unknown length ends
+    where the connection does, and is not sent in chunks, whose sizes would be taken for text.
+    """
+    send = cycle.send
+    unknown = False  # how long the answer is
+
+    async def plain(message: Message) -> None:
+        nonlocal unknown
+        if message["type"] == "http.response.start":
+            unknown = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = False if unknown else None
+        elif unknown:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(cast("Any", message))
+
+    return plain
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -112,6 +131,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect(min(self.body_seconds + patience, MAX_BODY_SECONDS))
         super().on_headers_complete()
         # What uvicorn hands the application is the same: it has not run yet.
+        if self.parser.get_http_version() == "1.0":
+            vars(self.cycle)["send"] = until_close(self.cycle)
         cast("dict[str, object]", self.scope)[DIRECT] = self.cycle.send
 
     def on_message_complete(self) -> None:

@@ -181,6 +181,17 @@ def test_pipelined_requests_that_offer_an_upgrade_are_all_answered(port: int):
     assert answer.index(b"one") < answer.index(b"two") < answer.index(b"end")
 
 
+@pytest.mark.parametrize(("path", "answer"), [("/x", b""), ("/slow", b"." * 8)])
+def test_an_answer_to_http_1_0_has_no_chunks_and_ends_with_the_connection(
+    caller: Caller, path: str, answer: bytes
+):
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"/x", path.encode())
+    caller.send(head + b"\r\n0123456789")
+    got, body = caller.rest().split(b"\r\n\r\n", 1)
+    assert b"transfer-encoding" not in got and b"connection: close" in got
+    assert body == answer + b"0123456789"
+
+
 def test_connect_is_refused(port: int):
     caller = Caller(port)
     caller.send(b"CONNECT /x HTTP/1.1\r\nhost: x\r\n\r\n")
