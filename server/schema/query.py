@@ -37,9 +37,9 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
                 f"`{name[:64]}` is given {len(values)} times: send it once", param=name[:64]
             )
         elif entry is not None:
-            if "][" in entry[1]:
+            if not entry[1] or "][" in entry[1]:  # a list, or an object in the object
                 raise RequestError(
-                    f"`{name[:64]}` is an entry of an entry: each is a text; send "
+                    f"`{name[:64]}` is no entry of metadata, which are texts by name: send "
                     "`metadata[key]=value`",
                     param="metadata",
                     code="invalid_type",

@@ -155,6 +155,7 @@ def test_responses_and_completions_are_not_found_as_one_another(fake: FakeServer
         ("GET", "", {"params": {f"metadata[{n}]": "x" for n in range(17)}}, "metadata"),
         ("GET", "", {"params": {"metadata[a][b]": "x"}}, "metadata"),
         ("GET", "", {"params": {"metadata[a][]": "x"}}, "metadata"),
+        ("GET", "", {"params": {"metadata[]": "x"}}, "metadata"),
         ("GET", "/ID/messages", {"params": {"after": "x"}}, "after"),
         ("GET", "/ID/messages", {"params": {"limit": 101}}, "limit"),
         ("GET", "/ID", {"params": {"stream": "true"}}, "stream"),
