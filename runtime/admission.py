@@ -29,7 +29,9 @@ class WaitingLine:
         return len(self._front) + len(self._heap) - self._num_ended
 
     def push(self, sequence: Sequence) -> None:
-        self.num_tokens += len(sequence.tokens)
+        # A preempted one gets another token when the step that is under way has been read.
+        sequence.queued = len(sequence.tokens)
+        self.num_tokens += sequence.queued
         front = self._front
         if front and sequence.rank < front[-1].rank:
             insort(front, sequence, key=_rank)
@@ -60,18 +62,25 @@ class WaitingLine:
 
     def take(self, sequence: Sequence) -> None:
         """Take out one of the front."""
-        self.num_tokens -= len(sequence.tokens)
+        self.num_tokens -= sequence.queued
         self._front.remove(sequence)
 
     def note_end(self, sequence: Sequence) -> None:
         """One that waits has got its `finish`.  Sweep when half of the line has."""
-        self.num_tokens -= len(sequence.tokens)
+        self.num_tokens -= sequence.queued
         self._num_ended += 1
         if self._num_ended * 2 > len(self._heap) + 64:
             self._heap = [entry for entry in self._heap if entry[1].finish is None]
             heapq.heapify(self._heap)
             self._front = [sequence for sequence in self._front if sequence.finish is None]
             self._num_ended = 0
+
+    def check_integrity(self) -> None:
+        """Assert that what is counted is what there is."""
+        waiting = chain(self._front, (sequence for _, sequence in self._heap))
+        alive = [sequence for sequence in waiting if sequence.finish is None]
+        assert len(alive) == len(self)
+        assert sum(sequence.queued for sequence in alive) == self.num_tokens
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -231,6 +231,7 @@ class Requests:
         """Assert that pages, slots and the lists of sequences agree.  For tests: it is slow."""
         running = self.running.all()
         self.running.check_integrity()
+        self.waiting.check_integrity()
         self.pool.check_integrity([sequence.pages for sequence in running])
         assert len(running) + len(self.waiting) == len(self._live)
         for sequence in running:

@@ -32,6 +32,7 @@ class Sequence:
         "preemptions",
         "prompt_len",
         "prompt_scores",
+        "queued",
         "quiet_until",
         "request",
         "request_id",
@@ -59,6 +60,7 @@ class Sequence:
         self.slot = -1  # none
         self.pages: list[int] = []
         self.page_room = 0  # len(pages) in tokens
+        self.queued = 0  # tokens that were known when it came to wait
         self.hashes: list[PageHash] = []
         self.root = chain_root(request.salt)
         self.finish: FinishReason | None = None

@@ -222,6 +222,14 @@ def min_tokens_forgotten(true: Callable[..., Output]) -> Callable[..., Output]:
     return wrong
 
 
+def tokens_counted_when_they_leave(true: Callable[..., None]) -> Callable[..., None]:
+    def take(self: WaitingLine, sequence: Sequence) -> None:
+        sequence.queued = len(sequence.tokens)
+        true(self, sequence)
+
+    return take
+
+
 def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
     def push(self: WaitingLine, sequence: Sequence) -> None:
         sequence.limit += 1
@@ -262,4 +270,5 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (runtime.requests, "refusal", nothing_refused),
     (runtime.requests, "next_output", min_tokens_forgotten),
     (WaitingLine, "push", one_token_too_many),
+    (WaitingLine, "take", tokens_counted_when_they_leave),
 ]
