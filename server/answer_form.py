@@ -106,10 +106,8 @@ def _budget(
 async def requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:
     """As answer_grammar, but only looked at and not tried, so that more may be put around it."""
     wanted, structured = body.response_format, body.structured_outputs
-    schema = None if wanted is None or wanted.json_schema is None else wanted.json_schema.schema_
-    if structured is not None:
-        schema = structured.model_dump()
-    size = 0 if schema is None else len(orjson.dumps(schema))
+    asked = [each.model_dump() for each in (wanted, structured) if each is not None]
+    size = len(orjson.dumps(asked))
     return await off_loop(size, lambda: requested(wanted, structured, state.grammar_marks))
 
 

@@ -57,6 +57,9 @@ def requested(
     """
     if response_format is not None and response_format.type != "text":
         wanted = response_format.json_schema
+        if response_format.structures is not None:
+            tags = {"structures": response_format.structures, "triggers": response_format.triggers}
+            return _structural_tag(tags, "response_format", marks)
         if wanted is None:
             return json_grammar({"type": "object"}, "response_format")
         param = "response_format.json_schema.schema"

@@ -37,24 +37,37 @@ class SchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
+    # vLLM's and SGLang's, as in `structured_outputs.structural_tag`.
+    structures: Annotated[list[dict[str, Any]], Field(max_length=MAX_CHOICES)] | None = None
+    triggers: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
 
     def check(self) -> None:
-        """Raises RequestError unless there is a schema where there must be one, and only there."""
-        if (self.type == "json_schema") == (self.json_schema is not None):
-            return
-        if self.json_schema is None:
+        """Raises RequestError unless there is what the type needs, and nothing else."""
+        for name, type in FORMAT_FIELDS.items():
+            given = getattr(self, name) is not None
+            if given == (self.type == type):
+                continue
+            path = f"response_format.{name}"
+            if not given:
+                raise RequestError(
+                    f"`{path}` is required with type {type}: add it",
+                    param=path,
+                    code="missing_required_parameter",
+                )
             raise RequestError(
-                "`response_format.json_schema` is required with type json_schema: add it",
-                param="response_format.json_schema",
-                code="missing_required_parameter",
+                f"`{path}` does nothing with type {self.type}: set the type to {type} or leave it "
+                "out",
+                param=path,
             )
-        raise RequestError(
-            f"`response_format.json_schema` does nothing with type {self.type}: set the type to "
-            "json_schema or leave it out",
-            param="response_format.json_schema",
-        )
+
+
+FORMAT_FIELDS = {
+    "json_schema": "json_schema",
+    "structures": "structural_tag",
+    "triggers": "structural_tag",
+}
 
 
 def _schema_kind(value: object) -> str | None:

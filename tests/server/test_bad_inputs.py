@@ -291,6 +291,13 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (TEXT, {"messages": []}, UNKNOWN, "messages", "not a parameter"),
     (TEXT, {"": 1}, UNKNOWN, "", "not a parameter"),
     (CHAT, {"model_config": 1}, UNKNOWN, "model_config", "not a parameter"),
+    (CHAT, {"response_format": {"type": "structural_tag", "triggers": ["<"]}}, MISSING,
+     "response_format.structures", "required with type structural_tag"),
+    (TEXT, {"response_format": {"type": "text", "triggers": ["<"]}}, VALUE,
+     "response_format.triggers", "does nothing with type text"),
+    (CHAT, {"response_format": {"type": "structural_tag", "triggers": ["<"], "structures": [
+        {"begin": "x", "schema": {}, "end": ""}]}}, VALUE, "response_format.structures[0].begin",
+     "starts with none"),
     # tokenize, detokenize
     ("/tokenize", {"prompt": REMOVED}, MISSING, "prompt", "either"),
     ("/tokenize", messages("x"), VALUE, "prompt", "either"),
