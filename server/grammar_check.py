@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 CHECK_SECONDS = 2.0  # of a core, for one grammar; those that are fit for use take milliseconds
-BLAME_SECONDS = 1.0  # of them, after which the place of an error is told as far as it is known
+BLAME_SECONDS = 1.5  # of them, after which the place of an error is told as far as it is known
 MAX_MEMORY = 2 << 30  # bytes of address space
 MOST_ERROR = 300  # characters
 STEPS = 12  # bytes of an answer that a grammar is tried with
@@ -128,13 +128,13 @@ class Checker:
             token = self._least(possible)
             if token is None:
                 return None if matcher.is_accepting() else "no text fulfils it"
-            if step == 0 and (error := self._object_error(matcher, possible)) is not None:
+            if (error := self._object_error(matcher, possible)) is not None:
                 return error
             matcher.consume_token(token)
         return None
 
     def _object_error(self, matcher: LLMatcher, possible: bytes) -> str | None:
-        """The same of an answer that begins as an object does, where others may come first."""
+        """The same of an object that may begin here, where the trial goes another way."""
         brace = self._first_byte + ord("{")
         if not possible[brace >> 3] >> (brace & 7) & 1:
             return None
@@ -145,10 +145,14 @@ class Checker:
         return plain(other.get_error()) if other.is_error() else None
 
     def _least(self, possible: bytes) -> int | None:
-        """The first byte that may come next, else the first special token, but not the end."""
+        """The first byte that may come next, else the first special token, but not the end.
+
+        White space comes after the other bytes: a trial that indents a value sees little of it.
+        """
         bits = int.from_bytes(possible, "little") & ~(1 << self._tokenizer.eos_token)
         in_text = bits >> self._first_byte << self._first_byte
-        bits = in_text or bits
+        visible = self._first_byte + ord(" ") + 1
+        bits = bits >> visible << visible or in_text or bits
         return (bits & -bits).bit_length() - 1 if bits else None
 
     def _schema_error(self, schema: dict[str, Any]) -> str | None:

@@ -218,6 +218,10 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
      f"{RS}.properties.a", "has 599 optional properties"),
     (schema_format({"allOf": [{"properties": {f"p{i}": {} for i in range(1000)}}]}), SCHEMA,
      f"{RS}.allOf[0]", "has 1000 optional properties"),
+    (schema_format({"type": "object", "required": ["a"], "properties": {"a": {"anyOf": [
+        {"type": "string"}] + [
+        {"type": "object", "properties": {f"{n}p{i}": {} for i in range(300)}} for n in range(3)
+    ]}}}), SCHEMA, f"{RS}.properties.a", "too many things may come next"),
     (schema_format({"anyOf": [{"type": "string"}] + [
         {"type": "object", "properties": {f"{n}p{i}": {} for i in range(300)}} for n in range(3)
     ]}), SCHEMA, RS, "too many things may come next"),
