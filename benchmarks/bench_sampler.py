@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention_timing import GraphTimer
-from runtime.batch import Batch, NewRow
+from runtime.batch import NewRow, make_batch
 from runtime.kernels.sample import sample
 from runtime.messages import SamplingParams
 from runtime.sampler import draw
@@ -83,7 +83,7 @@ class Case:
     def eager(self) -> Callable[[int], object]:
         rows, vocab = self.logits[0].shape
         slots = Slots(rows, 1, vocab, torch.device("cuda"))
-        slots.begin(Batch([], [], [], [], [], [], [], 0, self.new_rows))
+        slots.begin(make_batch(new_rows=self.new_rows))
         ids, positions = np.arange(rows), np.full(rows, 500)
 
         def call(number: int) -> object:

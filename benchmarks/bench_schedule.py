@@ -20,6 +20,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
 
 from benchmarks.host_step import fake_config
@@ -89,9 +90,9 @@ def step_ms(load: StepLoad) -> float:
 
 def load_of(batch: Batch) -> StepLoad:
     rows = batch.decode_rows
-    prompts = zip(batch.starts[rows:], batch.q_lens[rows:], strict=True)
-    pairs = sum(count * (start + count / 2) for start, count in prompts)
-    return StepLoad(rows, batch.num_tokens - rows, sum(batch.starts[:rows]), pairs)
+    starts, counts = batch.starts[rows:], batch.q_lens[rows:]
+    pairs = float((counts * (starts + counts / 2)).sum())
+    return StepLoad(rows, batch.num_tokens - rows, int(batch.starts[:rows].sum()), pairs)
 
 
 class Clock:
@@ -150,7 +151,7 @@ class ReckonedDevice:
         return False
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> Finished:
-        sampled = Sampled([1 if samples else -1 for samples in batch.sample])
+        sampled = Sampled(np.where(batch.sample, 1, -1).astype(np.int32))
         return Finished(self._clock, self._free_at, sampled)
 
 

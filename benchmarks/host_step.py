@@ -18,12 +18,12 @@ import numpy as np
 from msgspec import structs
 
 from runtime.batch import Batch, Masks, Sampled
-from runtime.buckets import Buckets
+from runtime.buckets import Bucket, Buckets
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.messages import Request, SamplingParams, Stats
 from runtime.process import Clients
-from runtime.step_buffers import Layout, fill
+from runtime.step_buffers import HostBlock, Layout
 
 ROWS = (1, 32, 256)
 VOCAB_SIZE = 151_936
@@ -69,15 +69,18 @@ class QueueingExecutor:
         self._buckets = Buckets(rows, MOST_TOKENS)
         most = max(Layout.of(bucket).end for bucket in self._buckets.largest)
         self._numbers = np.zeros(most, dtype=np.int32)
+        self._blocks: dict[Bucket, HostBlock] = {}
         self._pages_before = np.zeros(rows, dtype=np.int32)
         self.scheduled_ns = self.queued_ns = self.committed_ns = 0
 
     def forward(self, batch: Batch) -> None:
         self.scheduled_ns = time.thread_time_ns()
         rows = len(batch.slots)
-        layout = Layout.of(self._buckets.fit(len(batch.tokens), rows))
+        bucket = self._buckets.fit(len(batch.tokens), rows)
+        if bucket not in self._blocks:
+            self._blocks[bucket] = HostBlock(self._numbers, Layout.of(bucket))
         before = self._pages_before[:rows]
-        fill(self._numbers, layout, batch, before, before)
+        self._blocks[bucket].fill(batch, before, before)
         self.queued_ns = time.thread_time_ns()
 
     def prepare(self) -> bool:
@@ -85,7 +88,7 @@ class QueueingExecutor:
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> Answered:
         self.committed_ns = time.thread_time_ns()
-        return Answered(Sampled([1 if samples else -1 for samples in batch.sample]))
+        return Answered(Sampled(np.where(batch.sample, 1, -1).astype(np.int32)))
 
 
 def fake_config(rows: int, length: int) -> Resolved:

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import torch
 
-from runtime.batch import Batch, NewRow
+from runtime.batch import Batch, NewRow, make_batch
 from runtime.engine import Engine
 from runtime.loading import Loaded
 from runtime.messages import Request, SamplingParams
@@ -63,7 +63,7 @@ def batch_of(
     counts = [-(-kv_len // page_size) for _, kv_len in rows]
     if sum(counts) > len(pages):
         return None
-    return Batch(
+    return make_batch(
         slots=list(range(len(rows))),
         starts=[kv_len - q_len for q_len, kv_len in rows],
         q_lens=[q_len for q_len, _ in rows],

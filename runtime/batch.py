@@ -6,11 +6,18 @@ every rank, and never changes it afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from runtime.messages import SamplingParams, TokenLogprob
 
 LAST = -1  # in Batch.tokens: the token that the device sampled last for this slot
+
+Ints = NDArray[np.int64]
 
 
 class NewRow(Struct, frozen=True, array_like=True):
@@ -23,20 +30,50 @@ class NewRow(Struct, frozen=True, array_like=True):
     history: list[int]  # tokens known so far, prompt included; empty unless params.needs_history
 
 
-class Batch(Struct, frozen=True, array_like=True):
-    slots: list[int]
-    starts: list[int]  # KV position of the row's first token
-    q_lens: list[int]  # tokens the row feeds in this step
-    tokens: list[int]  # flat, sum(q_lens) ids; LAST where only the device knows the id
-    num_new_pages: list[int]  # pages appended to the row's page table
-    new_pages: list[int]  # flat
-    sample: list[bool]  # False: a prompt that goes on in a later step, or wants a vector only
+class Batch(Struct, frozen=True, array_like=True, eq=False):
+    slots: Ints
+    starts: Ints  # KV position of the row's first token
+    q_lens: Ints  # tokens the row feeds in this step
+    tokens: Ints  # flat, sum(q_lens) ids; LAST where only the device knows the id
+    num_new_pages: Ints  # pages appended to the row's page table
+    new_pages: Ints  # flat
+    # False: a prompt that goes on in a later step, or wants a vector only.
+    sample: NDArray[np.bool_]
     decode_rows: int  # the first so many rows feed one token each
     new_rows: list[NewRow]  # these slots start over with an empty page table
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+
+def make_batch(
+    slots: Sequence[int] = (),
+    starts: Sequence[int] = (),
+    q_lens: Sequence[int] = (),
+    tokens: Sequence[int] = (),
+    num_new_pages: Sequence[int] = (),
+    new_pages: Sequence[int] = (),
+    sample: Sequence[bool] = (),
+    decode_rows: int = 0,
+    new_rows: Sequence[NewRow] = (),
+) -> Batch:
+    """A Batch of columns that were written out."""
+
+    def array(column: Sequence[int]) -> Ints:
+        return np.array(column, dtype=np.int64)
+
+    return Batch(
+        slots=array(slots),
+        starts=array(starts),
+        q_lens=array(q_lens),
+        tokens=array(tokens),
+        num_new_pages=array(num_new_pages),
+        new_pages=array(new_pages),
+        sample=np.array(sample, dtype=np.bool_),
+        decode_rows=decode_rows,
+        new_rows=list(new_rows),
+    )
 
 
 class Masks(Struct, frozen=True, array_like=True):
@@ -53,10 +90,35 @@ class Masks(Struct, frozen=True, array_like=True):
 class Sampled(Struct, frozen=True, array_like=True):
     """What a step produced, one entry a row of its Batch."""
 
-    tokens: list[int]  # LAST in rows that did not sample
+    tokens: NDArray[np.int32]  # LAST in rows that did not sample
     logprobs: list[TokenLogprob | None] | None = None  # None: no row asked
     # Of the prompt tokens fed by the row, each scored by the position before it, in order.  The
     # first token of a prompt has none.  None: no row asked.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are not finite)
     vectors: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
+
+    def rows_with_more(self) -> list[int]:
+        """Those of which more than a token is told, but for vectors."""
+        rows = list(self.errors)
+        for column in (self.logprobs, self.prompt_logprobs):
+            if column is not None:
+                rows += [row for row, found in enumerate(column) if found is not None]
+        return rows
+
+
+def where(mask: NDArray[np.bool_]) -> list[int]:
+    """The rows in which it is true."""
+    return mask.nonzero()[0].tolist()
+
+
+def _array_bytes(column: NDArray[np.generic]) -> bytes:
+    return column.dtype.char.encode() + column.tobytes()
+
+
+def _array(_type: type, data: bytes) -> NDArray[np.generic]:
+    return np.frombuffer(data[1:], dtype=chr(data[0]))
+
+
+encoder = msgspec.msgpack.Encoder(enc_hook=_array_bytes)
+decoder = msgspec.msgpack.Decoder(Batch, dec_hook=_array)

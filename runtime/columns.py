@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import cache
 from typing import NamedTuple
 
-from runtime.batch import LAST, Batch, NewRow
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.batch import LAST, Batch, Ints, NewRow
+from runtime.decoding import NONE, DecodeRows, Members
 from runtime.sequence import Sequence
 from runtime.step_time import StepLoad
 
@@ -13,13 +19,22 @@ class Launch(NamedTuple):
     """A step, whom its rows belong to, and how much there is to do."""
 
     batch: Batch
-    sequences: list[Sequence]
+    members: Members  # whom the rows that decode are of
+    prompts: list[Sequence]  # and those behind
     load: StepLoad
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the requests, by row."""
+        return [*self.members.ids.tolist(), *(one.request_id for one in self.prompts)]
 
 
 class Columns:
-    def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
+    """The rows that decode at once, then parts of prompts one by one."""
+
+    def __init__(self, decoding: DecodeRows) -> None:
+        self.decoding = decoding
+        self.prompts: list[Sequence] = []
         self.slots: list[int] = []
         self.starts: list[int] = []
         self.q_lens: list[int] = []
@@ -27,47 +42,32 @@ class Columns:
         self.num_new_pages: list[int] = []
         self.new_pages: list[int] = []
         self.sample: list[bool] = []
-        self.decode_rows = 0
         self.new_rows: list[NewRow] = []
-        self.kv_tokens = 0  # that the rows that decode read
+        self.kv_tokens = int(np.add.reduce(decoding.starts))  # that the rows that decode read
         self.pairs = 0.0  # of a prompt token with those before it
 
-    def decode(self, rows: list[Sequence], crossing: list[int], taken: list[int]) -> None:
-        """One token for each of `rows`; those with an index in `crossing` get a page of `taken`."""
-        # Written as whole columns: at 256 rows this is most of what a step costs the host.
-        self.sequences = rows
-        self.slots = [row.slot for row in rows]
-        self.starts = [row.launched for row in rows]
-        self.tokens = [LAST if row.ahead else row.tokens[-1] for row in rows]
-        self.q_lens = [1] * len(rows)
-        self.sample = [True] * len(rows)
-        self.num_new_pages = [0] * len(rows)
-        self.decode_rows = len(rows)
-        self.kv_tokens = sum(self.starts)
-        self.new_pages = taken
-        for index, page in zip(crossing, taken, strict=True):
-            rows[index].pages.append(page)
-            self.num_new_pages[index] = 1
-        for row in rows:
-            row.launched += 1
-            row.ahead += 1
+    @property
+    def decode_rows(self) -> int:
+        return len(self.decoding.slots)
+
+    @property
+    def num_rows(self) -> int:
+        return self.decode_rows + len(self.prompts)
 
     def feed(self, row: Sequence, count: int, new_pages: list[int]) -> bool:
         """`count` known tokens of `row`.  True if it has caught up."""
         caught_up = count == row.todo
-        samples = caught_up and row.request.params.pooling is None
         start = row.launched
-        self.sequences.append(row)
+        self.prompts.append(row)
         self.slots.append(row.slot)
         self.starts.append(start)
         self.q_lens.append(count)
         self.tokens += row.tokens[start : start + count]
         self.num_new_pages.append(len(new_pages))
         self.new_pages += new_pages
-        self.sample.append(samples)
+        self.sample.append(caught_up and row.request.params.pooling is None)
         self.pairs += count * (start + count / 2)
         row.launched += count
-        row.ahead += samples
         return caught_up
 
     def start(self, row: Sequence) -> None:
@@ -77,17 +77,50 @@ class Columns:
         self.new_rows.append(NewRow(row.slot, params, row.seed, row.prompt_len, history))
 
     def launch(self) -> Launch:
+        first, rows = self.decoding, self.decode_rows
+        num_new_pages, sample = _zeros(rows), _trues(rows)
+        if first.new_pages:
+            num_new_pages = num_new_pages.copy()
+            num_new_pages[list(first.new_pages)] = 1
+        if self.sample:
+            sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
         batch = Batch(
-            slots=self.slots,
-            starts=self.starts,
-            q_lens=self.q_lens,
-            tokens=self.tokens,
-            num_new_pages=self.num_new_pages,
-            new_pages=self.new_pages,
-            sample=self.sample,
-            decode_rows=self.decode_rows,
+            slots=_joined(first.slots, self.slots),
+            starts=_joined(first.starts, self.starts),
+            q_lens=_joined(_ones(rows), self.q_lens),
+            tokens=_joined(_lasts(rows), self.tokens),
+            num_new_pages=_joined(num_new_pages, self.num_new_pages),
+            new_pages=_joined(NONE, [*first.new_pages.values(), *self.new_pages]),
+            sample=sample,
+            decode_rows=rows,
             new_rows=self.new_rows,
         )
-        rows, prompt_tokens = self.decode_rows, len(self.tokens) - self.decode_rows
-        load = StepLoad(rows, prompt_tokens, self.kv_tokens, self.pairs)
-        return Launch(batch, self.sequences, load)
+        load = StepLoad(rows, len(self.tokens), self.kv_tokens, self.pairs)
+        return Launch(batch, first.members, self.prompts, load)
+
+
+def _joined(first: Ints, then: Collection[int]) -> Ints:
+    return np.concatenate((first, np.array(then, dtype=np.int64))) if then else first
+
+
+# Of as many rows as a step may have; nobody writes to what these return.
+
+
+@cache
+def _zeros(count: int) -> Ints:
+    return np.zeros(count, dtype=np.int64)
+
+
+@cache
+def _ones(count: int) -> Ints:
+    return np.ones(count, dtype=np.int64)
+
+
+@cache
+def _lasts(count: int) -> Ints:
+    return np.full(count, LAST, dtype=np.int64)
+
+
+@cache
+def _trues(count: int) -> NDArray[np.bool_]:
+    return np.ones(count, dtype=np.bool_)

@@ -161,15 +161,9 @@ class Engine:
             self.scheduler.times.note(launch.load, self._read_at - began)
             self.scheduler.commit(launch, sampled)
             if self._grammars is not None and self._grammars.open:
-                self._grammars.advance(
-                    [
-                        (sequence.request_id, token)
-                        for sequence, samples, token in zip(
-                            launch.sequences, launch.batch.sample, sampled.tokens, strict=True
-                        )
-                        if samples and sequence.finish is None
-                    ]
-                )
+                tokens = sampled.tokens.tolist()
+                rows = self.scheduler.sampling(launch)
+                self._grammars.advance([(id, tokens[row]) for row, id in rows])
 
     def _take_compiled(self, grammars: Grammars) -> None:
         """Let those run whose grammar is ready.  With nothing else to do, wait a moment for it."""
@@ -192,11 +186,7 @@ class Engine:
             self.scheduler.end(id, "error", error=error, refused=True)
         for id, reason in lost.items():
             self.scheduler.end(id, "error", error=reason)
-        return self._grammars.masks(
-            (row, sequence.request_id)
-            for row, sequence in enumerate(launch.sequences)
-            if launch.batch.sample[row] and sequence.finish is None
-        )
+        return self._grammars.masks(self.scheduler.sampling(launch))
 
     def _take_news(self) -> News:
         news = self.scheduler.take_news()

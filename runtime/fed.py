@@ -22,7 +22,7 @@ class Fed:
         """hidden [B, hidden]: of each row's last token."""
         self.tokens: NDArray[np.int32] = np.full(len(batch.slots), LAST, dtype=np.int32)
         self.usable: NDArray[np.int8] = np.ones(len(batch.slots), dtype=np.int8)
-        self._rows = np.flatnonzero(~np.asarray(batch.sample, dtype=np.bool_))
+        self._rows = (~batch.sample).nonzero()[0]
         states = hidden.index_select(0, upload(self._rows, device))
         self._download = Download([states.isfinite().all(-1)], device)
 

@@ -7,18 +7,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 from model_zoo.inputs import ModelInput
-from runtime.batch import LAST, Batch
+from runtime.batch import LAST, Batch, Ints
 from runtime.device import upload
 from runtime.slots import Slots
-
-Ints = NDArray[np.int64]
 
 
 class Model(Protocol):
@@ -38,21 +35,18 @@ def build_input(
 
     every_state: of all tokens, not only of each row's last one
     """
-    q_lens = np.asarray(batch.q_lens, dtype=np.int64)
-    starts = np.asarray(batch.starts, dtype=np.int64)
+    q_lens, starts = batch.q_lens, batch.starts
     ends = _offsets(q_lens)  # [B + 1]
     row_of_token = np.repeat(np.arange(len(q_lens)), q_lens)
     positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], q_lens)
-    tokens = np.asarray(batch.tokens, dtype=np.int64)
     kv_lens = starts + q_lens
-    slot_ids = np.asarray(batch.slots, dtype=np.int64)
     device = _upload_together(
         [
-            tokens,
+            batch.tokens,
             positions,
             row_of_token,
             ends[1:] - 1,
-            slot_ids,
+            batch.slots,
             kv_lens,
             *_prefix_sums(batch, ends),
         ],
@@ -74,7 +68,7 @@ def build_input(
         max_seqlen_q=int(q_lens.max()),
         max_seqlen_k=longest,
         decode_rows=batch.decode_rows,
-        q_lens=tuple(batch.q_lens),
+        q_lens=tuple(q_lens.tolist()),
         kv_lens=tuple(kv_lens.tolist()),
     )
     return ModelInput(
@@ -100,10 +94,9 @@ def _prefix_sums(batch: Batch, ends: Ints) -> list[Ints]:
     Three cases: rows that all decode count up by one in cu_seqlens_q; whole prompts that nothing
     precedes have equal sums, so one tensor serves as both; the rest needs two.
     """
-    if not any(batch.starts):
+    if not batch.starts.any():
         return [ends]
-    kv_lens = np.asarray(batch.starts, dtype=np.int64) + np.asarray(batch.q_lens, dtype=np.int64)
-    return [_offsets(kv_lens), ends]
+    return [_offsets(batch.starts + batch.q_lens), ends]
 
 
 def _upload_together(columns: list[Ints], device: torch.device) -> list[Tensor]:

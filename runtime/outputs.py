@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
+from runtime.batch import Ints
 from runtime.messages import FinishReason, Output, TokenLogprob
 from runtime.sequence import Sequence
 
@@ -13,13 +16,14 @@ from runtime.sequence import Sequence
 class News(NamedTuple):
     """What a step has to tell: one token for each of `ids`, and all that is more than that."""
 
-    ids: list[int]
-    tokens: list[int]
+    ids: Ints
+    tokens: NDArray[np.int32]
+    clients: Ints  # who asked for them
     outputs: list[Output]
 
     def all(self) -> list[Output]:
-        plain = [Output(id, [token]) for id, token in zip(self.ids, self.tokens, strict=True)]
-        return plain + self.outputs
+        columns = zip(self.ids.tolist(), self.tokens.tolist(), strict=True)
+        return [Output(id, [token]) for id, token in columns] + self.outputs
 
 
 def next_output(sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:

@@ -86,14 +86,14 @@ class Pending:
         scores = prompt_logprobs(self._prompt_scores, arrived, self._num_rows)
         return Sampled(tokens, logprobs, scores, errors, vectors)
 
-    def _own_tokens(self) -> tuple[list[int], dict[int, str]]:
+    def _own_tokens(self) -> tuple[NDArray[np.int32], dict[int, str]]:
         """By row: LAST where the step chose none, and what went wrong."""
         if self._chosen is None:
-            return [LAST] * self._num_rows, {}
+            return np.full(self._num_rows, LAST, dtype=np.int32), {}
         self._chosen.wait()
         wrong = np.flatnonzero(self._chosen.usable[: self._num_rows] == 0)
         errors = dict.fromkeys(wrong.tolist(), NOT_FINITE)
-        return self._chosen.tokens[: self._num_rows].tolist(), errors
+        return self._chosen.tokens[: self._num_rows].copy(), errors
 
     def _logprobs(
         self, drawn: Drawn, arrived: list[Tensor], errors: dict[int, str]

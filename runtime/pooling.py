@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,7 +87,7 @@ class Pools:
         rows: list[int] = []
         vectors: list[Tensor] = []
         end = 0
-        columns = zip(batch.slots, batch.starts, batch.q_lens, strict=True)
+        columns = np.stack([batch.slots, batch.starts, batch.q_lens], axis=1).tolist()
         for row, (slot, start, q_len) in enumerate(columns):
             end += q_len
             prompt = self._prompts.get(slot)

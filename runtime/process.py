@@ -13,12 +13,11 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -36,8 +35,10 @@ from runtime.messages import (
     StepOutput,
     ToEngine,
 )
-from runtime.outputs import News
 from runtime.timeline import Timeline
+
+if TYPE_CHECKING:
+    from runtime.outputs import News  # needs NumPy, which takes a while to import
 
 IDLE_SECONDS = 1.0  # between two signs of life
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
@@ -93,23 +94,25 @@ class Clients:
             patience = STATS_SECONDS if self._pending[client] else IDLE_SECONDS
             if ids or outputs or now - self._told[client] >= patience:
                 self._told[client] = now
-                plain = array("q", ids).tobytes(), array("i", tokens).tobytes()
-                self._senders[client].send(StepOutput(outputs, stats, *plain))
+                self._senders[client].send(StepOutput(outputs, stats, ids, tokens))
 
-    def _shares(self, news: News) -> list[News]:
-        """The news by client; requests that have ended are forgotten."""
-        shares, client_of = [news], self._client_of
-        if len(self._senders) > 1:
-            shares = [News([], [], []) for _ in self._senders]
-            for id, token in zip(news.ids, news.tokens, strict=True):
-                ids, tokens, _outputs = shares[client_of[id]]
-                ids.append(id)
-                tokens.append(token)
+    def _shares(self, news: News) -> list[tuple[bytes, bytes, list[Output]]]:
+        """The news by client, as StepOutput has them; requests that have ended are forgotten."""
+        ids, tokens = news.ids, news.tokens
+        if len(self._senders) == 1:
+            shares = [(ids.tobytes(), tokens.tobytes(), news.outputs)]
+        else:
+            outputs: list[list[Output]] = [[] for _ in self._senders]
             for output in news.outputs:
-                shares[client_of[output.id]].outputs.append(output)
+                outputs[self._client_of[output.id]].append(output)
+            own = [news.clients == client for client in range(len(self._senders))]
+            shares = [
+                (ids[mine].tobytes(), tokens[mine].tobytes(), more)
+                for mine, more in zip(own, outputs, strict=True)
+            ]
         for output in news.outputs:
             if output.finish is not None:
-                self._pending[client_of.pop(output.id)] -= 1
+                self._pending[self._client_of.pop(output.id)] -= 1
         return shares
 
     def tell(self, message: FromEngine) -> None:

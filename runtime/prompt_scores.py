@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.batch import Batch
+from runtime.batch import Batch, Ints
 from runtime.device import upload
 from runtime.messages import TokenLogprob
 from runtime.scores import Scores, score, token_logprobs
@@ -41,8 +41,8 @@ def score_prompts(
     scores: list[PromptScores] = []
     ends = np.cumsum(batch.q_lens)
     for row in np.flatnonzero(wanted >= 0).tolist():
-        slot, q_len = batch.slots[row], batch.q_lens[row]
-        fed = min(q_len, int(slots.params["prompt_len"][slot]) - batch.starts[row])
+        slot, q_len = int(batch.slots[row]), int(batch.q_lens[row])
+        fed = min(q_len, int(slots.params["prompt_len"][slot] - batch.starts[row]))
         if fed > 0:
             first, width = int(ends[row]) - q_len, int(wanted[row])
             tokens, states = batch.tokens[first : first + fed], hidden[first : first + fed]
@@ -54,7 +54,7 @@ def score_prompts(
 def _score(
     slot: int,
     states: Tensor,
-    tokens: list[int],
+    tokens: Ints,
     width: int,
     slots: Slots,
     logits: Callable[[Tensor], Tensor],
@@ -65,9 +65,9 @@ def _score(
         states = torch.cat([before, states])
     else:
         tokens = tokens[1:]  # nothing comes before a prompt's first token
-    if not tokens:
+    if not len(tokens):
         return []
-    targets = upload(np.asarray(tokens, dtype=np.int64), slots.device)
+    targets = upload(tokens, slots.device)
     return [
         score(
             logits(states[first : first + PIECE][: len(tokens) - first]).float(),

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from runtime.admission import WaitingLine, refusal
-from runtime.batch import Sampled
+from runtime.batch import Batch, Ints, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
+from runtime.decoding import NONE, Members
 from runtime.messages import FinishReason, Output, Request, TokenLogprob
 from runtime.outputs import News, ending, explained, next_output, pooled
 from runtime.pages import PagePool
@@ -22,6 +25,10 @@ from runtime.running import Running
 from runtime.sequence import Sequence
 
 log = logging.getLogger("wavefill.requests")
+
+# Ids of requests, a token for each, their clients.
+Told = tuple[Ints, NDArray[np.int32], Ints]
+NOTHING: Told = (NONE, NONE.astype(np.int32), NONE)
 
 
 class Requests:
@@ -37,13 +44,12 @@ class Requests:
         self.vocab_size = vocab_size
         self.pool = PagePool(resolved.num_pages)
         self.waiting = WaitingLine()
-        self.running = Running(resolved.max_num_seqs)
+        self.running = Running(resolved.max_num_seqs, vocab_size, resolved.page_size)
         self.prompt_tokens: int = 0
         self.cached_tokens: int = 0
         self.generated_tokens = 0
         self._live: dict[int, Sequence] = {}
-        self._told_ids: list[int] = []
-        self._told_tokens: list[int] = []
+        self._told: list[Told] = []
         self._outputs: list[Output] = []
         self._arrivals = 0
         self._draw_seed = draw_seed
@@ -52,12 +58,12 @@ class Requests:
     @property
     def idle(self) -> bool:
         """No request is alive and all that was made was taken."""
-        return not self._live and not self._outputs and not self._told_ids
+        return not self._live and not self._outputs and not self._told
 
     def take_news(self) -> News:
         """What was made since the last call."""
-        news = News(self._told_ids, self._told_tokens, self._outputs)
-        self._told_ids, self._told_tokens, self._outputs = [], [], []
+        news = News(*_joined(self._told), self._outputs)
+        self._told, self._outputs = [], []
         return news
 
     # Requests come and go.
@@ -104,73 +110,73 @@ class Requests:
 
     def commit(self, launch: Launch, sampled: Sampled) -> None:
         """Take in the results of a step; the next one may have been scheduled already."""
-        batch, sequences, _load = launch
-        scored, vectors = sampled.logprobs, sampled.vectors
-        plain = scored is None and sampled.prompt_logprobs is None and not sampled.errors
-        done = self._commit_plain(launch, sampled.tokens) if plain else 0
-        for index in range(done, len(sequences)):
-            sequence, samples, token = sequences[index], batch.sample[index], sampled.tokens[index]
-            if samples:
+        others = self._commit_plain(launch.members, sampled) if launch.batch.decode_rows else []
+        for index, sequence in self._alive(launch, others):
+            if sequence.slot < 0 and launch.batch.sample[index]:
                 sequence.ahead -= 1
-            if sequence.finish is not None:
-                continue  # it ended while this row was under way
             try:
-                if not plain and self._note_details(sequence, index, sampled):
-                    continue
-                start = batch.starts[index]
-                self._remember(sequence, start, start + batch.q_lens[index])
-                if not samples:
-                    if index in vectors:
-                        self._end(sequence, pooled(sequence, vectors[index]))
-                    continue
-                if not 0 <= token < self.vocab_size:
-                    raise ValueError(f"the executor sampled {token}, not a token id of the model")
-                sequence.tokens.append(token)
-                self.generated_tokens += 1
-                self._deliver(sequence, token, None if scored is None else scored[index])
+                self._commit_row(sequence, index, launch.batch, sampled)
             except Exception as error:
                 self._end_broken(sequence, error)
 
-    def _commit_plain(self, launch: Launch, tokens: list[int]) -> int:
-        """The rows that decode, where no row has more to tell than its token.
+    def sampling(self, launch: Launch) -> list[tuple[int, int]]:
+        """(row, request id) of the rows that sample, but of those that ended meanwhile."""
+        alive = self._alive(launch, range(launch.batch.decode_rows))
+        return [(row, one.request_id) for row, one in alive if launch.batch.sample[row]]
 
-        Returns their number.  Most rows of most steps are these: at 256 of them this loop is most
-        of what a step costs the host.
+    def _alive(self, launch: Launch, rows: Iterable[int]) -> Iterator[tuple[int, Sequence]]:
+        """Of some of the rows that decode and all that follow, those that have not ended."""
+        ids, order = launch.members.ids, launch.members.order
+        for row in rows:
+            sequence = self._live.get(int(ids[row]))
+            if sequence is not None and sequence.order == order[row]:
+                yield row, sequence
+        for row, sequence in enumerate(launch.prompts, launch.batch.decode_rows):
+            if sequence.finish is None:
+                yield row, sequence
+
+    def _commit_plain(self, rows: Members, sampled: Sampled) -> list[int]:
+        """The rows that have no more to tell than their token.  Returns the others.
+
+        Most rows of most steps are plain: with 256 of them this is most of what a step costs.
         """
-        rows = launch.batch.decode_rows
-        if not rows or min(tokens[:rows]) < 0 or max(tokens[:rows]) >= self.vocab_size:
-            return 0
-        tell_id, tell_token = self._told_ids.append, self._told_tokens.append
-        told = len(self._told_ids)
-        columns = (launch.sequences[:rows], launch.batch.starts[:rows], tokens[:rows])
-        for sequence, start, token in zip(*columns, strict=True):
-            sequence.ahead -= 1
-            known = sequence.tokens
-            if len(known) < sequence.quiet_until and token not in sequence.stop_ids:
-                known.append(token)
-                tell_id(sequence.request_id)
-                tell_token(token)
-            elif sequence.finish is None:  # else it ended while this row was under way
-                try:
-                    self._commit_one(sequence, start, token)
-                except Exception as error:
-                    self._end_broken(sequence, error)
-        self.generated_tokens += len(self._told_ids) - told
-        return rows
+        ids, clients, tokens = rows.ids, rows.clients, sampled.tokens[: len(rows.ids)]
+        odd = [row for row in sampled.rows_with_more() if row < len(ids)]
+        full, others = self.running.decoding.commit(rows, tokens, odd)
+        for sequence in full:
+            written = len(sequence.tokens)
+            self._remember(sequence, written - 1, written)
+        if others:
+            kept = np.ones(len(ids), dtype=np.bool_)
+            kept[others] = False
+            ids, clients, tokens = ids[kept], clients[kept], tokens[kept]
+        self.generated_tokens += len(ids)
+        self._told.append((ids, tokens, clients))
+        return others
 
-    def _commit_one(self, sequence: Sequence, start: int, token: int) -> None:
-        """A token with which more may happen than that somebody is told of it."""
-        self._remember(sequence, start, start + 1)
+    def _commit_row(self, sequence: Sequence, index: int, batch: Batch, sampled: Sampled) -> None:
+        """A row of which more may have to be told, of a sequence that is alive."""
+        if self._note_details(sequence, index, sampled):
+            return
+        decodes = self.running.decoding.has(sequence)
+        if decodes:
+            self.running.decoding.settle(sequence)
+        start = int(batch.starts[index])
+        self._remember(sequence, start, start + int(batch.q_lens[index]))
+        if not batch.sample[index]:
+            if index in sampled.vectors:
+                self._end(sequence, pooled(sequence, sampled.vectors[index]))
+            return
+        token = int(sampled.tokens[index])
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"the executor sampled {token}, not a token id of the model")
         sequence.tokens.append(token)
-        ends = token in sequence.stop_ids or len(sequence.tokens) >= sequence.limit
-        if ends or not sequence.announced:
-            self.generated_tokens += 1
-            self._deliver(sequence, token, None)
-        else:
-            self._told_ids.append(sequence.request_id)
-            self._told_tokens.append(token)
-        if sequence.finish is None:
-            sequence.be_quiet(self.resolved.page_size)
+        self.generated_tokens += 1
+        if decodes:
+            self.running.decoding.note_tokens(sequence)
+        self._deliver(
+            sequence, token, None if sampled.logprobs is None else sampled.logprobs[index]
+        )
 
     def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
         """Errors and prompt scores of one row.  True if the row failed, which ends its request."""
@@ -208,7 +214,6 @@ class Requests:
         """The one end of a request: its pages and slot are free at once, `output` is its last."""
         self._outputs.append(explained(sequence, output, self.running.mean_batch(sequence)))
         sequence.finish = output.finish
-        sequence.quiet_until = 0
         del self._live[sequence.request_id]
         if sequence.slot < 0:
             self.waiting.note_end(sequence)
@@ -225,7 +230,6 @@ class Requests:
         self.running.leave(sequence)
         self.pool.release(sequence.pages)
         sequence.pages = []
-        sequence.page_room = 0
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and the lists of sequences agree.  For tests: it is slow."""
@@ -234,6 +238,10 @@ class Requests:
         self.waiting.check_integrity()
         self.pool.check_integrity([sequence.pages for sequence in running])
         assert len(running) + len(self.waiting) == len(self._live)
-        for sequence in running:
-            assert sequence.page_room == len(sequence.pages) * self.resolved.page_size
-            assert sequence.launched <= sequence.page_room
+
+
+def _joined(told: list[Told]) -> Told:
+    if len(told) <= 1:
+        return told[0] if told else NOTHING
+    ids, tokens, clients = zip(*told, strict=True)
+    return np.concatenate(ids), np.concatenate(tokens), np.concatenate(clients)

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from runtime.batch import Batch, Masks
+from runtime.batch import Batch, Ints, Masks
 from runtime.config import Resolved
 from runtime.device import upload
 from runtime.fed import Fed
@@ -24,8 +23,6 @@ from runtime.slots import Slots
 
 if TYPE_CHECKING:
     from runtime.steps import Steps
-
-Ints = NDArray[np.int64]
 
 
 class Runner:
@@ -97,7 +94,7 @@ class Runner:
         of_rows = hidden
         if every_state:
             of_rows = hidden.index_select(0, upload(np.cumsum(batch.q_lens) - 1, self.device))
-        self._drawn_rows = np.flatnonzero(np.asarray(batch.sample, dtype=np.bool_))
+        self._drawn_rows = batch.sample.nonzero()[0]
         self._logits = None
         if len(self._drawn_rows):
             rows = upload(self._drawn_rows, self.device)
@@ -121,10 +118,9 @@ class Runner:
         drawn: Drawn | None = None
         rows = self._drawn_rows
         if self._logits is not None:
-            slot_ids = np.asarray(batch.slots, dtype=np.int64)[rows]
-            ends = np.asarray(batch.starts, dtype=np.int64) + np.asarray(batch.q_lens)
+            ends = batch.starts + batch.q_lens
             allowed = None if masks is None else _allowed(masks, rows)
-            drawn = draw(self._logits, self._slots, slot_ids, ends[rows], allowed)
+            drawn = draw(self._logits, self._slots, batch.slots[rows], ends[rows], allowed)
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
         pooled, self._pooled = self._pooled, None

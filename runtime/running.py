@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
+from runtime.decoding import Decoding
 from runtime.messages import BACKGROUND
 from runtime.sequence import Sequence
 
 
 class Running:
-    """By request id, in the order in which they entered."""
+    """Two kinds, each in the order in which they entered."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.prefilling: dict[int, Sequence] = {}  # todo > 0 although nothing is under way
-        self.decoding: dict[int, Sequence] = {}  # caught up: one token a step
+    def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
+        # By request id: todo > 0 although nothing is under way.
+        self.prefilling: dict[int, Sequence] = {}
+        self.decoding = Decoding(num_slots, vocab_size, page_size)  # caught up: one token a step
         self.num_background = 0  # of them
         self._num_slots = num_slots
         self._steps = 0
@@ -28,7 +28,7 @@ class Running:
         return not self._free_slots
 
     def all(self) -> list[Sequence]:
-        return list(chain(self.decoding.values(), self.prefilling.values()))
+        return [*self.decoding.all(), *self.prefilling.values()]
 
     def enter(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
@@ -40,10 +40,12 @@ class Running:
     def catch_up(self, sequence: Sequence) -> None:
         """Its last known token is under way: from now on it decodes."""
         del self.prefilling[sequence.request_id]
-        self.decoding[sequence.request_id] = sequence
+        self.decoding.enter(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        if self.decoding.pop(sequence.request_id, None) is None:
+        if self.decoding.has(sequence):
+            self.decoding.leave(sequence)
+        else:
             del self.prefilling[sequence.request_id]
         self.num_background -= sequence.request.priority >= BACKGROUND
         self._free_slots.append(sequence.slot)
@@ -68,3 +70,4 @@ class Running:
         assert all(sequence.finish is None for sequence in self.all())
         background = [one for one in self.all() if one.request.priority >= BACKGROUND]
         assert len(background) == self.num_background
+        self.decoding.check_integrity()

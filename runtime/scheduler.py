@@ -16,6 +16,7 @@ from itertools import chain
 from runtime.chunks import ChunkBudget, Prompts
 from runtime.columns import Columns, Launch
 from runtime.config import Resolved
+from runtime.decoding import NO_ROWS, DecodeRows
 from runtime.messages import BACKGROUND
 from runtime.requests import Requests
 from runtime.sequence import Sequence
@@ -45,8 +46,8 @@ class Scheduler(Requests):
             more = self._make_way()
             yielded = yielded or more
             columns = self._step(yielded)
-            if columns.sequences or not more:
-                return columns.launch() if columns.sequences else None
+            if columns.num_rows or not more:
+                return columns.launch() if columns.num_rows else None
 
     def _make_way(self) -> bool:
         """Preempt work in the background if the head of the line found no room.  True if it did."""
@@ -60,34 +61,27 @@ class Scheduler(Requests):
 
     def _step(self, yielded: bool) -> Columns:
         """yielded: work in the background has just made way, and may not come back at once."""
-        columns = Columns()
         preemptions = self.num_preemptions
-        self._decode(columns)
+        columns = Columns(self._decode())
         # A sequence preempted in this step may have a row in the one that is under way: it comes
         # back after commit() has seen that row.
         if preemptions == self.num_preemptions:
             self._prompts(columns, self._may_enter(yielded))
         else:
             self._prompts(columns, [])
-        self.running.note_step(len(columns.sequences))
+        self.running.note_step(columns.num_rows)
         return columns
 
-    def _decode(self, columns: Columns) -> None:
+    def _decode(self) -> DecodeRows:
         """A row for each sequence that has caught up."""
-        budget = self.resolved.max_batched_tokens
-        pool, page_size = self.pool, self.resolved.page_size
-        while True:
-            rows = [row for row in self.running.decoding.values() if row.launched < row.kv_limit]
-            if len(rows) > budget:
-                del rows[budget:]
-            crossing = [index for index, row in enumerate(rows) if row.launched == row.page_room]
+        pool, decoding = self.pool, self.running.decoding
+        while len(decoding):
+            members, starts, crossing = decoding.next_rows(self.resolved.max_batched_tokens)
             if len(crossing) <= pool.num_free:
-                break
+                return decoding.launch(members, starts, crossing, pool.take(len(crossing)))
             assert len(self.running) > 1, "one sequence alone always has enough pages"
             self._preempt(self.running.last_in_rank())
-        for index in crossing:
-            rows[index].page_room += page_size
-        columns.decode(rows, crossing, pool.take(len(crossing)))
+        return NO_ROWS
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take its pages; it waits in its old place and will compute them again."""
@@ -188,7 +182,6 @@ class Scheduler(Requests):
         self.waiting.take(sequence)
         self.running.enter(sequence)
         sequence.pages = list(pages)
-        sequence.page_room = len(pages) * self.resolved.page_size
         if not sequence.announced:
             sequence.prompt_scores = None
         if not sequence.started:

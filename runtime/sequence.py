@@ -10,10 +10,12 @@ class Sequence:
     """One request from its arrival to its last Output.
 
     tokens     known on the host: the prompt, then what was committed
-    ahead      tokens that the device has sampled, or will with what is queued, and the host has
-               not read: 0 or 1 until there is speculation
-    launched   positions of the KV cache that are written or queued to be
+    launched   positions of the KV cache that are written or queued to be, until it has caught up
+    ahead      of one that was preempted: tokens that the device has sampled, or will with what is
+               queued, and the host has not read: 0 or 1 until there is speculation
     pages      hold positions 0 .. len(pages) * page_size - 1; empty while it waits
+
+    What changes with each token of those that have caught up is in columns (decoding.py).
     """
 
     __slots__ = (
@@ -23,17 +25,14 @@ class Sequence:
         "entered",
         "finish",
         "hashes",
-        "kv_limit",
         "launched",
         "limit",
         "order",
-        "page_room",
         "pages",
         "preemptions",
         "prompt_len",
         "prompt_scores",
         "queued",
-        "quiet_until",
         "request",
         "request_id",
         "root",
@@ -53,29 +52,21 @@ class Sequence:
         self.tokens = list(request.tokens)
         self.prompt_len = len(request.tokens)
         self.limit = min(self.prompt_len + params.max_tokens, max_model_len)  # tokens at its end
-        self.kv_limit = self.limit - 1  # nothing reads the last token
         self.stop_ids = frozenset(params.stop_ids)
         self.launched = 0
         self.ahead = 0
         self.slot = -1  # none
         self.pages: list[int] = []
-        self.page_room = 0  # len(pages) in tokens
         self.queued = 0  # tokens that were known when it came to wait
         self.hashes: list[PageHash] = []
         self.root = chain_root(request.salt)
         self.finish: FinishReason | None = None
         self.announced = False  # its first Output was made
-        self.quiet_until = 0  # with fewer tokens than that, one more means nothing but itself
         self.cached = 0
         self.started = 0.0
         self.preemptions = 0
         self.entered: tuple[int, int] | None = None  # steps and rows that had been run before it
         self.prompt_scores: list[TokenLogprob | None] | None = None
-
-    def be_quiet(self, page_size: int) -> None:
-        """Let `quiet_until` be up to where tokens neither end it nor fill a page."""
-        page_end = -(-len(self.tokens) // page_size) * page_size
-        self.quiet_until = min(self.limit - 1, page_end)
 
     @property
     def todo(self) -> int:

@@ -8,17 +8,13 @@ the host, which also has to know which features a step needs: they stay there as
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.batch import Batch, NewRow
+from runtime.batch import Batch, Ints, NewRow
 from runtime.device import upload
 from runtime.messages import SamplingParams
-from runtime.noise import Numbers
 from runtime.pooling import Pools
 from runtime.token_sets import TokenSets
 
@@ -44,7 +40,6 @@ PARAMS = np.dtype(
         ("allowed", np.bool_),
         ("banned", np.bool_),
         ("prompt_logprobs", np.int64),  # -1: not asked for
-        ("plain", np.bool_),  # all of the above but temperature, seed and prompt_len is off
     ]
 )
 
@@ -68,11 +63,10 @@ class Slots:
         # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
         self.before: list[Tensor | None] = [None] * num_slots
         self.pools = Pools()
-        self.numbers = Numbers(num_slots)
         self._counts: Tensor | None = None
         # Whose tokens `sampler.draw` chooses: all, unless Steps does it for most.
         self.special = np.ones(num_slots, dtype=np.bool_)
-        self._num_pages = np.zeros(num_slots, dtype=np.int32)
+        self._num_pages = np.zeros(num_slots, dtype=np.int64)
 
     @property
     def counts(self) -> Tensor:
@@ -85,20 +79,19 @@ class Slots:
     def begin(self, batch: Batch) -> None:
         """Take in what the batch says of new sequences and new pages."""
         pages_before = self.begin_on_host(batch)
-        if batch.new_pages:
+        if len(batch.new_pages):
             self.append_pages(batch, pages_before)
 
-    def begin_on_host(self, batch: Batch) -> NDArray[np.int32]:
+    def begin_on_host(self, batch: Batch) -> Ints:
         """Take in all but the new pages.  Returns how many pages each row's slot had before, [B].
 
         The caller sees to it that `page_table` gets the new ones.
         """
         for row in batch.new_rows:
             self._start_over(row)
-        slots = np.frombuffer(array("q", batch.slots), dtype=np.int64)
-        pages_before = self._num_pages[slots]
-        if batch.new_pages:
-            self._num_pages[slots] = pages_before + np.asarray(batch.num_new_pages, dtype=np.int32)
+        pages_before = self._num_pages[batch.slots]
+        if len(batch.new_pages):
+            self._num_pages[batch.slots] = pages_before + batch.num_new_pages
         return pages_before
 
     def wants_every_state(self, batch: Batch) -> bool:
@@ -111,7 +104,7 @@ class Slots:
         column = self.params["prompt_logprobs"]
         if (column < 0).all():  # mostly nobody asks: a fifth of what looking at the rows takes
             return False
-        feeds = np.asarray(batch.starts) < self.params["prompt_len"][batch.slots]
+        feeds = batch.starts < self.params["prompt_len"][batch.slots]
         return bool((feeds & (column[batch.slots] >= 0)).any())
 
     def _start_over(self, row: NewRow) -> None:
@@ -122,7 +115,6 @@ class Slots:
         self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
         self.sets.start_over(slot, params, row.history[row.prompt_len :])
         self.pools.start_over(row)
-        self.numbers.start_over(slot)
         self.params[slot] = _columns(row)
         if params.has_penalties and self.special[slot]:
             self._count(row)
@@ -140,14 +132,14 @@ class Slots:
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often the token occurs
 
-    def append_pages(self, batch: Batch, pages_before: NDArray[np.int32]) -> None:
+    def append_pages(self, batch: Batch, pages_before: Ints) -> None:
         """Write the new pages behind those that each row's slot had."""
-        added = np.asarray(batch.num_new_pages, dtype=np.int64)
+        added = batch.num_new_pages
         before = np.cumsum(added) - added
         columns = np.arange(len(batch.new_pages)) + np.repeat(pages_before - before, added)
-        rows = np.repeat(np.asarray(batch.slots, dtype=np.int64), added)
-        where = np.stack([rows, columns, np.asarray(batch.new_pages)])
-        slots, columns_on_device, pages = upload(where.astype(np.int64), self.device).unbind()
+        rows = np.repeat(batch.slots, added)
+        where = np.stack([rows, columns, batch.new_pages])
+        slots, columns_on_device, pages = upload(where, self.device).unbind()
         self.page_table[slots, columns_on_device] = pages.to(torch.int32)
 
 
@@ -171,13 +163,4 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
         bool(params.allowed_ids),
         bool(params.banned),
         -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MOST),
-        _is_plain(params),
     )
-
-
-def _is_plain(params: SamplingParams) -> bool:
-    """Its tokens are drawn at a temperature or greedily, and nothing else is asked of that."""
-    whole = params.top_k <= 0 and params.top_p >= 1 and params.min_p == 0
-    early = params.min_tokens > 0 and bool(params.stop_ids)
-    changed = params.has_penalties or params.logit_bias or params.allowed_ids or params.banned
-    return whole and not (early or changed) and params.logprobs is None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from struct import Struct
 from typing import TypeVar
 
 import numpy as np
@@ -21,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.batch import Batch, NewRow
+from runtime.batch import Batch, Ints, NewRow
 from runtime.buckets import Bucket
 from runtime.kernels import prepare
 from runtime.sampler_state import ROW_WORDS, SamplerState
 
-Ints = NDArray[np.int32]
-Block = TypeVar("Block", Ints, Tensor)
+Words = NDArray[np.int32]
+Block = TypeVar("Block", Words, Tensor)
 
 RING = 4  # of steps, two are under way at once
 ALIGNMENT = 8  # numbers: no kernel is compiled twice because a column begins elsewhere
@@ -76,72 +75,58 @@ def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-@cache
-def _packer(count: int) -> Struct:
-    return Struct(f"{count}i")
+class HostBlock:
+    """The block of a bucket in the host's memory, as arrays."""
 
+    def __init__(self, numbers: Words, layout: Layout) -> None:
+        self._layout = layout
+        self._columns = list(numbers[: layout.new_rows_at].reshape(prepare.NUM_COLUMNS, -1))
+        self.new_rows = layout.new_rows(numbers)
+        self._tokens = numbers[layout.tokens_at : layout.pages_at]
+        self._pages = numbers[layout.pages_at : layout.end]
 
-def fill(
-    numbers: Ints, layout: Layout, batch: Batch, pages_before: Ints, sample_slots: Ints
-) -> int:
-    """Write the block of a step.  Returns how many numbers of it there are to copy.
+    def fill(self, batch: Batch, pages_before: Ints, sample_slots: Ints) -> int:
+        """Write all but the new rows.  Returns how many numbers of the block there are to copy.
 
-    pages_before [B]: pages that each row's slot has; sample_slots [B]: its slot where the row's
-    token is chosen within the step, else -1.
-    """
-    columns = numbers[: layout.new_rows_at].reshape(prepare.NUM_COLUMNS, layout.stride)
-    count = len(batch.slots)
-    pack, memory = _packer(count).pack_into, numbers.data
-    row_bytes = 4 * layout.stride
-    pack(memory, prepare.SLOT * row_bytes, *batch.slots)
-    pack(memory, prepare.START * row_bytes, *batch.starts)
-    starts, kv_lens = columns[prepare.START], columns[prepare.KV_LEN]
-    ends, kv_ends = columns[prepare.CU_Q], columns[prepare.CU_K]
-    total = len(batch.tokens)
-    ends[0] = kv_ends[0] = 0
-    if total == count:
-        ends[1 : count + 1] = _counting(count)
-        np.add(starts[:count], 1, out=kv_lens[:count])
-    else:
-        pack(memory, prepare.KV_LEN * row_bytes, *batch.q_lens)
-        np.cumsum(kv_lens[:count], out=ends[1 : count + 1])
-        kv_lens[:count] += starts[:count]
-    np.cumsum(kv_lens[:count], out=kv_ends[1 : count + 1])
-    columns[prepare.PAGES_BEFORE, :count] = pages_before
-    columns[prepare.SAMPLE_SLOT, :count] = sample_slots
-    _pad(columns, count, total, int(kv_ends[count]))
-    _packer(total).pack_into(memory, 4 * layout.tokens_at, *batch.tokens)
-    return _fill_pages(numbers, columns, layout, batch)
+        pages_before [B]: pages that each row's slot has; sample_slots [B]: its slot where the row's
+        token is chosen within the step, else -1.
+        """
+        columns, count, total = self._columns, len(batch.slots), len(batch.tokens)
+        columns[prepare.SLOT][:count] = batch.slots
+        columns[prepare.START][:count] = batch.starts
+        columns[prepare.PAGES_BEFORE][:count] = pages_before
+        columns[prepare.SAMPLE_SLOT][:count] = sample_slots
+        ends, kv_ends = columns[prepare.CU_Q], columns[prepare.CU_K]
+        kv_lens = columns[prepare.KV_LEN][:count]
+        ends[0] = kv_ends[0] = 0
+        np.add(batch.starts, batch.q_lens, out=kv_lens, casting="same_kind")
+        np.cumsum(batch.q_lens, out=ends[1 : count + 1])
+        np.cumsum(kv_lens, out=kv_ends[1 : count + 1])
+        if count < self._layout.bucket.rows:
+            self._pad(count)
+        self._tokens[:total] = batch.tokens
+        return self._fill_pages(batch, count, total)
 
+    def _pad(self, count: int) -> None:
+        columns = self._columns
+        columns[prepare.SLOT][count:] = columns[prepare.SAMPLE_SLOT][count:] = -1
+        columns[prepare.KV_LEN][count:] = 0
+        for sums in (columns[prepare.CU_Q], columns[prepare.CU_K]):
+            sums[count + 1 :] = sums[count]
 
-@cache
-def _counting(count: int) -> Ints:
-    return np.arange(1, count + 1, dtype=np.int32)
-
-
-def _pad(columns: Ints, count: int, total: int, kv_total: int) -> None:
-    columns[prepare.SLOT, count:] = -1
-    columns[prepare.SAMPLE_SLOT, count:] = -1
-    columns[prepare.KV_LEN, count:] = 0
-    columns[prepare.CU_Q, count + 1 :] = total
-    columns[prepare.CU_K, count + 1 :] = kv_total
-
-
-def _fill_pages(numbers: Ints, columns: Ints, layout: Layout, batch: Batch) -> int:
-    count, new_pages = len(batch.slots), len(batch.new_pages)
-    added = columns[prepare.PAGES_ADDED]
-    if not new_pages:
-        added[:count] = 0
-        columns[prepare.PAGES_AT, :count] = 0
-        return layout.tokens_at + len(batch.tokens)
-    assert new_pages <= layout.page_room, "the caller has moved them out of the batch"
-    row_bytes = 4 * layout.stride
-    _packer(count).pack_into(numbers.data, prepare.PAGES_ADDED * row_bytes, *batch.num_new_pages)
-    at = columns[prepare.PAGES_AT, :count]
-    np.cumsum(added[:count], out=at)
-    at -= added[:count]
-    _packer(new_pages).pack_into(numbers.data, 4 * layout.pages_at, *batch.new_pages)
-    return layout.pages_at + new_pages
+    def _fill_pages(self, batch: Batch, count: int, total: int) -> int:
+        added, at = self._columns[prepare.PAGES_ADDED], self._columns[prepare.PAGES_AT][:count]
+        new_pages = len(batch.new_pages)
+        if not new_pages:
+            added[:count] = 0
+            at.fill(0)
+            return self._layout.tokens_at + total
+        assert new_pages <= self._layout.page_room, "the caller has moved them out of the batch"
+        added[:count] = batch.num_new_pages
+        np.cumsum(added[:count], out=at)
+        at -= added[:count]
+        self._pages[:new_pages] = batch.new_pages
+        return self._layout.pages_at + new_pages
 
 
 class Staging:
@@ -150,12 +135,20 @@ class Staging:
     def __init__(self, length: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self._tensor = torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu)
-        self.numbers: Ints = self._tensor.numpy()
+        self.numbers: Words = self._tensor.numpy()
         self._copied = torch.cuda.Event(blocking=True) if on_gpu else None
+        self._blocks: dict[Bucket, HostBlock] = {}
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of the block, and of this, by length
 
-    def wait(self) -> None:
-        """Until the numbers may be written again."""
+    def block(self, layout: Layout) -> HostBlock:
+        """The numbers, once they may be written again."""
+        self._wait()
+        bucket = layout.bucket
+        if bucket not in self._blocks:
+            self._blocks[bucket] = HostBlock(self.numbers, layout)
+        return self._blocks[bucket]
+
+    def _wait(self) -> None:
         # As a rule they may, and to wait for nothing takes longer than all that the host writes.
         if self._copied is not None and not self._copied.query():
             self._copied.synchronize()
@@ -194,8 +187,6 @@ class StepBuffers:
         """Queue the copy of a step's block.  new_rows: those that `sampler` shall learn of."""
         staging = self._ring[self._next]
         self._next = (self._next + 1) % RING
-        staging.wait()
-        layout = Layout.of(bucket)
-        sampler.pack(new_rows, layout.new_rows(staging.numbers))
-        count = fill(staging.numbers, layout, batch, pages_before, sample_slots)
-        staging.copy_to(self.block, count)
+        block = staging.block(Layout.of(bucket))
+        sampler.pack(new_rows, block.new_rows)
+        staging.copy_to(self.block, block.fill(batch, pages_before, sample_slots))

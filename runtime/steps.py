@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from runtime.batch import Batch, NewRow
+from runtime.batch import Batch, Ints, NewRow, make_batch
 from runtime.buckets import Bucket, Buckets
 from runtime.device import upload
 from runtime.graphs import Graphs
@@ -23,9 +22,8 @@ from runtime.slots import Slots
 from runtime.step_buffers import Layout, StepBuffers
 from runtime.whole_step import Outcome, WholeStep
 
-NOTHING = Batch([], [], [], [], [], [], [], 0, [])
-NO_ROWS = np.zeros(0, dtype=np.int32)
-NO_SPECIAL = np.zeros(0, dtype=np.int64)
+NOTHING = make_batch()
+NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,9 @@ class Steps:
         pages_before = self._slots.begin_on_host(batch)
         if len(batch.new_pages) > layout.page_room:
             self._slots.append_pages(batch, pages_before)
-            pages_before = pages_before + np.asarray(batch.num_new_pages, dtype=np.int32)
-            batch = replace(batch, num_new_pages=[0] * len(batch.slots), new_pages=[])
+            pages_before = pages_before + batch.num_new_pages
+            none = np.zeros(len(batch.slots), dtype=np.int64)
+            batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
         sample_slots, special = self._who_samples(batch)
         self._buffers.send(bucket, batch, pages_before, sample_slots, plain, self._sampler)
         every_state = self._slots.wants_every_state(batch)
@@ -88,15 +87,13 @@ class Steps:
         chosen = self._step.results.fetch(bucket.rows)
         return Launched(outcome, every_state, special, chosen)
 
-    def _who_samples(self, batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _who_samples(self, batch: Batch) -> tuple[Ints, Ints]:
         """The slots whose tokens the step chooses, -1 in other rows; and special rows."""
-        slots = np.frombuffer(array("i", batch.slots), dtype=np.int32)
-        special = self._slots.special[slots]
-        if batch.decode_rows == len(slots) and not special.any():
-            return slots, NO_SPECIAL
-        samples = np.asarray(batch.sample, dtype=np.bool_)
-        special &= samples
-        return np.where(samples & ~special, slots, -1), np.flatnonzero(special)
+        slots, samples = batch.slots, batch.sample
+        special = self._slots.special[slots] & samples
+        if batch.decode_rows == len(slots) and not np.count_nonzero(special):
+            return slots, NO_ROWS
+        return np.where(samples & ~special, slots, -1), special.nonzero()[0]
 
     def _begin(self, batch: Batch, layout: Layout) -> list[NewRow]:
         """Those of the new rows whose tokens the step will choose, as many as its block can take.

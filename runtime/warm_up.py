@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from runtime.batch import Batch, Masks, NewRow, Sampled
+from runtime.batch import Batch, Masks, NewRow, Sampled, make_batch
 from runtime.config import Resolved
 from runtime.messages import SamplingParams
 
@@ -100,7 +100,7 @@ def one_prompt(
     prompt: tokens of the prompt in all; those that follow are an answer's
     """
     pages = -(-(before + tokens) // resolved.page_size)
-    return Batch(
+    return make_batch(
         slots=[0],
         starts=[before],
         q_lens=[tokens],
@@ -115,7 +115,7 @@ def one_prompt(
 
 def decode_rows(resolved: Resolved, rows: int, params: SamplingParams) -> Batch:
     """Rows of one token each; none was before it."""
-    return Batch(
+    return make_batch(
         slots=list(range(rows)),
         starts=[0] * rows,
         q_lens=[1] * rows,
@@ -131,7 +131,7 @@ def decode_rows(resolved: Resolved, rows: int, params: SamplingParams) -> Batch:
 def mixed(resolved: Resolved, tokens: int) -> Batch:
     """A row that decodes beside a part of a prompt."""
     pages = -(-tokens // resolved.page_size)
-    return Batch(
+    return make_batch(
         slots=[0, 1],
         starts=[0, 0],
         q_lens=[1, tokens],

@@ -14,18 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+import numpy as np
+from msgspec import structs
 
-from runtime.batch import LAST, Batch, Masks, NewRow, Sampled
+from runtime.batch import LAST, Batch, Masks, NewRow, Sampled, decoder, encoder
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams, TokenLogprob
 
 VOCAB_SIZE = 97
 SPOILT = -9  # in a cell: what was written is no number
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Batch)
 
 
 def resolved(
@@ -117,14 +115,14 @@ class FakeExecutor:
         self._read: list[list[int]] = []
 
     def forward(self, batch: Batch) -> None:
-        batch = _decoder.decode(_encoder.encode(batch))
+        batch = _as_lists(batch)
         self._check_shape(batch)
         self.batches.append(batch)
         self._submit(lambda: self._forward(batch))
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
         assert masks is None, "no request of these tests has a grammar"
-        batch = _decoder.decode(_encoder.encode(batch))
+        batch = _as_lists(batch)
         results: list[Sampled] = []
         self._submit(lambda: results.append(self._sample(batch)))
 
@@ -219,12 +217,21 @@ class FakeExecutor:
                     # A mean is made of all that the slot was fed; the last state reads the cells.
                     vectors[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
         return Sampled(
-            tokens,
+            np.array(tokens, dtype=np.int32),
             logprobs if any(logprobs) else None,
             prompt_logprobs if any(scores is not None for scores in prompt_logprobs) else None,
             errors,
             vectors,
         )
+
+
+def _as_lists(batch: Batch) -> Any:
+    """What another rank reads, with lists for columns."""
+    fields = structs.asdict(decoder.decode(encoder.encode(batch)))
+    columns = {
+        name: value.tolist() for name, value in fields.items() if isinstance(value, np.ndarray)
+    }
+    return structs.replace(batch, **fields | columns)
 
 
 def _score(token: int) -> TokenLogprob:

@@ -9,12 +9,13 @@ import runtime.sequence
 from runtime.admission import WaitingLine
 from runtime.batch import LAST, Sampled
 from runtime.columns import Columns, Launch
+from runtime.decoding import Decoding, Members
 from runtime.messages import Output
 from runtime.pages import PagePool
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 
-POOLS: list[PagePool] = []  # of the engine that runs
+SCHEDULERS: list[Scheduler] = []  # of the engine that runs
 
 
 def released_twice(true: Callable[..., None]) -> Callable[..., None]:
@@ -60,9 +61,10 @@ def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
 def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
     def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
         result = true(self, row, count, new_pages)
-        page_size = row.page_room // len(row.pages)
-        for page, page_hash in zip(row.pages, row.hash_pages(page_size), strict=False):
-            POOLS[-1].remember(page, page_hash)
+        scheduler = SCHEDULERS[-1]
+        hashes = row.hash_pages(scheduler.resolved.page_size)
+        for page, page_hash in zip(row.pages, hashes, strict=False):
+            scheduler.pool.remember(page, page_hash)
         return result
 
     return feed
@@ -70,11 +72,8 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
 
 def forgotten_new_page(true: Callable[..., Launch]) -> Callable[..., Launch]:
     def launch(self: Columns) -> Launch:
-        if self.decode_rows and any(self.num_new_pages[: self.decode_rows]):
-            index = self.num_new_pages.index(1)
-            at = sum(self.num_new_pages[:index])
-            self.num_new_pages[index] = 0
-            del self.new_pages[at]
+        pages = list(self.decoding.new_pages.items())
+        self.decoding = self.decoding._replace(new_pages=dict(pages[1:]))
         return true(self)
 
     return launch
@@ -83,6 +82,7 @@ def forgotten_new_page(true: Callable[..., Launch]) -> Callable[..., Launch]:
 def start_off_by_one(true: Callable[..., Launch]) -> Callable[..., Launch]:
     def launch(self: Columns) -> Launch:
         self.starts = [start - (start > 4) for start in self.starts]
+        self.decoding.starts[self.decoding.starts > 4] -= 1
         return true(self)
 
     return launch
@@ -103,9 +103,10 @@ def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
-    def enter(self: Scheduler, sequence: Sequence, pages: list[int]) -> None:
-        true(self, sequence, pages)
-        sequence.page_room += 1
+    def enter(self: Decoding, sequence: Sequence) -> None:
+        true(self, sequence)
+        self._page_room[sequence.slot] += 1
+        self._due[sequence.slot] += 1
 
     return enter
 
@@ -128,16 +129,41 @@ def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
     return preempt
 
 
-def ended_row_committed(true: Callable[..., None]) -> Callable[..., None]:
-    """A row under way for a sequence that has ended is delivered as if it were alive."""
+def ended_row_committed(true: Callable[..., object]) -> Callable[..., object]:
+    """A row under way for a sequence that has left its slot is taken for the next one's."""
 
-    def commit(self: Scheduler, launch: Launch, sampled: Sampled) -> None:
-        for row, token in zip(launch.sequences, sampled.tokens, strict=True):
-            if row.finish == "stop":
-                self._outputs.append(Output(row.request.id, [token]))
-        true(self, launch, sampled)
+    def commit(self: Decoding, rows: Members, *rest: object) -> object:
+        return true(self, rows._replace(order=self._order[rows.slots]), *rest)
 
     return commit
+
+
+def newest_tokens_forgotten(true: Callable[..., None]) -> Callable[..., None]:
+    def settle(self: Decoding, sequence: Sequence) -> None:
+        if len(self.slots) == 1:
+            true(self, sequence)
+
+    return settle
+
+
+def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
+    def next_rows(self: Decoding, most: int) -> object:
+        self._kv_limit += 1
+        self._due += 1
+        rows = true(self, most)
+        self._kv_limit -= 1
+        self._due -= 1
+        return rows
+
+    return next_rows
+
+
+def ends_of_others_alone(true: Callable[..., None]) -> Callable[..., None]:
+    def enter(self: Decoding, sequence: Sequence) -> None:
+        true(self, sequence)
+        self._ends[list(sequence.stop_ids)] -= len(self.slots) == 1
+
+    return enter
 
 
 def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
@@ -256,14 +282,17 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Columns, "launch", forgotten_new_page),
     (Columns, "launch", start_off_by_one),
     (Columns, "start", slot_not_started_over),
-    (Scheduler, "_enter", pages_off_by_one_crossing),
+    (Decoding, "enter", pages_off_by_one_crossing),
+    (Decoding, "enter", ends_of_others_alone),
+    (Decoding, "settle", newest_tokens_forgotten),
+    (Decoding, "next_rows", one_row_too_many),
+    (Decoding, "commit", ended_row_committed),
     (Scheduler, "_preempt", preempted_loses_a_token),
     (Scheduler, "_preempt", preempted_is_lost),
     (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
     (Scheduler, "_may_enter", back_at_once_after_making_way),
     (Scheduler, "_let_in", pages_told_in_the_second_step),
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
-    (Scheduler, "commit", ended_row_committed),
     (Scheduler, "abort", abort_without_an_end),
     (Scheduler, "_leave", pages_kept_after_leaving),
     (Scheduler, "_note_details", parts_of_prompts_always_usable),

@@ -103,9 +103,9 @@ class Play:
         launch = self._schedule()
         if launch is not None:
             for number, row in self.workload.spoils:
-                if number == self._steps and row < len(launch.sequences):
-                    self.executor.spoils.add((number, launch.batch.slots[row]))
-                    self.spoilt.add(launch.sequences[row].request_id)
+                if number == self._steps and row < len(launch.ids):
+                    self.executor.spoils.add((number, int(launch.batch.slots[row])))
+                    self.spoilt.add(launch.ids[row])
             self._steps += 1
         return launch
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.batch import Batch, NewRow
+from runtime.batch import NewRow, make_batch
 from runtime.kernels.sample import sample
 from runtime.messages import SamplingParams
 from runtime.noise import uniform
@@ -73,7 +73,7 @@ def draw_eagerly(rows: list[Row], logits: Tensor) -> Drawn:
     """What runtime/sampler.py draws of the same logits, on a CPU."""
     slots = Slots(len(rows), 4, logits.shape[1], torch.device("cpu"))
     new_rows = [row.new(slot) for slot, row in enumerate(rows)]
-    slots.begin(Batch([], [], [], [], [], [], [], 0, new_rows))
+    slots.begin(make_batch(new_rows=new_rows))
     positions = np.asarray([len(row.history) for row in rows])
     return draw(logits.float().clone(), slots, np.arange(len(rows)), positions)
 

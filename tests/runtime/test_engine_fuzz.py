@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import hypothesis
 import pytest
-from fuzz_mistakes import MISTAKES, POOLS
+from fuzz_mistakes import MISTAKES, SCHEDULERS
 from fuzz_play import Play, Workload, workloads
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -32,7 +32,7 @@ def test_the_oracle_sees_a_mistake(
 
     def fails(workload: Workload) -> bool:
         play = Play(workload)
-        POOLS[:] = [play.engine.scheduler.pool]
+        SCHEDULERS[:] = [play.engine.scheduler]
         try:
             play.run()
         except Exception:

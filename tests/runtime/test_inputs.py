@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
-from runtime.batch import LAST, Batch, NewRow
+from runtime.batch import LAST, Batch, NewRow, make_batch
 from runtime.inputs import build_input
 from runtime.messages import SamplingParams
 from runtime.slots import Slots
@@ -36,7 +36,7 @@ def build(batch: Batch, slots: Slots) -> ModelInput:
 
 
 def test_whole_prompts_share_one_prefix_sum() -> None:
-    batch = Batch(
+    batch = make_batch(
         [5, 2], [0, 0], [3, 5], [*range(8)], [1, 2], [9, 4, 6], [True] * 2, 0, start(5, 2)
     )
     inp = build(batch, make_slots())
@@ -52,9 +52,14 @@ def test_whole_prompts_share_one_prefix_sum() -> None:
 
 def test_decoding_rows_count_up_by_one() -> None:
     slots = make_slots()
-    build(Batch([1, 0], [0, 0], [4, 2], [7] * 6, [1, 1], [3, 8], [True] * 2, 0, start(1, 0)), slots)
+    build(
+        make_batch([1, 0], [0, 0], [4, 2], [7] * 6, [1, 1], [3, 8], [True] * 2, 0, start(1, 0)),
+        slots,
+    )
     slots.last_token[:2] = torch.tensor([50, 51])
-    inp = build(Batch([1, 0], [4, 2], [1, 1], [LAST, 33], [1, 0], [5], [True] * 2, 2, []), slots)
+    inp = build(
+        make_batch([1, 0], [4, 2], [1, 1], [LAST, 33], [1, 0], [5], [True] * 2, 2, []), slots
+    )
     assert inp.meta.cu_seqlens_q.tolist() == [0, 1, 2]
     assert inp.meta.cu_seqlens_k.tolist() == [0, 5, 8]
     assert inp.meta.cache_seqlens.tolist() == [5, 3]
@@ -65,7 +70,7 @@ def test_decoding_rows_count_up_by_one() -> None:
 
 
 def test_chunk_behind_a_prefix_has_sums_of_its_own() -> None:
-    batch = Batch(
+    batch = make_batch(
         [3, 4], [0, 8], [2, 3], [1, 2, 3, 4, 5], [1, 3], [1, 6, 7, 2], [False, True], 0, start(3, 4)
     )
     inp = build(batch, make_slots())
@@ -77,7 +82,7 @@ def test_chunk_behind_a_prefix_has_sums_of_its_own() -> None:
 
 
 def test_tensors_have_the_types_that_kernels_expect() -> None:
-    inp = build(Batch([0], [0], [2], [1, 2], [1], [1], [True], 0, start(0)), make_slots())
+    inp = build(make_batch([0], [0], [2], [1, 2], [1], [1], [True], 0, start(0)), make_slots())
     meta = inp.meta
     for tensor in (meta.cu_seqlens_q, meta.cu_seqlens_k, meta.cache_seqlens, meta.page_table):
         assert tensor.dtype == torch.int32
@@ -87,8 +92,8 @@ def test_tensors_have_the_types_that_kernels_expect() -> None:
 
 def test_slot_that_starts_over_has_an_empty_page_table() -> None:
     slots = make_slots()
-    build(Batch([2], [0], [6], [0] * 6, [2], [11, 12], [True], 0, start(2)), slots)
-    inp = build(Batch([2], [0], [5], [0] * 5, [2], [21, 22], [True], 0, start(2)), slots)
+    build(make_batch([2], [0], [6], [0] * 6, [2], [11, 12], [True], 0, start(2)), slots)
+    inp = build(make_batch([2], [0], [5], [0] * 5, [2], [21, 22], [True], 0, start(2)), slots)
     assert inp.meta.page_table.tolist() == [[21, 22]]
 
 
@@ -112,8 +117,8 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
             num_new.append(need)
             lens[slot] += q_len
         new = start(*range(8)) if step == 0 else []
-        batch = Batch(rows, starts, q_lens, [0] * sum(q_lens), num_new, new_pages, [], 0, new)
-        batch.sample.extend([True] * len(rows))
+        tokens, sample = [0] * sum(q_lens), [True] * len(rows)
+        batch = make_batch(rows, starts, q_lens, tokens, num_new, new_pages, sample, 0, new)
         meta = build(batch, slots).meta
         wanted = [
             pages[slot][position // PAGE] * PAGE + position % PAGE

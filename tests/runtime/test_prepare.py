@@ -11,14 +11,14 @@ import torch
 
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
-from runtime.batch import LAST, Batch, NewRow
+from runtime.batch import LAST, Batch, NewRow, make_batch
 from runtime.buckets import Bucket
 from runtime.inputs import build_input
 from runtime.kernels import prepare
 from runtime.messages import SamplingParams
 from runtime.sampler_state import ROW_WORDS, SamplerState
 from runtime.slots import Slots
-from runtime.step_buffers import Layout, StepBuffers, fill
+from runtime.step_buffers import HostBlock, Layout, StepBuffers
 
 SLOTS, MAX_PAGES, PAGE, VOCAB = 6, 9, 4, 97
 JUNK = 0x5A5A5A5
@@ -65,7 +65,7 @@ class Sequences:
             for _, q_len, _ in rows
             for _ in range(q_len)
         ]
-        return Batch(
+        return make_batch(
             slots=[slot for slot, _, _ in rows],
             starts=lengths,
             q_lens=[q_len for _, q_len, _ in rows],
@@ -154,7 +154,7 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         assert all(0 <= row < tokens for row in found["logit_rows"])
         assert found["cu_k"] == meta.cu_seqlens_k.tolist() + meta.cu_seqlens_k.tolist()[-1:] * empty
         assert found["kv_lens"] == meta.cache_seqlens.tolist() + [0] * empty
-        assert found["sample_slots"] == batch.slots + [-1] * empty
+        assert found["sample_slots"] == batch.slots.tolist() + [-1] * empty
         for row, length in enumerate(found["kv_lens"][:count]):
             pages = -(-length // PAGE)
             assert found["row_pages"][row][:pages] == meta.page_table[row, :pages].tolist()
@@ -164,7 +164,7 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
 def test_step_without_rows_changes_nothing(device: torch.device) -> None:
     slots = Slots(SLOTS, MAX_PAGES, VOCAB, device)
     slots.page_table.fill_(JUNK)
-    nothing = Batch([], [], [], [], [], [], [], 0, [])
+    nothing = make_batch()
     for bucket in (Bucket(4, 4, True), Bucket(16, 3, False)):
         buffers = StepBuffers([bucket], device)
         buffers.block.fill_(JUNK)
@@ -179,14 +179,15 @@ def test_step_without_rows_changes_nothing(device: torch.device) -> None:
 def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(device: torch.device) -> None:
     total = 2 * prepare.BLOCK + 3
     pages = list(range(5, 5 + total))
-    batch = Batch([1], [0], [total], [7] * total, [total], pages, [True], 0, [])
+    batch = make_batch([1], [0], [total], [7] * total, [total], pages, [True], 0, [])
     slots = Slots(2, total + 5, VOCAB, device)
     bucket = Bucket(total + prepare.BLOCK + 1, 2, False)
     layout = Layout.of(bucket)
     layout = replace(layout, end=layout.pages_at + total)
     block = torch.full((layout.end,), -1, dtype=torch.int32)
     sampler = SamplerState(2, VOCAB, device)
-    fill(block.numpy(), layout, batch, np.zeros(1, np.int32), np.ones(1, np.int32))
+    host_block = HostBlock(block.numpy(), layout)
+    host_block.fill(batch, np.zeros(1, np.int32), np.ones(1, np.int32))
     tokens, positions, write_slots = torch.zeros(3, bucket.tokens, dtype=torch.int64, device=device)
     row_pages = torch.zeros(2, total + 5, dtype=torch.int32, device=device)
     prepare.prepare(

@@ -19,7 +19,7 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
-from runtime.batch import LAST, Batch, NewRow
+from runtime.batch import LAST, NewRow, make_batch
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.executor import Local
@@ -261,10 +261,12 @@ def test_rows_that_do_not_sample_are_marked(where: Where) -> None:
     executor = make_engine(where, StrictModel())._executor
     params = SamplingParams(max_tokens=2, temperature=0)
     new_rows = [NewRow(slot, params, 0, 4, []) for slot in (0, 1)]
-    batch = Batch([0, 1], [0, 0], [2, 2], [1, 2, 3, 4], [1, 1], [0, 1], [False, True], 0, new_rows)
+    batch = make_batch(
+        [0, 1], [0, 0], [2, 2], [1, 2, 3, 4], [1, 1], [0, 1], [False, True], 0, new_rows
+    )
     executor.forward(batch)
     sampled = executor.sample(batch).wait()
-    assert sampled.tokens == [LAST, int(logits_after([3, 4]).argmax())]
+    assert sampled.tokens.tolist() == [LAST, int(logits_after([3, 4]).argmax())]
     assert sampled.logprobs is None and sampled.prompt_logprobs is None and not sampled.errors
 
 
@@ -274,6 +276,8 @@ def test_only_the_row_whose_chunk_is_not_finite_is_said_to_be_unusable(where: Wh
     new_rows = [NewRow(slot, params, 0, 5, []) for slot in (0, 1, 2)]
     tokens = [1, 2, 60, 4, 5, 6]
     samples = [False, False, True]
-    batch = Batch([0, 1, 2], [0] * 3, [2] * 3, tokens, [1] * 3, [0, 1, 2], samples, 0, new_rows)
+    batch = make_batch(
+        [0, 1, 2], [0] * 3, [2] * 3, tokens, [1] * 3, [0, 1, 2], samples, 0, new_rows
+    )
     executor.forward(batch)
     assert set(executor.sample(batch).wait().errors) == {1}

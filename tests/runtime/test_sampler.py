@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.batch import Batch, NewRow
+from runtime.batch import NewRow, make_batch
 from runtime.messages import SamplingParams
 from runtime.noise import philox, uniform
 from runtime.sampler import Drawn, draw
@@ -38,7 +38,7 @@ def fill(
         NewRow(slot, params, seed, prompt_len, history)
         for slot, (params, seed, history, prompt_len) in enumerate(rows)
     ]
-    slots.begin(Batch([], [], [], [], [], [], [], 0, new_rows))
+    slots.begin(make_batch(new_rows=new_rows))
     return slots
 
 
@@ -226,7 +226,7 @@ def test_a_slot_that_starts_over_forgets_its_counts_and_bias() -> None:
     old = params(temperature=0, frequency_penalty=2.0, logit_bias={5: 50.0})
     slots = fill([(old, 0, [1, 2, 2], 1)])
     new = NewRow(0, params(temperature=0, frequency_penalty=2.0), 0, 1, [9])
-    slots.begin(Batch([], [], [], [], [], [], [], 0, [new]))
+    slots.begin(make_batch([], [], [], [], [], [], [], 0, [new]))
     logits = torch.zeros(1, VOCAB)
     logits[0, 2] = 1.0
     assert draw_all(logits, slots, [1]).tokens.tolist() == [2]

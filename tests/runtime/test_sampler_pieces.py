@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime import sampler
-from runtime.batch import Batch, NewRow
+from runtime.batch import NewRow, make_batch
 from runtime.messages import SamplingParams
 from runtime.sampler import Allowed, Drawn, draw
 from runtime.slots import Slots
@@ -26,7 +26,7 @@ KINDS = (
 def drawn(device: torch.device, rows: int) -> tuple[Drawn, Slots]:
     slots = Slots(rows, 4, VOCAB, device)
     new_rows = [NewRow(slot, KINDS[slot % 6], slot, 2, [3, 4]) for slot in range(rows)]
-    slots.begin(Batch([], [], [], [], [], [], [], 0, new_rows))
+    slots.begin(make_batch(new_rows=new_rows))
     noise = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     masked = np.arange(3, rows, 4)
     bits = np.random.default_rng(1).integers(0, 256, (len(masked), -(-VOCAB // 8)), dtype=np.uint8)
@@ -64,7 +64,7 @@ def test_drawing_256_rows_of_a_large_vocabulary_takes_little_memory():
         9, temperature=0.5, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20
     )
     new_rows = [NewRow(slot, wishes, slot, 2, [3, 4]) for slot in range(rows)]
-    slots.begin(Batch([], [], [], [], [], [], [], 0, new_rows))
+    slots.begin(make_batch(new_rows=new_rows))
     logits = torch.randn(rows, vocab, device=device).to(torch.bfloat16)
     masks = Allowed(np.arange(rows), np.full((rows, -(-vocab // 8)), 255, dtype=np.uint8))
     torch.cuda.synchronize()

@@ -59,16 +59,11 @@ def test_decoding_goes_on_while_a_long_prompt_is_fed() -> None:
     bench.run()
 
 
-def test_overlapped_rows_feed_the_token_that_only_the_device_knows() -> None:
-    bench = Bench(overlap=True)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rows_that_decode_feed_the_token_that_the_device_remembers(overlap: bool) -> None:
+    bench = Bench(overlap=overlap)
     bench.run(request(1, prompt(3), max_tokens=3))
     assert [batch.tokens for batch in bench.batches] == [prompt(3), [LAST], [LAST]]
-
-
-def test_without_overlap_no_row_needs_the_device_to_remember() -> None:
-    bench = Bench(overlap=False)
-    bench.run(request(1, prompt(3), max_tokens=3))
-    assert all(LAST not in batch.tokens for batch in bench.batches)
 
 
 def test_the_last_token_is_not_fed() -> None:
@@ -116,7 +111,8 @@ def test_the_newest_of_the_lowest_priority_is_preempted_first() -> None:
     )
     while not bench.engine.stats().preemptions:
         bench.step()
-    assert set(bench.engine.scheduler.running.decoding) == {1, 2}
+    decoding = bench.engine.scheduler.running.decoding
+    assert {sequence.request_id for sequence in decoding.all()} == {1, 2}
     bench.run()
     assert order_of_ends(bench)[0] in (1, 2)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.admission import refusal
-from runtime.batch import Batch, NewRow
+from runtime.batch import NewRow, make_batch
 from runtime.config import Resolved
 from runtime.messages import MAX_BANNED_TOKENS, Request, SamplingParams
 from runtime.sampler import draw
@@ -32,7 +32,7 @@ def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) ->
 
 def move_in(slots: Slots, rows: list[SamplingParams], histories: list[list[int]]) -> None:
     new = [NewRow(slot, row, 7, 1, histories[slot]) for slot, row in enumerate(rows)]
-    slots.begin(Batch([], [], [], [], [], [], [], 0, new))
+    slots.begin(make_batch(new_rows=new))
 
 
 def greedy(**fields: Any) -> SamplingParams:
