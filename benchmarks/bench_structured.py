@@ -25,6 +25,7 @@ from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import Resolved
+from runtime.device import keep_freed_memory
 from runtime.engine import Engine
 from runtime.executor import Local
 from runtime.grammar import Grammars
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     wanted = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as an engine on a CPU does
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         write_tokenizer(file, wanted.vocab)

@@ -25,6 +25,7 @@ from runtime.device import (
     choose_kv_dtype,
     choose_threads,
     is_out_of_memory,
+    keep_freed_memory,
 )
 from runtime.estimate import copy_bytes, weight_bytes
 from runtime.full_steps import full_steps
@@ -142,6 +143,8 @@ def choose(wanted: EngineConfig) -> Chosen:
     device = choose_device(wanted.device)
     threads = choose_threads(wanted.threads)
     torch.set_num_threads(threads)
+    if device.type == "cpu":
+        keep_freed_memory()
     torch.manual_seed(wanted.seed)
     config = read_config(Path(wanted.model))
     dtype = choose_dtype(wanted.dtype, config.dtype, device)

@@ -5,8 +5,10 @@ On a CPU, uploading is a view and waiting is nothing, so the callers need no sec
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +30,8 @@ DTYPES: dict[DTypeName, torch.dtype] = {
 KV_DTYPES: dict[KVDTypeName, torch.dtype] = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 CGROUP = Path("/sys/fs/cgroup")  # of the container
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+KEPT_BYTES = 1 << 30
+MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 
 
@@ -106,6 +110,19 @@ def _cpu_quota() -> float:
         return 1e9 if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return 1e9
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's allocator keep what a step on a CPU frees for the next one.
+
+    Otherwise it may give the largest tensors back every time, and the system clears their pages
+    every time: of a step of 48 rows of 150,000 logits that was 12 % of the processor's time.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+        if mallopt is not None:
+            mallopt(MALLOPT_TRIM_THRESHOLD, KEPT_BYTES)
+            mallopt(MALLOPT_MMAP_THRESHOLD, KEPT_BYTES)
 
 
 def free_bytes(device: torch.device) -> int:

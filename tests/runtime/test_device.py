@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,23 @@ def test_step_without_results_is_waited_for_too(monkeypatch: pytest.MonkeyPatch)
     assert told == ["record", "synchronize"]
     assert Download([], CPU).wait() == []
     assert len(told) == 2
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="for glibc's allocator")
+def test_memory_that_a_step_frees_is_there_for_the_next_one() -> None:
+    code = """
+import resource
+import numpy as np
+from runtime.device import keep_freed_memory
+keep_freed_memory()
+def step():
+    for megabytes in (11, 40, 23, 70):
+        np.ones(megabytes << 20, dtype=np.uint8)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(found.stdout) < 1000, "pages of 4 KiB: 36,000 a step are new otherwise"
