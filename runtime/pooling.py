@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.batch import Batch, NewRow
+from runtime.batch import Batch, Ints, NewRow
 from runtime.messages import Pooling
 
 SHORTEST = 1e-12  # a vector of length 0 stays what it is
@@ -72,10 +72,13 @@ class Pools:
         if row.params.pooling is not None:
             self._prompts[row.slot] = Prompt(row.params.pooling, row.prompt_len)
 
-    @property
-    def need_all(self) -> bool:
-        """Whether one needs the states of all its tokens."""
-        return any(prompt.needs_all for prompt in self._prompts.values())
+    def need_all(self, slots: Ints) -> bool:
+        """Whether a prompt in one of the slots needs the states of all its tokens.
+
+        A prompt that was given up half-way lies in its slot until another sequence moves in.
+        """
+        wanted = [slot for slot, prompt in self._prompts.items() if prompt.needs_all]
+        return bool(wanted) and bool(np.isin(wanted, slots).any())
 
     def take(self, batch: Batch, hidden: Tensor, *, every_state: bool) -> Pooled | None:
         """Learn the states of the batch's tokens.  None if no vector is complete.

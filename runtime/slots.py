@@ -99,7 +99,7 @@ class Slots:
 
         `begin` or `begin_on_host` has been called.
         """
-        if self.pools.need_all:
+        if self.pools.need_all(batch.slots):
             return True
         column = self.params["prompt_logprobs"]
         if (column < 0).all():  # mostly nobody asks: a fifth of what looking at the rows takes

@@ -11,7 +11,7 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.batch import LAST, Batch, NewRow, make_batch
 from runtime.inputs import build_input
-from runtime.messages import SamplingParams
+from runtime.messages import Pooling, SamplingParams
 from runtime.slots import Slots
 
 CPU = torch.device("cpu")
@@ -128,3 +128,21 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
         assert meta.write_slots.tolist() == wanted
         for row, slot in enumerate(rows):
             assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
+
+
+def test_all_states_are_wanted_of_prompts_that_run_and_not_of_those_that_were_given_up() -> None:
+    slots = make_slots()
+    mean = SamplingParams(0, pooling=Pooling("mean"))
+    scored = SamplingParams(4, prompt_logprobs=1)
+    rows = [NewRow(0, mean, 0, 9, []), NewRow(1, scored, 0, 5, []), NewRow(2, PARAMS, 0, 4, [])]
+    first = make_batch(
+        [0, 1, 2], [0] * 3, [4] * 3, [7] * 12, [1] * 3, [3, 4, 5], [False, False, True], 0, rows
+    )
+    slots.begin(first)
+    assert slots.wants_every_state(first)
+    of_mean, of_scored, plain = (
+        make_batch([slot], [4], [1], [7], [1], [6 + slot], [True]) for slot in (0, 1, 2)
+    )
+    assert slots.wants_every_state(of_mean) and slots.wants_every_state(of_scored)
+    assert not slots.wants_every_state(plain), "though the others lie in their slots"
+    assert not slots.wants_every_state(make_batch([1], [5], [1], [7], [1], [8], [True]))
