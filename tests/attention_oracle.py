@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -175,23 +176,15 @@ def make_case(
     """
     assert all(q_len <= kv_len or kv_len == 0 for q_len, kv_len in rows), "q_len > kv_len"
     random = torch.Generator(device).manual_seed(seed)
+    normal = partial(torch.randn, generator=random, device=device)
     kv_dtype = kv_dtype or dtype
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random, device=device)
-
-    k_scale = v_scale = None
-    if kv_dtype == FP8:
-        k_scale, v_scale = (normal(kv_heads).abs().add_(0.5) / 8 for _ in range(2))
-    num_tokens, heads = sum(q_len for q_len, _ in rows), kv_heads * group
-    q = (normal(num_tokens, heads, head_dim) * q_factor).to(dtype)
-    table, slots = place(rows, page, shared_pages, first_page, seed)
-    slots = [own.to(device) for own in slots]
+    scales = [normal(kv_heads).abs().add_(0.5) / 8 if kv_dtype == FP8 else None for _ in "kv"]
+    q = (normal(sum(q_len for q_len, _ in rows), kv_heads * group, head_dim) * q_factor).to(dtype)
+    table, places = place(rows, page, shared_pages, first_page, seed)
+    slots = [own.to(device) for own in places]
     num_pages = first_page + sum(-(-kv_len // page) for _, kv_len in rows) + SPARE
     pools = poisoned_layers((num_pages, kv_heads, page, head_dim), kv_dtype, layout, device)
-    for pool, pool_scale in zip(pools, (k_scale, v_scale), strict=True):
-        for own in slots:
-            fill(pool, own, normal(len(own), kv_heads, head_dim), pool_scale)
+    _fill(pools, slots, scales, lambda count: normal(count, kv_heads, head_dim))
     return Case(
         rows=tuple(rows),
         q=_part_of_wider(q, 2 * kv_heads) if strided_q else q,
@@ -204,12 +197,24 @@ def make_case(
         scale=head_dim**-0.5 if scale is None else scale,
         window=window,
         softcap=softcap,
-        sinks=normal(heads) if sinks else None,
-        k_scale=k_scale,
-        v_scale=v_scale,
+        sinks=normal(kv_heads * group) if sinks else None,
+        k_scale=scales[0],
+        v_scale=scales[1],
         keys=[read(pools[0], own) for own in slots],
         values=[read(pools[1], own) for own in slots],
     )
+
+
+def _fill(
+    pools: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    scales: Sequence[Tensor | None],
+    values: Callable[[int], Tensor],
+) -> None:
+    """Write so many values to each row's slots, of keys and then of values."""
+    for pool, scale in zip(pools, scales, strict=True):
+        for own in slots:
+            fill(pool, own, values(len(own)), scale)
 
 
 def _part_of_wider(q: Tensor, more_heads: int) -> Tensor:
