@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from server import middleware
 from server.batches.background import in_background
@@ -36,8 +37,24 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
 
 HTTP_ERRORS = {
     404: ("not_found", "there is no route {method} {path}: see /docs for those there are"),
-    405: ("method_not_allowed", "{path} does not answer to {method}: see /docs"),
+    405: ("method_not_allowed", "{path} does not answer to {method}, but to {allowed}: see /docs"),
 }
+PARTS = (
+    chat,
+    stored_chats,
+    responses,
+    anthropic,
+    ollama,
+    ollama_vectors,
+    completions,
+    pooling,
+    models,
+    tokenize,
+    requests,
+    files,
+    batches,
+    ops,
+)
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -62,23 +79,7 @@ def _bare_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # it would send callers to whatever host their header names
     )
     app.state.wavefill = state
-    parts = (
-        chat,
-        stored_chats,
-        responses,
-        anthropic,
-        ollama,
-        ollama_vectors,
-        completions,
-        pooling,
-        models,
-        tokenize,
-        requests,
-        files,
-        batches,
-        ops,
-    )
-    for part in parts:
+    for part in PARTS:
         app.include_router(part.router)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -101,9 +102,23 @@ async def _request_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, text = HTTP_ERRORS.get(error.status_code, ("http_error", str(error.detail)))
-    message = text.format(method=request.method, path=request.url.path[:100])
+    headers = dict(error.headers or {})
+    allowed = ""
+    if error.status_code == 405:
+        allowed = headers["Allow"] = ", ".join(_methods(request.url.path))
+    path = request.url.path[:100]
+    message = text.format(method=request.method, path=path, allowed=allowed)
     body = error_body(message, INVALID_REQUEST, None, code)
-    return _answer(error.status_code, body, dict(error.headers or {}))
+    return _answer(error.status_code, body, headers)
+
+
+def _methods(path: str) -> list[str]:
+    """What all routes of this path answer to; the framework names those of the first."""
+    found: set[str] = set()
+    for route in (route for part in PARTS for route in part.router.routes):
+        if isinstance(route, Route) and route.path_regex.match(path):
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

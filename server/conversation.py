@@ -28,7 +28,7 @@ def _check_message(message: Message, path: str) -> None:
             param=f"{path}.{name}",
         )
     if message.role == "assistant":
-        if message.content is None and message.tool_calls is None:
+        if message.content is None and not message.tool_calls:
             raise RequestError(
                 f"`{path}` of role assistant has neither `content` nor `tool_calls`: add one",
                 param=f"{path}.content",
@@ -40,7 +40,7 @@ def _check_message(message: Message, path: str) -> None:
             param=f"{path}.content",
             code="missing_required_parameter",
         )
-    elif message.tool_calls is not None:
+    elif message.tool_calls:
         raise RequestError(
             f"`{path}.tool_calls` belongs to role assistant, not {message.role}: remove it",
             param=f"{path}.tool_calls",
@@ -88,7 +88,7 @@ def template_messages(
             entry["tool_call_id"] = message.tool_call_id
         if message.thought() and template is not None:
             entry |= _thought(message, template)
-        if message.tool_calls is not None:
+        if message.tool_calls:
             path = f"messages[{index}].tool_calls"
             if not knows("tool_calls"):
                 raise RequestError(

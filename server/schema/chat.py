@@ -108,7 +108,8 @@ class Message(Body):
     role: Role
     content: Content | None = None
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=128)] | None = None
+    # Empty ones come from clients that return other servers' answers as they are.
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
     # Sent back by clients that return our own answers as they are.
     refusal: str | None = None

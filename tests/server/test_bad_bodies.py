@@ -116,6 +116,21 @@ def test_a_wrong_route_gets_the_same_kind_of_body(
     assert answer.json()["error"]["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/chat/completions", "GET, POST"),
+        ("/v1/responses/resp_x", "DELETE, GET"),
+        ("/v1/models", "GET"),
+        ("/health", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_all_right_ones(http: httpx.Client, path: str, methods: str):
+    answer = http.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+    assert methods in answer.json()["error"]["message"]
+
+
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {key: None for key in ("temperature", "top_p", "n", "stop", "seed", "logit_bias")}),
     (CHAT, {"temperature": 0, "n": 3}),

@@ -98,8 +98,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, VALUE,
      f"{M0}.tool_calls", "chat template"),
-    (CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]}, VALUE,
-     f"{M0}.tool_calls", "at least 1"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": []}]}, MISSING,
+     f"{M0}.content", "neither `content` nor `tool_calls`"),
     # how many, before it costs anything
     (CHAT, messages(*[[{"type": "text", "text": "x"}] * 1024] * 17), VALUE, "messages",
      "more than 16384"),

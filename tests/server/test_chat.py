@@ -101,6 +101,14 @@ def test_an_answer_can_be_sent_back_as_it_came(fake: FakeServer):
     assert prompt_of(fake).endswith("<|assistant|>x<|end|><|assistant|>")
 
 
+def test_an_answer_of_another_server_without_calls_can_be_sent_back(fake: FakeServer):
+    said = {"role": "assistant", "content": "Hi.", "tool_calls": [], "reasoning_content": None}
+    body = {"model": "fake", "messages": [*HELLO["messages"], said, *HELLO["messages"]]}
+    answer = httpx.post(f"{fake.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "<|assistant|>Hi.<|end|><|user|>" in prompt_of(fake)
+
+
 def test_the_final_message_can_be_continued(fake: FakeServer):
     last = {"role": "assistant", "content": "It is"}
     body = HELLO | {"messages": [*HELLO["messages"], last], "continue_final_message": True}
