@@ -113,8 +113,8 @@ class Engine:
         else:
             self._grammars.begin(request)
 
-    def _refuse(self, request: Request, error: str) -> None:
-        output = Output(request.id, [], finish="error", error=error, refused=True)
+    def _refuse(self, request: Request, error: str, *, refused: bool = True) -> None:
+        output = Output(request.id, [], finish="error", error=error, refused=refused)
         self._refusals.append(output)
 
     def abort(self, request_id: int) -> None:
@@ -168,11 +168,12 @@ class Engine:
     def _take_compiled(self, grammars: Grammars) -> None:
         """Let those run whose grammar is ready.  With nothing else to do, wait a moment for it."""
         nothing_else = self._under_way is None and self.scheduler.idle and not self._refusals
-        for request, error in grammars.compiled(COMPILE_WAIT_SECONDS if nothing_else else 0.0):
+        wait = COMPILE_WAIT_SECONDS if nothing_else else 0.0
+        for request, error, blame in grammars.compiled(wait):
             if error is None:
                 self.scheduler.add(request)
             else:
-                self._refuse(request, error)
+                self._refuse(request, error, refused=blame)
 
     def _masks(self, launch: Launch) -> Masks | None:
         """What the rows may take.  All earlier tokens are known, and the forward pass is queued."""

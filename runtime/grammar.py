@@ -110,7 +110,7 @@ class Grammars:
         self._live: set[int] = set()  # compiled and not forgotten
         self._masks: dict[int, bytes] = {}  # what may come next
         self._compiling: dict[int, Request] = {}
-        self._compiled: list[tuple[Request, str | None]] = []
+        self._compiled: list[tuple[Request, str | None, bool]] = []
         self._outstanding = 0  # Advance messages without an answer
         self._advancing: set[int] = set()
         self._news = Advanced({})  # ended and errors that nobody has asked for yet
@@ -146,15 +146,16 @@ class Grammars:
                 )
             except Exception as error:  # no room for its sockets, no process: others run on
                 log.exception("there is no grammar process")
-                self._done(request.id, f"the grammar process cannot be started: {error}")
+                reason = f"the grammar process cannot be started: {error}"
+                self._done(request.id, reason, blame=False)
                 return
         params = request.params
         self._worker.sender.send(
             Compile(request.id, params.grammar, params.stop_ids, params.min_tokens)
         )
 
-    def compiled(self, wait_seconds: float = 0.0) -> list[tuple[Request, str | None]]:
-        """Requests whose grammar is ready, or why it never will be."""
+    def compiled(self, wait_seconds: float = 0.0) -> list[tuple[Request, str | None, bool]]:
+        """Requests whose grammar is ready; or why it never will be, and if it is to blame."""
         if self._compiling and not self._compiled:
             self._receive(wait_seconds)
         done, self._compiled = self._compiled, []
@@ -225,7 +226,7 @@ class Grammars:
         if not messages and (ended := worker.ended()) is not None:
             self._give_up(ended)
 
-    def _done(self, id: int, error: str | None, mask: bytes = b"") -> None:
+    def _done(self, id: int, error: str | None, mask: bytes = b"", *, blame: bool = True) -> None:
         request = self._compiling.pop(id, None)
         self._tried_again.discard(id)
         if request is None:
@@ -233,7 +234,7 @@ class Grammars:
         if error is None:
             self._live.add(id)
             self._masks[id] = mask
-        self._compiled.append((request, error))
+        self._compiled.append((request, error, blame))
 
     def _take(self, news: Advanced) -> None:
         self._outstanding -= 1

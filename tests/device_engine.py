@@ -87,7 +87,7 @@ class Rules:
 
     def __init__(self, vocab_size: int) -> None:
         self._tokens = np.arange(vocab_size)
-        self._begun: list[tuple[Request, str | None]] = []
+        self._begun: list[tuple[Request, str | None, bool]] = []
         self._said: dict[int, list[int]] = {}
         self._most: dict[int, int] = {}
         self._ended: list[int] = []
@@ -97,11 +97,11 @@ class Rules:
         return bool(self._said)
 
     def begin(self, request: Request) -> None:
-        self._begun.append((request, None))
+        self._begun.append((request, None, False))
         self._said[request.id], self._most[request.id] = [], int(request.params.grammar)
         self.compiling = True
 
-    def compiled(self, wait_seconds: float) -> list[tuple[Request, str | None]]:
+    def compiled(self, wait_seconds: float) -> list[tuple[Request, str | None, bool]]:
         begun, self._begun, self.compiling = self._begun, [], False
         return begun
 
