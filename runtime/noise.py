@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]  # each holds 32 bits, so that a product of two does not overflow
 
-MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 LOW = np.uint64(0xFFFF_FFFF)
 HALF = np.uint64(32)
-ROUNDS = 10
+AHEAD = 128  # numbers made at once for a slot
+ROUNDS = np.arange(10, dtype=np.uint64)[:, None, None]
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> Words:
     """[4, N]: four random words for each of N counters."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1 = (second >> HALF) ^ c1 ^ k0, second & LOW
-        c2, c3 = (first >> HALF) ^ c3 ^ k1, first & LOW
-        k0, k1 = (k0 + KEY_STEPS[0]) & LOW, (k1 + KEY_STEPS[1]) & LOW
-    return np.stack([c0, c1, c2, c3])
+    # Two words to an array: of few counters the calls cost more than the words.
+    even, odd = np.stack([counter[0], counter[2]]), np.stack([counter[1], counter[3]])
+    for keys in (np.stack(key) + ROUNDS * KEY_STEPS) & LOW:
+        products = (even * MULTIPLIERS)[::-1]
+        even = (products >> HALF) ^ odd ^ keys
+        odd = products & LOW
+    return np.stack([even[0], odd[0], even[1], odd[1]])
 
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -37,3 +37,33 @@ def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
     counter = (positions.astype(np.uint64) & LOW, zero, zero, zero)
     word = philox(counter, (seeds & LOW, seeds >> HALF))[0]
     return (word.astype(np.float64) + 0.5) * 2.0**-32
+
+
+class Numbers:
+    """`uniform` by slot: of a few numbers at a time the calls would take longer than all the rest
+    of drawing greedily, so they are made for the positions that come next, too."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._blocks = np.full(num_slots, -1)
+        self._numbers = np.empty((num_slots, AHEAD))
+        # Slots that started together shall not all need new numbers in the same step.
+        self._shifts = np.arange(num_slots) * 37 % AHEAD
+
+    def start_over(self, slot: int) -> None:
+        """Another seed."""
+        self._blocks[slot] = -1
+
+    def take(
+        self, slots: NDArray[np.int64], seeds: NDArray[np.uint64], positions: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """[N]: uniform(seeds, positions), of the slots [N], which have those seeds."""
+        blocks, places = np.divmod(positions + self._shifts[slots], AHEAD)
+        stale = np.flatnonzero(self._blocks[slots] != blocks)
+        if len(stale):
+            mine = slots[stale]
+            first = blocks[stale] * AHEAD - self._shifts[mine]
+            wanted = (first[:, None] + np.arange(AHEAD)).reshape(-1)
+            made = uniform(np.repeat(seeds[stale], AHEAD), wanted)
+            self._numbers[mine] = made.reshape(-1, AHEAD)
+            self._blocks[mine] = blocks[stale]
+        return self._numbers[slots, places]

@@ -8,8 +8,7 @@
        the cumulative distribution
 
 Drawing needs one random number a row, where adding Gumbel noise needs one a token: with a
-vocabulary of 150,000 that is most of the cost of sampling.  The three filters keep the tokens at
-or above one threshold, so tokens of equal probability stay or go together.
+vocabulary of 150,000 that is most of the cost of sampling.
 
 All of it needs some fifteen times the memory of float32 logits, so that rows are drawn a few at a
 time: 256 rows of 150,000 would take 2.4 GB, which keys and values could not have.
@@ -18,7 +17,6 @@ time: 256 rows of 150,000 would take 2.4 GB, which keys and values could not hav
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,24 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.device import upload
-from runtime.noise import uniform
+from runtime.draw_plain import draw_plain
+from runtime.draw_rows import Columns, Ints, column, draw_rows, take
+from runtime.draw_whole import BOUNDS, Limiter
 from runtime.scores import Scores, joined, score
 from runtime.slots import IN_PROMPT, Slots
 
-Ints = NDArray[np.int64]
-Columns = NDArray[Any]  # slots.PARAMS, one entry a row
-
-# [256, 8]: what each bit of a byte of a mask allows a logit to be at most.
-BOUNDS = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
-    np.float32(np.inf),
-    np.float32(-np.inf),
-)
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
-# Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
-# order, and on a GPU that on the number of rows.
-UNITS = 1 << 44  # of the largest: those of 2**18 tokens fit into 63 bits
-LEAST = -80.0  # log of a weight that is no unit
 PIECE = 5 << 20  # logits drawn at once: 32 rows of 160,000, enough to keep a GPU busy
 
 
@@ -66,10 +53,11 @@ class Allowed:
     rows: Ints
     bits: NDArray[np.uint8]
 
-    def within(self, rows: slice) -> Allowed:
-        """Of a part of the logits."""
-        mine = (self.rows >= rows.start) & (self.rows < rows.stop)
-        return Allowed(self.rows[mine] - rows.start, self.bits[mine])
+    def among(self, rows: Ints) -> Allowed:
+        """Of some rows of the logits, in order."""
+        places = np.searchsorted(rows, self.rows)
+        mine = np.append(rows, -1)[places] == self.rows
+        return Allowed(places[mine], self.bits[mine])
 
 
 def draw(
@@ -80,27 +68,89 @@ def draw(
     slot_ids [R] name the slots of the rows, positions [R] the places that the tokens will take in
     their sequences.  Updates the slots' last tokens and counts.  Computes in float32.
     """
-    wanted = slots.params["logprobs"][slot_ids]
-    width = int(wanted.max(initial=-1))
+    plain = slots.params["plain"][slot_ids]
+    if logits.device.type != "cpu" or not plain.any():
+        return _draw_any(logits, slots, slot_ids, positions, allowed, np.arange(len(logits)))
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    usable = torch.empty(len(logits), dtype=torch.bool)
+    for rows in _pieces(np.flatnonzero(plain), logits):
+        inside = None if allowed is None else allowed.among(rows)
+        piece = _rows(logits, rows).float().numpy()
+        found = _draw_plain(piece, slots, slot_ids[rows], positions[rows], inside)
+        tokens.numpy()[rows], usable.numpy()[rows] = found
+        slots.last_token.numpy()[slot_ids[rows]] = found[0]
+    others = np.flatnonzero(~plain)
+    if not len(others):
+        return Drawn(tokens, usable, [], [], None)
+    drawn = _draw_any(logits, slots, slot_ids, positions, allowed, others)
+    tokens.numpy()[others], usable.numpy()[others] = drawn.tokens.numpy(), drawn.usable.numpy()
+    return Drawn(tokens, usable, others[drawn.scored].tolist(), drawn.widths, drawn.scores)
+
+
+def _pieces(rows: Ints, logits: Tensor) -> list[Ints]:
+    """So few at a time that memory does not matter."""
     at_once = max(1, PIECE // logits.shape[-1])
+    return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+
+
+def _rows(logits: Tensor, rows: Ints) -> Tensor:
+    """The named rows, which ascend; the logits' own memory if they follow each other."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first == len(rows) - 1:
+        return logits[first : last + 1]
+    return take(logits, rows)
+
+
+def _draw_plain(
+    logits: NDArray[np.float32],
+    slots: Slots,
+    slot_ids: Ints,
+    positions: Ints,
+    allowed: Allowed | None,
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Tokens of plain rows on a CPU, and which rows are finite."""
+    temperatures = slots.params["temperature"][slot_ids]
+    sampled = temperatures >= GREEDY_BELOW
+    numbers = np.zeros(len(sampled))
+    rows = np.flatnonzero(sampled)
+    if len(rows):
+        mine = slot_ids[rows]
+        numbers[rows] = slots.numbers.take(mine, slots.params["seed"][mine], positions[rows])
+    limits = (np.empty(0, np.int64), np.empty((0, 0), np.uint8))
+    if allowed is not None:
+        limits = allowed.rows, allowed.bits
+    return draw_plain(logits, temperatures, numbers, sampled, *limits)
+
+
+def _draw_any(
+    logits: Tensor,
+    slots: Slots,
+    slot_ids: Ints,
+    positions: Ints,
+    allowed: Allowed | None,
+    wanted: Ints,
+) -> Drawn:
+    """draw, of the rows `wanted` [N], which ascend, whatever they ask for; rows are numbered among
+    these in what is returned."""
+    widths = slots.params["logprobs"][slot_ids[wanted]]
+    width = int(widths.max(initial=-1))
     tokens: list[Tensor] = []
     usable: list[Tensor] = []
     scores: list[Scores] = []
-    for first in range(0, len(logits), at_once):
-        rows = slice(first, first + at_once)
-        inside = None if allowed is None else allowed.within(rows)
-        piece = logits[rows].float(), slots, slot_ids[rows], positions[rows], inside
+    for rows in _pieces(wanted, logits):
+        inside = None if allowed is None else allowed.among(rows)
+        piece = _rows(logits, rows).float(), slots, slot_ids[rows], positions[rows], inside
         chosen, fine, scored = _draw(*piece, width)
         tokens.append(chosen)
         usable.append(fine)
         if scored is not None:
             scores.append(scored)
-    scored_rows = np.flatnonzero(wanted >= 0)
+    scored_rows = np.flatnonzero(widths >= 0)
     return Drawn(
         torch.cat(tokens),
         torch.cat(usable),
         scored_rows.tolist(),
-        wanted[scored_rows].tolist(),
+        widths[scored_rows].tolist(),
         joined(scores) if scores else None,
     )
 
@@ -119,19 +169,19 @@ def _draw(
         _mask(logits, allowed)
         params["min_tokens"][allowed.rows] = 0
     scored = np.flatnonzero(params["logprobs"] >= 0)
-    raw = _take(logits, scored).clone() if len(scored) else None
+    raw = take(logits, scored).clone() if len(scored) else None
     _adjust(logits, slots, slot_ids, params, positions)
     best, tokens = _largest(logits)
     usable = best.isfinite()  # the largest is finite only if none is NaN or +inf
     rows = np.flatnonzero((params["temperature"] >= GREEDY_BELOW) & (params["top_k"] != 1))
     if len(rows):
-        numbers = uniform(params["seed"][rows], positions[rows])
-        chosen = _draw_rows(_take(logits, rows), _take(best, rows), params[rows], numbers)
+        numbers = slots.numbers.take(slot_ids[rows], params["seed"][rows], positions[rows])
+        chosen = draw_rows(take(logits, rows), take(best, rows), params[rows], numbers)
         tokens[upload(rows, tokens.device)] = chosen
     _remember(tokens, slots, slot_ids, params)
     if raw is None:
         return tokens, usable, None
-    scores = score(raw, _take(tokens, scored), width)
+    scores = score(raw, take(tokens, scored), width)
     slots.sets.report(scores, raw, slot_ids[scored].tolist())
     return tokens, usable, scores
 
@@ -149,32 +199,23 @@ def _mask(logits: Tensor, allowed: Allowed) -> None:
     """In place, before scores are taken: they are of the tokens that could be drawn."""
     vocab = logits.shape[-1]
     if logits.device.type == "cpu":
-        # 16 rows of 128,000 in 0.4 ms; masked_fill takes 6 where it cannot foresee the next bit.
+        limiter = Limiter(vocab)
         for row, bits in zip(allowed.rows.tolist(), allowed.bits, strict=True):
-            values = logits[row].numpy()
-            np.minimum(values, BOUNDS.take(bits, axis=0).reshape(-1)[:vocab], out=values)
+            limiter.apply(logits[row].numpy(), bits)
         return
     rows = upload(allowed.rows, logits.device)
     bounds = upload(BOUNDS, logits.device)[upload(np.array(allowed.bits), logits.device).long()]
     logits[rows] = torch.minimum(logits[rows], bounds.flatten(1)[:, :vocab])
 
 
-def _take(tensor: Tensor, rows: Ints) -> Tensor:
-    """The named rows: the tensor itself if that is all of them."""
-    if len(rows) == len(tensor):
-        return tensor
-    # Rows are copied whole: on a CPU three times as fast as by tensor[...].
-    return tensor.index_select(0, upload(rows, tensor.device))
-
-
 def _remember(tokens: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:
     slots.last_token[upload(slot_ids, slots.device)] = tokens
     rows = np.flatnonzero(params["penalties"])
     if len(rows):
-        slots.counts[upload(slot_ids[rows], slots.device), _take(tokens, rows)] += 1
+        slots.counts[upload(slot_ids[rows], slots.device), take(tokens, rows)] += 1
     rows = np.flatnonzero(params["banned"])
     if len(rows):
-        slots.sets.remember(upload(slot_ids[rows], slots.device), _take(tokens, rows))
+        slots.sets.remember(upload(slot_ids[rows], slots.device), take(tokens, rows))
 
 
 def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, positions: Ints) -> None:
@@ -198,10 +239,10 @@ def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> 
     rows = np.flatnonzero(params["penalties"])
     counts = slots.counts[upload(slot_ids[rows], logits.device)]  # [P, vocab]
     output = counts & (IN_PROMPT - 1)
-    repetition = _column(params["repetition"][rows], logits)
-    frequency = _column(params["frequency"][rows], logits)
-    presence = _column(params["presence"][rows], logits)
-    old = _take(logits, rows)
+    repetition = column(params["repetition"][rows], logits)
+    frequency = column(params["frequency"][rows], logits)
+    presence = column(params["presence"][rows], logits)
+    old = take(logits, rows)
     repeated = torch.where(old > 0, old / repetition, old * repetition)
     new = torch.where(counts > 0, repeated, old)
     new -= frequency * output
@@ -218,85 +259,3 @@ def _mask_stop_ids(logits: Tensor, slots: Slots, slot_ids: Ints, rows: Ints) -> 
     on_device = upload(np.stack([where, what]), logits.device)
     # Not `logits[...] = -inf`: the number would be copied from pageable memory, which waits.
     logits.index_put_(on_device.unbind(), logits.new_full((), -torch.inf))
-
-
-def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    """[N, 1] on the device."""
-    return upload(np.array(values, order="C"), like.device)[:, None]
-
-
-def _draw_rows(
-    logits: Tensor, best: Tensor, params: Columns, numbers: NDArray[np.float64]
-) -> Tensor:
-    """One token a row [R]; `numbers` are uniform in (0, 1)."""
-    # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
-    scaled = (logits - best[:, None]).div_(_column(params["temperature"], logits))
-    # Less than this weighs nothing, and of -inf a CPU takes three times as long to say so.
-    scaled.clamp_(min=LEAST)
-    threshold = _threshold(scaled, params)
-    below = None if threshold is None else scaled < threshold
-    weights = _exp(scaled)
-    if below is not None:
-        weights.masked_fill_(below, 0)
-    cumulative = _units(weights).cumsum(dim=-1)
-    target = (cumulative[:, -1:] * _column(numbers, logits)).long()
-    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can end anywhere
-
-
-def _exp(values: Tensor) -> Tensor:
-    """In place; on a CPU by NumPy, in half the time that one core takes with PyTorch."""
-    if values.device.type != "cpu":
-        return values.exp_()
-    np.exp(values.numpy(), out=values.numpy())
-    return values
-
-
-def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
-    """[R, 1]: the smallest log(p / largest p) that a row keeps; None if every row keeps all."""
-    vocab = scaled.shape[-1]
-    top_k = np.where((params["top_k"] <= 0) | (params["top_k"] > vocab), vocab, params["top_k"])
-    top_p = np.where(params["top_p"] >= 1, np.inf, params["top_p"].astype(np.float64))
-    threshold: Tensor | None = None
-    if params["min_p"].any():
-        with np.errstate(divide="ignore"):
-            threshold = _column(np.log(params["min_p"]), scaled)
-    rows = np.flatnonzero((top_k < vocab) | (top_p < np.inf))
-    if len(rows):
-        trimmed = scaled.new_full((len(scaled), 1), -torch.inf)
-        least = _least_kept(_take(scaled, rows), top_k[rows], top_p[rows])
-        trimmed[upload(rows, scaled.device)] = least
-        threshold = trimmed if threshold is None else torch.maximum(threshold, trimmed)
-    return threshold
-
-
-def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tensor:
-    """[R, 1]: the least likely token within both top_k and top_p of each row."""
-    values = _sorted(scaled)
-    weights = _units(values.exp())
-    ranks = torch.arange(values.shape[-1], device=values.device)
-    weights.masked_fill_(ranks >= _column(top_k, scaled), 0)
-    reached = weights.cumsum(dim=-1)
-    wanted = reached[:, -1:] * _column(top_p, scaled)
-    # A token is kept while those before it have not reached the wanted mass; the first always is.
-    kept = ((reached - weights < wanted) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
-    return values.gather(-1, kept - 1)
-
-
-def _units(weights: Tensor) -> Tensor:
-    """Weights of at most 1, which it overwrites, as int64; a power of two changes no digit.
-
-    What is not finite means nothing, and does not matter.
-    """
-    return weights.mul_(UNITS).long()
-
-
-def _sorted(values: Tensor) -> Tensor:
-    """Each row with the largest first.
-
-    On a CPU by NumPy, which uses vector instructions: 0.5 ms for 150,000 numbers where
-    `torch.sort` takes 12 ms (one core of an AMD EPYC 9005).
-    """
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
-    return values.sort(dim=-1, descending=True).values

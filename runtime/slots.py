@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.batch import Batch, Ints, NewRow
 from runtime.device import upload
 from runtime.messages import SamplingParams
+from runtime.noise import Numbers
 from runtime.pooling import Pools
 from runtime.token_sets import TokenSets
 
@@ -40,6 +41,7 @@ PARAMS = np.dtype(
         ("allowed", np.bool_),
         ("banned", np.bool_),
         ("prompt_logprobs", np.int64),  # -1: not asked for
+        ("plain", np.bool_),  # all of the above but temperature, seed and prompt_len is off
     ]
 )
 
@@ -63,6 +65,7 @@ class Slots:
         # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
         self.before: list[Tensor | None] = [None] * num_slots
         self.pools = Pools()
+        self.numbers = Numbers(num_slots)
         self._counts: Tensor | None = None
         # Whose tokens `sampler.draw` chooses: all, unless Steps does it for most.
         self.special = np.ones(num_slots, dtype=np.bool_)
@@ -115,6 +118,7 @@ class Slots:
         self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
         self.sets.start_over(slot, params, row.history[row.prompt_len :])
         self.pools.start_over(row)
+        self.numbers.start_over(slot)
         self.params[slot] = _columns(row)
         if params.has_penalties and self.special[slot]:
             self._count(row)
@@ -163,4 +167,13 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
         bool(params.allowed_ids),
         bool(params.banned),
         -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MOST),
+        _is_plain(params),
     )
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    """Its tokens are drawn at a temperature or greedily, and nothing else is asked of that."""
+    whole = params.top_k <= 0 and params.top_p >= 1 and params.min_p == 0
+    early = params.min_tokens > 0 and bool(params.stop_ids)
+    changed = params.has_penalties or params.logit_bias or params.allowed_ids or params.banned
+    return whole and not (early or changed) and params.logprobs is None
