@@ -45,7 +45,7 @@ MIXED_MS = 0.3  # gaps, where prompts are part of a step
 KV_BYTES = 147_456  # a token
 BYTES_A_MS = 2.7e9
 PAIR_OPERATIONS = 589_824  # of a prompt token with one before it
-OPERATIONS_A_MS = 5.0e11
+OPERATIONS_A_MS = 5.5e11
 # At the limit of power, what computes takes so much longer for each part of the time above
 # UNHINDERED that was computed lately.
 SLOWER = 0.26
