@@ -13,6 +13,7 @@ from server.parsing.detect import NONE
 from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.schema.sampling import SamplingBody
+from server.schema.structured import allowed_beside
 from server.schema.tools import CustomTool
 from server.splitting import Splitting
 from server.state import ServerState
@@ -65,6 +66,8 @@ async def chat_grammar(
             grammar = after_short_thought(grammar, reasoning, marks, budget, begun=begun)
         elif grammar is not None:
             grammar = after_thought(grammar, reasoning, marks, begun=begun)
+    if grammar is not None and body.allowed_token_ids:
+        raise allowed_beside("tool calls that must fit, or the end of the reasoning,")
     return "" if grammar is None else await check_grammar(state, grammar, ready)
 
 

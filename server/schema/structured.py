@@ -152,8 +152,12 @@ def check_format(
             param="structured_outputs",
         )
     if allowed_token_ids and (formatted or structured_outputs is not None):
-        raise UnsupportedParameter(
-            "`allowed_token_ids` could leave a prescribed form without a next token: send either "
-            "the token ids or the form",
-            param="allowed_token_ids",
-        )
+        raise allowed_beside("a prescribed form")
+
+
+def allowed_beside(form: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"`allowed_token_ids` could leave {form} without a next token: send either the token ids "
+        "or what asks for the form",
+        param="allowed_token_ids",
+    )

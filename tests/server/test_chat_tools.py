@@ -140,6 +140,23 @@ def test_allowed_tools_are_the_only_ones_that_the_model_sees(fake: FakeServer, m
     assert ("tail:" in grammar) == (mode == "auto"), "text beside the calls"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "required"},
+        {"tools": [{"type": "function", "function": WEATHER["function"] | {"strict": True}}]},
+        {"thinking_token_budget": 5},
+    ],
+)
+def test_token_ids_beside_what_makes_a_grammar_are_refused(fake: FakeServer, more: dict[str, Any]):
+    """Together they may leave no next token, which the engine could only end with an error."""
+    with pytest.raises(BadRequestError) as refused:
+        fake.client().chat.completions.create(
+            **ASK, max_tokens=50, extra_body={"allowed_token_ids": [50], **more}
+        )
+    assert refused.value.param == "allowed_token_ids"
+
+
 def test_tokenize_makes_the_prompt_that_chat_makes(fake: FakeServer):
     last = {"role": "assistant", "content": "It is"}
     options = {"chat_template_kwargs": {"open_thought": True}}
