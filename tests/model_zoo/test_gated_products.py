@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.gated import SIZES, Gated, TwoSteps
+from model_zoo.layers.gemm.gated import FEW_MORE, SIZES, Gated, TwoSteps, bands
 from model_zoo.layers.linear import MANY_ROWS, GatedLinear, Linear
 from model_zoo.layers.norm import RMSNorm
 
@@ -145,6 +145,26 @@ def test_on_a_cpu_a_layer_only_says_what_is_to_be_added():
     y, same = layer.add(x, residual)
     assert y is not None and torch.equal(y, layer(x))
     assert same is residual and torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("processors", [1, 7, 78, 114, 132])
+@pytest.mark.parametrize("cached", [1, 5, 20])
+def test_programs_keep_to_their_rows_only_where_that_takes_hardly_more_rounds(
+    processors: int, cached: int
+):
+    for m_tiles in range(1, 70):
+        for n_tiles in (1, 8, 96):
+            tiles = m_tiles * n_tiles
+            programs, band = bands(m_tiles, n_tiles, cached, processors)
+            assert 1 <= programs <= min(processors, tiles) and 1 <= band <= min(m_tiles, cached)
+            fewest = -(-tiles // processors)
+            assert fewest <= -(-tiles // programs) <= FEW_MORE * fewest
+
+
+@pytest.mark.parametrize("rows", [512, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 8192])
+def test_programs_keep_to_their_rows_in_full_steps_of_an_8b_model(rows: int):
+    programs, band = bands(rows // 128, 96, 20, 132)
+    assert programs % band == 0 and rows // 128 % band == 0 and programs >= 128
 
 
 class Counting:
