@@ -17,7 +17,7 @@ model; they are times, not tokens, so that they mean the same for every model.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from typing import NamedTuple
 
 from runtime.config import Resolved
@@ -31,7 +31,8 @@ LONG_SECONDS = 1.0  # of prompts
 LONGEST_SECONDS = 0.12  # of a step, if more prompts wait than rows decode, and for that long
 PROMPT_SHARE = 0.62  # of a step's time, at least, under the automatic target
 STEPS = 4  # that what waits is spread over, at least
-SMALLER, LARGER = 0.75, 1.5  # times the size: as good, if the device computes it better
+SMALLER, LARGER = 0.6, 1.5  # times the size: as good, if the device computes it better
+FASTER = 1.15  # times the tokens that should end in time: as many do if they fill the device
 
 
 class Prompts(NamedTuple):
@@ -76,16 +77,18 @@ class ChunkBudget:
         wanted = min(fits, prompts.tokens // STEPS) if rows else fits
         least = -(-(rows + fewest) // tile) * tile
         total = max((rows + wanted) // tile * tile, least)
-        return min(room, self._filling(total, least, rows + fits) - rows)
+        most = (rows + fits) * (1.0 if self._asked else FASTER)
+        return min(room, self._filling(total, least, most) - rows)
 
-    def _filling(self, total: int, least: int, most: int) -> int:
+    def _filling(self, total: int, least: int, most: float) -> int:
         """About as many tokens as `total`, if the device computes those better."""
-        place = bisect_right(self._full_steps, total)
-        smaller = self._full_steps[place - 1] if place else 0
-        if smaller >= max(least, SMALLER * total):
-            return smaller
-        larger = self._full_steps[place] if place < len(self._full_steps) else self._most
-        return larger if larger <= min(most, LARGER * total) else total
+        full = self._full_steps
+        place = bisect_left(full, total)
+        if place < len(full) and full[place] <= max(total, min(most, LARGER * total)):
+            return full[place]
+        if place and full[place - 1] >= max(least, SMALLER * total):
+            return full[place - 1]
+        return total
 
     def _seconds(self, rows: int, kv_tokens: int, prompts: Prompts) -> float:
         """How long the step may take."""
