@@ -17,6 +17,7 @@ import zmq
 
 T = TypeVar("T")
 
+READABLE = int(zmq.POLLIN)
 BURST = 64  # messages handled before the event loop gets its turn
 
 
@@ -77,18 +78,17 @@ class Receiver(Generic[T]):
 
     def receive(self, timeout_seconds: float = 0.0) -> list[T]:
         """All messages that have arrived; waits up to the time-out for a first one."""
-        messages: list[T] = []
-        if timeout_seconds > 0 and not self._socket.poll(int(timeout_seconds * 1000)):
-            return messages
-        while (message := self._next()) is not None:
-            messages.append(message)
+        messages = self._arrived()
+        if not messages and timeout_seconds > 0 and self._socket.poll(int(timeout_seconds * 1000)):
+            messages = self._arrived()
         return messages
 
-    def _next(self) -> T | None:
-        try:
-            return self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return None
+    def _arrived(self) -> list[T]:
+        messages: list[T] = []
+        # Not until Again is raised, which takes longer than a message.
+        while cast(int, self._socket.get(zmq.EVENTS)) & READABLE:
+            messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        return messages
 
     def close(self) -> None:
         self._socket.close()

@@ -1,5 +1,5 @@
 """Draws on a CPU for rows that may take few tokens, as under a grammar: nothing but the logits of
-these is read, of all rows at once.
+these is read, of all rows at once.  Whether the others are numbers does not matter.
 
 The tokens are those that `draw_whole` would draw after setting all others to -inf: what weighs
 nothing changes no sum of the weights before a token.

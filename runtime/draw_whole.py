@@ -26,6 +26,7 @@ Bits = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 UNITS = np.float32(1 << 44)  # of the largest weight
+SMALL = 100_000  # logits: of fewer, locating tokens takes longer than the definition
 BLOCK = 128  # weights: in units, the sum of as many is exact in a float64
 # [256, 8]: the bits of a byte of a mask, and what each allows a logit to be at most.
 BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -52,6 +53,8 @@ def draw_whole(
     """A token for each of `rows` [N] of logits [R, vocab], and whether they are finite; if not,
     any.  temperatures and numbers, uniform in (0, 1), are by row of the logits."""
     temperatures, numbers = temperatures[rows], numbers[rows]
+    if len(rows) * logits.shape[-1] <= SMALL:
+        return _draw_as_defined(logits, rows, temperatures, numbers)
     sums, best = _sums(logits, rows, temperatures)
     fine = np.isfinite(best)
     tokens = np.zeros(len(rows), dtype=np.int64)
@@ -121,6 +124,20 @@ def _locate(
         _weigh(logits[rows[row]], best[row], temperatures[row], weights)
         tokens[row] = _as_defined(weights, numbers[row])
     return tokens
+
+
+def _draw_as_defined(
+    logits: Singles, rows: Ints, temperatures: Singles, numbers: Doubles
+) -> tuple[Ints, Flags]:
+    weights = np.empty(logits.shape[-1], dtype=np.float32)
+    tokens = np.zeros(len(rows), dtype=np.int64)
+    fine = np.zeros(len(rows), dtype=np.bool_)
+    for place, row in enumerate(rows.tolist()):
+        largest = np.maximum.reduce(logits[row])
+        if np.isfinite(largest):
+            _weigh(logits[row], largest, temperatures[place], weights)
+            tokens[place], fine[place] = _as_defined(weights, numbers[place]), True
+    return tokens, fine
 
 
 def _as_defined(weights: Singles, number: Any) -> int:

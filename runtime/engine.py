@@ -162,7 +162,7 @@ class Engine:
             self.scheduler.commit(launch, sampled)
             if self._grammars is not None and self._grammars.open:
                 tokens = sampled.tokens.tolist()
-                rows = self.scheduler.sampling(launch)
+                rows = self.scheduler.sampling(launch, self._grammars.live)
                 self._grammars.advance([(id, tokens[row]) for row, id in rows])
 
     def _take_compiled(self, grammars: Grammars) -> None:
@@ -187,7 +187,7 @@ class Engine:
             self.scheduler.end(id, "error", error=error, refused=True)
         for id, reason in lost.items():
             self.scheduler.end(id, "error", error=reason)
-        return self._grammars.masks(self.scheduler.sampling(launch))
+        return self._grammars.masks(self.scheduler.sampling(launch, self._grammars.live))
 
     def _take_news(self) -> News:
         news = self.scheduler.take_news()

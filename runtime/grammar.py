@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import msgspec
@@ -120,6 +120,11 @@ class Grammars:
     @property
     def compiling(self) -> bool:
         return bool(self._compiling or self._compiled)
+
+    @property
+    def live(self) -> Container[int]:
+        """The requests that may run and are constrained."""
+        return self._live
 
     @property
     def open(self) -> bool:

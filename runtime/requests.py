@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import numpy as np
 from msgspec import structs
@@ -119,10 +119,15 @@ class Requests:
             except Exception as error:
                 self._end_broken(sequence, error)
 
-    def sampling(self, launch: Launch) -> list[tuple[int, int]]:
-        """(row, request id) of the rows that sample, but of those that ended meanwhile."""
-        alive = self._alive(launch, range(launch.batch.decode_rows))
-        return [(row, one.request_id) for row, one in alive if launch.batch.sample[row]]
+    def sampling(self, launch: Launch, wanted: Container[int]) -> list[tuple[int, int]]:
+        """(row, request id) of the rows that sample, of some requests that have not ended since."""
+        ids = launch.members.ids.tolist()
+        alive = self._alive(launch, [row for row, id in enumerate(ids) if id in wanted])
+        return [
+            (row, one.request_id)
+            for row, one in alive
+            if one.request_id in wanted and launch.batch.sample[row]
+        ]
 
     def _alive(self, launch: Launch, rows: Iterable[int]) -> Iterator[tuple[int, Sequence]]:
         """Of some of the rows that decode and all that follow, those that have not ended."""

@@ -74,7 +74,9 @@ def draw(
     tokens = torch.empty(len(logits), dtype=torch.int64)
     usable = torch.empty(len(logits), dtype=torch.bool)
     for rows in _pieces(np.flatnonzero(plain), logits):
-        inside = None if allowed is None else allowed.among(rows)
+        inside = allowed
+        if allowed is not None and len(rows) < len(logits):
+            inside = allowed.among(rows)
         piece = _rows(logits, rows).float().numpy()
         found = _draw_plain(piece, slots, slot_ids[rows], positions[rows], inside)
         tokens.numpy()[rows], usable.numpy()[rows] = found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -91,6 +91,10 @@ class Rules:
         self._said: dict[int, list[int]] = {}
         self._most: dict[int, int] = {}
         self._ended: list[int] = []
+
+    @property
+    def live(self) -> Container[int]:
+        return self._said
 
     @property
     def open(self) -> bool:
