@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.bench_gemm import fastest, plainly
+from benchmarks.bench_many_rows import calls_of, of_layer
 from benchmarks.gemm_chain import MODELS, Chain, Sizes, random_weights
 from model_zoo.layers.gemm.products import Plain, SplitK
 
@@ -42,3 +43,18 @@ def test_the_fastest_way_is_cublas_unless_another_is_clearly_faster():
     other = SplitK(64, 128, 2)
     assert fastest({Plain(): 10.0, other: 9.9}) == Plain()
     assert fastest({Plain(): 10.0, other: 9.7}) == other
+
+
+def test_a_layer_takes_the_faster_of_both_gated_ways():
+    times = {"qkv": 1.0, "o": 2.0, "gate_up": 50.0, "two steps": 7.0, "gated": 6.0, "down": 4.0}
+    assert of_layer(times, MODELS["qwen3-8b"]) == 13.0
+    assert of_layer(times | {"gated": 9.0}, MODELS["qwen3-8b"]) == 14.0
+
+
+def test_what_is_timed_of_many_rows_computes_what_a_layer_does():
+    names = {name: [torch.randn(shape)] for name, shape in SIZES.shapes().items()}
+    calls = calls_of(names, rows=5)
+    for name, (weight,) in names.items():
+        call, several, operations = calls[name]
+        assert call(0).shape == (5, len(weight)) and several == 1
+        assert operations == 2 * 5 * weight.numel()
