@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.batch import LAST, Batch, Ints, NewRow
-from runtime.decoding import NONE, DecodeRows, Members
+from runtime.decoding import NONE, DecodeRows
 from runtime.sequence import Sequence
 from runtime.step_time import StepLoad
 
@@ -19,14 +19,14 @@ class Launch(NamedTuple):
     """A step, whom its rows belong to, and how much there is to do."""
 
     batch: Batch
-    members: Members  # whom the rows that decode are of
-    prompts: list[Sequence]  # and those behind
+    decoding: DecodeRows
+    prompts: list[Sequence]  # whom the rows behind are of
     load: StepLoad
 
     @property
     def ids(self) -> list[int]:
         """Of the requests, by row."""
-        return [*self.members.ids.tolist(), *(one.request_id for one in self.prompts)]
+        return [*self.decoding.members.ids.tolist(), *(one.request_id for one in self.prompts)]
 
 
 class Columns:
@@ -96,7 +96,7 @@ class Columns:
             new_rows=self.new_rows,
         )
         load = StepLoad(rows, len(self.tokens), self.kv_tokens, self.pairs)
-        return Launch(batch, first.members, self.prompts, load)
+        return Launch(batch, first, self.prompts, load)
 
 
 def _joined(first: Ints, then: Collection[int]) -> Ints:

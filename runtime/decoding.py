@@ -8,6 +8,7 @@ memory, one object after the other.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.batch import Ints, where
+from runtime.pages import TOKEN_BYTES
 from runtime.sequence import Sequence
 
 NOBODY = -1
@@ -42,6 +44,13 @@ class DecodeRows(NamedTuple):
         return self.members.slots
 
 
+class FullPage(NamedTuple):
+    """A sequence whose newest tokens fill a page, and these tokens, if none was known before."""
+
+    sequence: Sequence
+    content: bytes
+
+
 NO_ROWS = DecodeRows(Members(NONE, NONE, NONE, NONE), NONE, {})
 
 
@@ -49,12 +58,12 @@ class Decoding:
     """Columns, valid in the slots of `slots`.  What they say is said nowhere else.
 
     launched   positions of the KV cache that are written or queued to be
-    kv_limit   where that ends, since nothing reads the last token: a token that is known behind
-               it ends the sequence
+    kv_limit   where that ends, since nothing reads the last token
     page_room  positions that its pages hold
     due        the smaller one of these two: once it is reached there is something to do
     known      tokens known on the host
-    recent     [slot, position % page_size]: its newest tokens, of at most one page
+    recent     [slot, position % page_size]: the newest of them, at most a page
+    look       with so many known, one more comes behind a full page or is the last one
     """
 
     def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
@@ -65,14 +74,16 @@ class Decoding:
         self._members: Members | None = None  # of all of them, until one enters or leaves
         self._sequences: list[Sequence | None] = [None] * num_slots
         self._ids, self._clients, self._order = column(), column(), column() + NOBODY
-        self._launched, self._known, self._due = column(), column(), column()
+        self._launched, self._due = column(), column()
         self._kv_limit, self._page_room = column(), column()
+        self._known, self._look = column(), column()
         self._recent = np.zeros((num_slots, page_size), dtype=np.int32)
         self._page_size = page_size
         self._vocab_size = vocab_size
-        # How many sequences end with a token; the last entry stands for what is no token.
-        self._ends = np.zeros(vocab_size + 1, dtype=np.int32)
-        self._ends[vocab_size] = 1
+        self._num_ending: Counter[int] = Counter()  # sequences that end with a token
+        # Whether anybody does; the last entry stands for what is no token.
+        self._ends = np.zeros(vocab_size + 1, dtype=np.bool_)
+        self._ends[vocab_size] = True
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -98,15 +109,18 @@ class Decoding:
         self._page_room[slot] = len(sequence.pages) * self._page_size
         self._due[slot] = min(self._kv_limit[slot], self._page_room[slot])
         self.note_tokens(sequence)
-        self._ends[list(sequence.stop_ids)] += 1
+        self._num_ending.update(sequence.stop_ids)
+        self._ends[list(sequence.stop_ids)] = True
 
     def leave(self, sequence: Sequence) -> None:
         """It knows all its tokens again, and by `ahead` whether a row of it is under way."""
         self.settle(sequence)
         slot = sequence.slot
         samples = sequence.request.params.pooling is None
-        sequence.ahead = int(self._launched[slot] + 1 - self._known[slot]) if samples else 0
-        self._ends[list(sequence.stop_ids)] -= 1
+        sequence.ahead = int(self._launched[slot]) + 1 - len(sequence.tokens) if samples else 0
+        self._num_ending.subtract(sequence.stop_ids)
+        for token in sequence.stop_ids:
+            self._ends[token] = self._num_ending[token] > 0
         self._sequences[slot] = None
         self._order[slot] = NOBODY
         self._members = None
@@ -114,15 +128,17 @@ class Decoding:
 
     def settle(self, sequence: Sequence) -> None:
         """Add to its tokens those that it has only here."""
-        first, known = len(sequence.tokens), int(self._known[sequence.slot])
-        start = first % self._page_size
-        sequence.tokens += self._recent[sequence.slot, start : start + known - first].tolist()
+        missing = int(self._known[sequence.slot]) - len(sequence.tokens)
+        if missing:
+            first = len(sequence.tokens) % self._page_size
+            sequence.tokens += self._recent[sequence.slot, first : first + missing].tolist()
 
     def note_tokens(self, sequence: Sequence) -> None:
         """It got a token by itself."""
         slot, known = sequence.slot, len(sequence.tokens)
+        page_end = -(-known // self._page_size) * self._page_size
         self._known[slot] = known
-        self._recent[slot, (known - 1) % self._page_size] = sequence.tokens[-1]
+        self._look[slot] = min(sequence.limit - 1, page_end)
 
     # A step is made.
 
@@ -161,39 +177,57 @@ class Decoding:
     # Its results come.
 
     def commit(
-        self, rows: Members, tokens: NDArray[np.int32], odd: list[int]
-    ) -> tuple[list[Sequence], list[int]]:
-        """A token for each row, but for those that there is more to say of: of `odd` ones, and of
-        those that end with it, or have ended before.
+        self, rows: DecodeRows, tokens: NDArray[np.int32], odd: list[int]
+    ) -> tuple[list[FullPage], list[int]]:
+        """Every row gets its token, but for some that are returned.
 
-        Returns sequences whose last full page is written now, and the rows left to the caller.
-        Where somebody ends with a token, all who got it are left.
+        These are the `odd` ones, those of sequences that are no longer here or come to their limit,
+        and where somebody ends with a token, all who got it.  Returned are full pages, too.
         """
-        slots = rows.slots
-        known = self._known[slots]
+        members, known = rows.members, rows.starts + 1
+        slots = members.slots
         # As unsigned numbers, negative ones are large.
-        ends = self._ends[np.minimum(tokens.view(np.uint32), self._vocab_size)]
-        more = (self._order[slots] != rows.order) | (known >= self._kv_limit[slots]) | (ends > 0)
-        more[odd] = True
+        more = self._ends[np.minimum(tokens.view(np.uint32), self._vocab_size)]
+        if members is not self._members:
+            more |= self._order[slots] != members.order
+        if odd:
+            more[odd] = True
+        look = known >= self._look[slots]
+        full: list[FullPage] = []
+        if np.count_nonzero(look):
+            more |= look & (known >= self._kv_limit[slots])
+            turns = look & ~more
+            full = self._turn_pages(slots[turns], known[turns])
         others = where(more)
         if others:
             plain = ~more
             slots, known, tokens = slots[plain], known[plain], tokens[plain]
-        places = known % self._page_size
-        full = self._at(slots[places == 0])
-        for sequence in full:
-            self.settle(sequence)
-        self._recent[slots, places] = tokens
+        self._recent[slots, known % self._page_size] = tokens
         self._known[slots] = known + 1
         return full, others
+
+    def _turn_pages(self, slots: Ints, known: Ints) -> list[FullPage]:
+        """A page of each is full, and its next token will be written over the first one."""
+        pages, size = self._recent[slots], self._page_size
+        content, page_bytes = pages.tobytes(), size * TOKEN_BYTES
+        self._look[slots] = np.minimum(known + size, self._kv_limit[slots])
+        full: list[FullPage] = []
+        columns = zip(self._at(slots), known.tolist(), pages.tolist(), strict=True)
+        for row, (sequence, count, tokens) in enumerate(columns):
+            missing = count - len(sequence.tokens)
+            sequence.tokens += tokens[size - missing :]
+            mine = content[row * page_bytes : (row + 1) * page_bytes] if missing == size else b""
+            full.append(FullPage(sequence, mine))
+        return full
 
     def check_integrity(self) -> None:
         """Assert that the columns tell what the sequences do."""
         assert len(set(self.slots.tolist())) == len(self)
         for slot, sequence in zip(self.slots.tolist(), self.all(), strict=True):
             assert (sequence.slot, sequence.order) == (slot, self._order[slot])
-            assert 0 <= self._known[slot] - len(sequence.tokens) <= self._page_size
+            known = len(sequence.tokens)
+            assert 0 <= self._known[slot] - known <= self._page_size
             assert self._page_room[slot] == len(sequence.pages) * self._page_size
             assert self._launched[slot] <= self._page_room[slot]
-        ends = sum(len(sequence.stop_ids) for sequence in self.all())
-        assert self._ends.sum() == ends + 1
+        ends = {token for sequence in self.all() for token in sequence.stop_ids}
+        assert set(where(self._ends[:-1])) == ends

@@ -25,6 +25,11 @@ def chain_root(salt: bytes) -> PageHash:
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"wavefill-root").digest()
 
 
+def page_hash(parent: PageHash, content: bytes) -> PageHash:
+    """Of a page that holds `content`, TOKEN_BYTES a token, behind a page."""
+    return blake2b(parent + content, digest_size=DIGEST_BYTES).digest()
+
+
 def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page_size: int) -> None:
     """Append the hashes of the full pages of `tokens` that `hashes` does not have yet."""
     done = len(hashes)
@@ -33,13 +38,9 @@ def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page
         return
     content = array("i", tokens[done * page_size : full * page_size]).tobytes()
     parent = hashes[-1] if hashes else root
-    if full == done + 1:
-        hashes.append(blake2b(parent + content, digest_size=DIGEST_BYTES).digest())
-        return
     page_bytes = page_size * TOKEN_BYTES
     for offset in range(0, len(content), page_bytes):
-        page = content[offset : offset + page_bytes]
-        parent = blake2b(parent + page, digest_size=DIGEST_BYTES).digest()
+        parent = page_hash(parent, content[offset : offset + page_bytes])
         hashes.append(parent)
 
 

@@ -17,7 +17,7 @@ from runtime.admission import WaitingLine, refusal
 from runtime.batch import Batch, Ints, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
-from runtime.decoding import NONE, Members
+from runtime.decoding import NONE, DecodeRows
 from runtime.messages import FinishReason, Output, Request, TokenLogprob
 from runtime.outputs import News, ending, explained, next_output, pooled
 from runtime.pages import PagePool
@@ -110,7 +110,7 @@ class Requests:
 
     def commit(self, launch: Launch, sampled: Sampled) -> None:
         """Take in the results of a step; the next one may have been scheduled already."""
-        others = self._commit_plain(launch.members, sampled) if launch.batch.decode_rows else []
+        others = self._commit_plain(launch.decoding, sampled) if launch.batch.decode_rows else []
         for index, sequence in self._alive(launch, others):
             if sequence.slot < 0 and launch.batch.sample[index]:
                 sequence.ahead -= 1
@@ -131,26 +131,29 @@ class Requests:
 
     def _alive(self, launch: Launch, rows: Iterable[int]) -> Iterator[tuple[int, Sequence]]:
         """Of some of the rows that decode and all that follow, those that have not ended."""
-        ids, order = launch.members.ids, launch.members.order
+        members, order = launch.decoding.members, launch.decoding.members.order
         for row in rows:
-            sequence = self._live.get(int(ids[row]))
+            sequence = self._live.get(int(members.ids[row]))
             if sequence is not None and sequence.order == order[row]:
                 yield row, sequence
         for row, sequence in enumerate(launch.prompts, launch.batch.decode_rows):
             if sequence.finish is None:
                 yield row, sequence
 
-    def _commit_plain(self, rows: Members, sampled: Sampled) -> list[int]:
+    def _commit_plain(self, rows: DecodeRows, sampled: Sampled) -> list[int]:
         """The rows that have no more to tell than their token.  Returns the others.
 
         Most rows of most steps are plain: with 256 of them this is most of what a step costs.
         """
-        ids, clients, tokens = rows.ids, rows.clients, sampled.tokens[: len(rows.ids)]
-        odd = [row for row in sampled.rows_with_more() if row < len(ids)]
+        members, tokens = rows.members, sampled.tokens[: len(rows.starts)]
+        odd = [row for row in sampled.rows_with_more() if row < len(tokens)]
         full, others = self.running.decoding.commit(rows, tokens, odd)
-        for sequence in full:
-            written = len(sequence.tokens)
-            self._remember(sequence, written - 1, written)
+        for sequence, content in full:
+            try:
+                self._remember_page(sequence, content)
+            except Exception as error:
+                self._end_broken(sequence, error)
+        ids, clients = members.ids, members.clients
         if others:
             kept = np.ones(len(ids), dtype=np.bool_)
             kept[others] = False
@@ -158,6 +161,12 @@ class Requests:
         self.generated_tokens += len(ids)
         self._told.append((ids, tokens, clients))
         return others
+
+    def _remember_page(self, sequence: Sequence, content: bytes) -> None:
+        if self.resolved.prefix_cache:
+            sequence.hash_page(content, self.resolved.page_size)
+            written = len(sequence.tokens)
+            self._remember(sequence, written - 1, written)
 
     def _commit_row(self, sequence: Sequence, index: int, batch: Batch, sampled: Sampled) -> None:
         """A row of which more may have to be told, of a sequence that is alive."""
@@ -179,9 +188,8 @@ class Requests:
         self.generated_tokens += 1
         if decodes:
             self.running.decoding.note_tokens(sequence)
-        self._deliver(
-            sequence, token, None if sampled.logprobs is None else sampled.logprobs[index]
-        )
+        scored = sampled.logprobs
+        self._deliver(sequence, token, None if scored is None else scored[index])
 
     def _note_details(self, sequence: Sequence, index: int, sampled: Sampled) -> bool:
         """Errors and prompt scores of one row.  True if the row failed, which ends its request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.messages import FinishReason, Request, TokenLogprob
-from runtime.pages import PageHash, chain_root, extend_chain
+from runtime.pages import PageHash, chain_root, extend_chain, page_hash
 
 
 class Sequence:
@@ -84,6 +84,11 @@ class Sequence:
     def rank(self) -> tuple[int, int]:
         """Its place among all sequences: the smallest runs first and is preempted last."""
         return (self.request.priority, self.order)
+
+    def hash_page(self, content: bytes, page_size: int) -> None:
+        """Hash the last full page of its known tokens, which holds `content`, if it is the next."""
+        if content and len(self.hashes) == len(self.tokens) // page_size - 1:
+            self.hashes.append(page_hash(self.hashes[-1] if self.hashes else self.root, content))
 
     def hash_pages(self, page_size: int) -> list[PageHash]:
         """The hashes of all full pages of its known tokens."""

@@ -9,7 +9,7 @@ import runtime.sequence
 from runtime.admission import WaitingLine
 from runtime.batch import LAST, Sampled
 from runtime.columns import Columns, Launch
-from runtime.decoding import Decoding, Members
+from runtime.decoding import DecodeRows, Decoding
 from runtime.messages import Output
 from runtime.pages import PagePool
 from runtime.scheduler import Scheduler
@@ -132,8 +132,9 @@ def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
 def ended_row_committed(true: Callable[..., object]) -> Callable[..., object]:
     """A row under way for a sequence that has left its slot is taken for the next one's."""
 
-    def commit(self: Decoding, rows: Members, *rest: object) -> object:
-        return true(self, rows._replace(order=self._order[rows.slots]), *rest)
+    def commit(self: Decoding, rows: DecodeRows, *rest: object) -> object:
+        members = rows.members._replace(order=self._order[rows.slots])
+        return true(self, rows._replace(members=members), *rest)
 
     return commit
 
@@ -161,7 +162,8 @@ def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
 def ends_of_others_alone(true: Callable[..., None]) -> Callable[..., None]:
     def enter(self: Decoding, sequence: Sequence) -> None:
         true(self, sequence)
-        self._ends[list(sequence.stop_ids)] -= len(self.slots) == 1
+        if len(self.slots) == 1:
+            self._ends[list(sequence.stop_ids)] = False
 
     return enter
 
