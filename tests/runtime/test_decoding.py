@@ -27,9 +27,9 @@ def test_pages_that_an_answer_fills_are_found_by_who_goes_on_from_it(
 
 def test_a_token_that_another_one_ends_with_ends_nobody_else() -> None:
     bench = Bench(page_size=4, num_pages=60, max_model_len=60)
-    every = tuple(range(VOCAB_SIZE))
+    half = tuple(range(0, VOCAB_SIZE, 2))
     long = [request(id, prompt(4, first=id), max_tokens=20) for id in (1, 2)]
-    bench.run(*long, request(3, prompt(6, first=40), max_tokens=20, stop_ids=every, min_tokens=9))
+    bench.run(*long, request(3, prompt(6, first=40), max_tokens=20, stop_ids=half, min_tokens=9))
     for one in long:
         assert bench.tokens(one.id) == bench.plain(one) and bench.end(one.id).finish == "length"
     assert bench.end(3).finish == "stop"
