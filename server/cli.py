@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 COMMANDS = {
     "serve": "start the server",
@@ -29,10 +29,43 @@ class UsageError(ValueError):
     """A wrong argument; the message says what, the limit and the remedy."""
 
 
+class Parser(argparse.ArgumentParser):
+    """One whose mistakes are one line each, and whose options are not abbreviated."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        text = message.removeprefix("argument ")
+        raise UsageError(f"{text}: see `{self.prog} --help`")
+
+    def options(self) -> list[str]:
+        """The names of all options, those that only tell their new name left out."""
+        names: list[str] = []
+        for action in self._actions:
+            choices: object = action.choices
+            if isinstance(choices, dict):  # the commands of a command
+                parsers = cast("dict[str, Parser]", choices)
+                names += [name for each in parsers.values() for name in each.options()]
+            elif action.help != argparse.SUPPRESS:
+                names += action.option_strings
+        return names
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
+    try:
+        raise SystemExit(_run(words))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _run(words: list[str]) -> int:
+    parser = Parser(
         prog="wavefill",
         description="OpenAI-compatible inference server for large language models.",
         epilog="wavefill COMMAND --help tells the options of a command.",
@@ -40,22 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command")
     chosen = next((word for word in words if not word.startswith("-")), None)
+    used = parser
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary)
         if name == chosen:
             _command(name).add_arguments(subparser)
-    args = parser.parse_args(words)
+            used = subparser
+    args, strange = parser.parse_known_args(words)
+    if strange:
+        from server.foreign_flags import refusal
+
+        raise UsageError(refusal(strange, used.options(), used.prog))
     name = "version" if args.version else args.command
     if name is None:
         parser.print_help()
-        raise SystemExit(0)
-    try:
-        raise SystemExit(_command(name).run(args))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        return 0
+    return _command(name).run(args)
 
 
 def _command(name: str) -> Command:

@@ -64,6 +64,16 @@ ENGINE_FLAGS = {
     "threads": "compute threads on a CPU; 0: chosen from the number of cores",
     "seed": "seed of the requests that bring none",
 }
+METAVARS = {
+    "host": "ADDRESS",
+    "served_names": "NAMES",
+    "chat_template": "FILE",
+    "tool_format": "NAME",
+    "reasoning_format": "NAME",
+    "data_dir": "DIRECTORY",
+    "allowed_origins": "ORIGINS",
+    "response_store": "FILE",
+}
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 RENAMED = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
 
@@ -105,17 +115,31 @@ def _add_flag(
 ) -> None:
     options: dict[str, Any] = {"dest": name, "default": None}
     if get_origin(hint) is Literal:
-        options["choices"] = get_args(hint)
+        # Not `choices`: the environment's values are checked here, too, and in the same words.
+        options["metavar"] = "{" + ",".join(get_args(hint)) + "}"
     elif hint is bool:
         options["action"] = argparse.BooleanOptionalAction
     else:
-        options["metavar"] = {int: "N", float: "X"}.get(hint, "TEXT")
-    shown = default if default != () else ""
-    if isinstance(default, bool):
-        shown = "on" if default else "off"
+        options["metavar"] = METAVARS.get(name) or {int: "N", float: "X"}.get(hint, "TEXT")
+    shown = _shown(name, default)
     if name != "served_names" and shown != "":
         text += f" (default: {shown})"
     group.add_argument(flag_of(name), help=text.replace("%", "%%"), **options)
+
+
+def _shown(name: str, default: Any) -> str:
+    """A default as it may be written; "" for none."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if name.endswith("_bytes"):
+        return _with_unit(default)
+    return "" if default == () else f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _with_unit(number: int) -> str:
+    units = [(size, unit) for unit, size in UNITS.items() if number % size == 0]
+    size, unit = max(units)
+    return f"{number // size}{unit}"
 
 
 def flag_of(name: str) -> str:
@@ -196,7 +220,9 @@ def _integer(source: str, value: str) -> int:
     """An integer, with k, m or g for powers of 1024: 32k is 32768."""
     found = re.fullmatch(r"(\d+)([kmg]?)", value.strip().lower())
     if found is None:
-        raise UsageError(f"{source} {value}: a whole number is needed, such as 4096 or 32k")
+        raise UsageError(
+            f"{source} {value}: a whole number from 0 up is needed, such as 4096 or 32k"
+        )
     return int(found[1]) * UNITS[found[2]]
 
 

@@ -22,13 +22,21 @@ DEFAULT_CONCURRENCY = 8
 UNTOLD = {"api_key", "command", "version", "what"}  # arguments that a file of figures lacks
 
 
+class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells the defaults that are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        none = action.default is None or action.default is False
+        return action.help if none else super()._get_help_string(action)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure a running server."
     subparsers = parser.add_subparsers(metavar="WHAT", dest="what", required=True)
     serve = subparsers.add_parser(
         "serve",
         help="latency and throughput of an OpenAI-compatible server",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=WithDefaults,
         description="Send random prompts of one length to an OpenAI-compatible server and report "
         "latency and throughput.  A closed loop keeps --concurrency requests open; an open loop "
         "sends --rate requests a second, whatever the server does.",

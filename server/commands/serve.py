@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,15 @@ log = logging.getLogger("wavefill.launcher")
 
 PORT_IN_USE = 98  # exit code
 MAX_API_WORKERS = 64
+LEAST_HEADER = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Start the server.  Every option may also be set as WAVEFILL_OPTION."
+    parser.usage = "wavefill serve [MODEL] [OPTIONS]"
+    parser.description = (
+        "Start the server.  Every option may also be set in the environment: --max-queue is "
+        "WAVEFILL_MAX_QUEUE.  Whole numbers may end in k, m or g: 32k is 32768."
+    )
     parser.add_argument(
         "model",
         nargs="?",
@@ -95,6 +101,7 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
             f"--gpu-memory {config.engine.gpu_memory}: it must be above 0 and at most 1"
         )
     _check_formats(config)
+    _check_callers(config)
     if config.batch_concurrency < 1:
         raise UsageError("--batch-concurrency 0: batches need at least 1")
     if config.max_file_bytes < 1 or config.max_file_bytes > config.max_data_bytes:
@@ -105,6 +112,22 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
     if config.chat_template and not Path(config.chat_template).is_file():
         raise UsageError(f"--chat-template {config.chat_template}: no such file")
     return config
+
+
+def _check_callers(config: ServerConfig) -> None:
+    if config.max_queue < 1:
+        raise UsageError("--max-queue 0: every request would be turned away: choose at least 1")
+    if config.max_header_bytes < LEAST_HEADER:
+        raise UsageError(
+            f"--max-header-bytes {config.max_header_bytes}: ordinary clients send about 500: "
+            f"choose at least {LEAST_HEADER}"
+        )
+    for origin in config.allowed_origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s\"'\]]+", origin):
+            raise UsageError(
+                f"--allowed-origins {origin}: an origin is like https://example.com, without a "
+                "path; several with commas; * for all"
+            )
 
 
 def _check_formats(config: ServerConfig) -> None:
@@ -135,6 +158,8 @@ def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
 def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
     """The keys of all sources, none of them empty.  Raises UsageError."""
     keys = list(args.api_key or ())
+    if not all(key.strip() for key in keys):  # a variable of the shell that is not set
+        raise UsageError("--api-key: it is empty: give a key, or leave the option out")
     keys += environment.get("WAVEFILL_API_KEY", "").split(",")
     file = args.api_key_file or environment.get("WAVEFILL_API_KEY_FILE")
     if file:

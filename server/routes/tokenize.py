@@ -13,12 +13,15 @@ from server.generation import require_ready
 from server.parameters import check_chars, check_token_ids
 from server.routes.body import off_loop, read_checked
 from server.schema.base import parse
-from server.schema.chat import check_parts
+from server.schema.chat import CHAT_UNSUPPORTED, check_parts
 from server.schema.sampling import openapi_body
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.state import state_of
 
 router = APIRouter()
+UNSUPPORTED = {
+    name: CHAT_UNSUPPORTED[name] for name in ("chat_template", "documents", "mm_processor_kwargs")
+}
 
 
 @router.post("/v1/tokenize", include_in_schema=False, response_model=None)
@@ -58,7 +61,7 @@ async def tokenize(request: Request) -> Response:
 def checked(fields: dict[str, Any]) -> TokenizeRequest:
     """Raises RequestError that names the wrong field."""
     check_parts(fields)
-    body = parse(TokenizeRequest, fields)
+    body = parse(TokenizeRequest, fields, UNSUPPORTED)
     body.check()
     return body
 

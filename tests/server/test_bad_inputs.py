@@ -305,6 +305,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
      "belongs to `messages`"),
     ("/tokenize", {"prompt": REMOVED, "add_special_tokens": True} | messages("x"), UNSUPPORTED,
      "add_special_tokens", "the chat template"),
+    ("/tokenize", {"chat_template": "x"}, UNSUPPORTED, "chat_template", "the model's own"),
     ("/tokenize", {"prompt": 1}, TYPE, "prompt", "a string"),
     ("/tokenize", {"text": "x"}, UNKNOWN, "text", "not a parameter"),
     ("/detokenize", {"tokens": REMOVED}, MISSING, "tokens", "required"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import socket
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from runtime.config import EngineConfig
-from server.cli import UsageError
+from server.cli import Parser, UsageError, main
 from server.commands import serve
 from server.config import ServerConfig
 from server.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variables
+from server.foreign_flags import REMEDIES
 from server.launch import NoSocketDirectory, socket_directory
 
 COMMAND = Path(sys.executable).parent / "wavefill"
@@ -100,7 +102,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("words", "environment", "expected"),
     [
-        (["--port", "many"], {}, "--port many: a whole number is needed"),
+        (["--port", "many"], {}, "--port many: a whole number from 0 up is needed"),
         (["--api-workers", "0"], {}, "--api-workers 0: choose from 1 to 64"),
         (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
         (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
@@ -113,6 +115,12 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
             "--memory-fraction (WAVEFILL_MEMORY_FRACTION): its name is",
         ),
         ([], {"WAVEFILL_MEMORY_FRACTION": "0.5"}, "its name is --gpu-memory now"),
+        (["--max-queue", "0"], {}, "--max-queue 0: every request would be turned away"),
+        (["--max-header-bytes", "1"], {}, "--max-header-bytes 1: ordinary clients send about"),
+        (["--allowed-origins", '["*"]'], {}, '--allowed-origins ["*"]: an origin is like'),
+        (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),
+        (["--kv-dtype", "fp8"], {}, "--kv-dtype fp8: choose one of auto, fp8_e4m3"),
+        (["--seed", "-3"], {}, "--seed -3: a whole number from 0 up is needed"),
         (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
         (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
         ([], {"WAVEFILL_DEVICE": "tpu"}, "WAVEFILL_DEVICE tpu: choose one of auto, cpu, cuda"),
@@ -125,6 +133,64 @@ def test_a_wrong_value_is_named_with_its_source(
     with pytest.raises(UsageError) as caught:
         config(*words, **environment)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "serve --max-num-batched-tokens 2048 --tensor_parallel_size=2 some/model",
+            [
+                "error: --max-num-batched-tokens: it is no option of wavefill serve: "
+                "use --max-batched-tokens",
+                "       --tensor_parallel_size: it is no option of wavefill serve: leave it out, "
+                "or start a server for each GPU behind a load balancer",
+            ],
+        ),
+        ("serve --max_model_len 5", ["error: --max_model_len: it is written --max-model-len"]),
+        (
+            "serve --max-model-length 5",
+            [
+                "error: --max-model-length: it is no option of wavefill serve: "
+                "do you mean --max-model-len?"
+            ],
+        ),
+        # An abbreviation would mean something else once there is another option like it.
+        (
+            "serve --gpu-mem 1",
+            ["error: --gpu-mem: it is no option of wavefill serve: do you mean --gpu-memory?"],
+        ),
+        (
+            "plan --frobnicate",
+            ["error: --frobnicate: it is no option of wavefill plan: see `wavefill plan --help`"],
+        ),
+        (
+            "bench serve --num-prompt 3",
+            ["error: --num-prompt: it is no option of wavefill bench: do you mean --num-prompts?"],
+        ),
+        ("serve a b", ["error: b: one argument too many: see `wavefill serve --help`"]),
+        (
+            "serve --api-key",
+            ["error: --api-key: expected one argument: see `wavefill serve --help`"],
+        ),
+    ],
+)
+def test_a_wrong_option_is_told_in_a_line_with_what_to_write_instead(
+    words: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_the_remedies_for_options_of_others_name_options_that_there_are():
+    parser = Parser()
+    serve.add_arguments(parser)
+    known = set(parser.options())
+    assert not {f"--{name}" for name in REMEDIES} & known
+    named = {word for text in REMEDIES.values() for word in re.findall(r"--[a-z-]+", text)}
+    assert named <= known
 
 
 def test_the_service_links_of_kubernetes_are_not_taken_for_options():

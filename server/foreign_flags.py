@@ -1,0 +1,92 @@
+"""What to say of an option that there is not: the name of ours, or the one that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+ONE_GPU = "leave it out, or start a server for each GPU behind a load balancer"
+NEEDLESS = "leave it out"
+
+# Options of vLLM and SGLang that callers bring along -> what to do instead.
+REMEDIES = {
+    "api-server-count": "use --api-workers",
+    "attention-backend": "use --attention",
+    "block-size": "use --page-size",
+    "chunked-prefill-size": "use --max-batched-tokens, or --itl-target-ms",
+    "context-length": "use --max-model-len",
+    "cpu-offload-gb": f"{NEEDLESS}, weights stay on the device",
+    "data-parallel-size": ONE_GPU,
+    "disable-log-requests": f"{NEEDLESS}, requests are not logged",
+    "disable-log-stats": "use --log-level warning",
+    "disable-radix-cache": "use --no-prefix-cache",
+    "download-dir": "set the variable HF_HOME",
+    "dp-size": ONE_GPU,
+    "enable-auto-tool-choice": f"{NEEDLESS}, tools need no switch",
+    "enable-chunked-prefill": f"{NEEDLESS}, prompts are always cut, or use --max-batched-tokens",
+    "enable-lora": "merge adapters into the weights",
+    "enable-prefix-caching": f"{NEEDLESS}, it is on",
+    "enable-reasoning": f"{NEEDLESS}, reasoning needs no switch",
+    "enforce-eager": f"{NEEDLESS}, graphs are made while the server answers",
+    "generation-config": f"{NEEDLESS}, the model's generation_config.json is followed",
+    "gpu-memory-utilization": "use --gpu-memory, a share of the memory that is free",
+    "hf-token": "set the variable HF_TOKEN",
+    "kv-cache-dtype": "use --kv-dtype",
+    "limit-mm-per-prompt": f"{NEEDLESS}, models read text only",
+    "lora-modules": "merge adapters into the weights",
+    "lora-paths": "merge adapters into the weights",
+    "max-num-batched-tokens": "use --max-batched-tokens",
+    "max-running-requests": "use --max-num-seqs",
+    "mem-fraction-static": "use --gpu-memory, a share of the memory that is free",
+    "model": "write wavefill serve MODEL",
+    "model-path": "write wavefill serve MODEL",
+    "no-enable-prefix-caching": "use --no-prefix-cache",
+    "pipeline-parallel-size": ONE_GPU,
+    "quantization": "take a checkpoint in float32, bfloat16 or float16",
+    "random-seed": "use --seed",
+    "reasoning-parser": "use --reasoning-format, if the chat template does not tell",
+    "root-path": "let a proxy in front strip it",
+    "scheduling-policy": f"{NEEDLESS}, priorities always count",
+    "speculative-config": f"{NEEDLESS}, there is no speculative decoding",
+    "ssl-certfile": "let a proxy in front speak TLS",
+    "ssl-keyfile": "let a proxy in front speak TLS",
+    "swap-space": f"{NEEDLESS}, KV stays on the device",
+    "tensor-parallel-size": ONE_GPU,
+    "tokenizer": "put tokenizer.json into the model's directory",
+    "tokenizer-path": "put tokenizer.json into the model's directory",
+    "tool-call-parser": "use --tool-format, if the chat template does not tell",
+    "tp": ONE_GPU,
+    "tp-size": ONE_GPU,
+    "trust-remote-code": f"{NEEDLESS}, code of a checkpoint is never run",
+    "uvicorn-log-level": "use --log-level",
+}
+
+
+def refusal(words: Iterable[str], known: Iterable[str], command: str) -> str:
+    """What to say of `words` that the parser of `command` did not take; `known` are its options.
+
+    The words after an option that is unknown are not ours to judge: they may be its values.
+    """
+    options = [word for word in words if word.startswith("-")]
+    if not options:
+        return f"{' '.join(words)}: one argument too many: see `{command} --help`"
+    known = tuple(known)
+    lines = [f"{_flag(option)}: {_remedy(_flag(option), known, command)}" for option in options]
+    return "\n       ".join(dict.fromkeys(lines))
+
+
+def _flag(option: str) -> str:
+    return option.partition("=")[0]
+
+
+def _remedy(option: str, known: tuple[str, ...], command: str) -> str:
+    name = option.lstrip("-").replace("_", "-")
+    if f"--{name}" in known:
+        return f"it is written --{name}"
+    start = f"it is no option of {command}"
+    if command == "wavefill serve" and name in REMEDIES:
+        return f"{start}: {REMEDIES[name]}"
+    near = difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.75)
+    if near:
+        return f"{start}: do you mean {near[0]}?"
+    return f"{start}: see `{command} --help`"
