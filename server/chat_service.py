@@ -33,6 +33,7 @@ from server.parameters import (
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
+from server.score_limit import check_scores
 from server.splitting import Splitting, plain
 from server.state import ServerState
 from server.template_options import template_options
@@ -169,6 +170,7 @@ async def prepare_chat(
     """
     ready, prompt = await chat_prompt(state, body)
     params = _params(state, ready, body, prompt, may_end_early)
+    check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
     splitting = state.formats.splitting(
         body.offered_tools(),
         prompt,

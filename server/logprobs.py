@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from runtime.messages import TokenLogprob
 from server.choice import ScoredToken
 from server.tokenizer import ChatTokenizer
@@ -33,19 +35,25 @@ def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) ->
 
 
 def chat_logprobs(
-    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, *, as_ids: bool = False
+    tokenizer: ChatTokenizer,
+    scored: list[ScoredToken],
+    top: int,
+    *,
+    as_ids: bool = False,
+    as_json: bool = False,
 ) -> dict[str, object]:
     """`choices[].logprobs` of a chat completion, with `top` alternatives a token.
 
-    as_ids  tokens are called by their ids
+    as_ids   tokens are called by their ids
+    as_json  entries are fragments of JSON, which take a quarter of the memory of objects
     """
-    content: list[dict[str, Any]] = []
+    content: list[object] = []
     for entry in scored:
         score = entry.score
         assert score is not None, "a generated token has a log-probability"
         item = _entry(tokenizer, entry.token, score.logprob, as_ids)
         item["top_logprobs"] = [_entry(tokenizer, *pair, as_ids) for pair in score.top[:top]]
-        content.append(item)
+        content.append(orjson.Fragment(orjson.dumps(item)) if as_json else item)
     return {"content": content, "refusal": None}
 
 

@@ -23,6 +23,7 @@ from server.routes.body import off_loop, read_checked
 from server.schema.base import parse
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import openapi_body
+from server.score_limit import check_scores
 from server.sse import EventStream, while_connected
 from server.state import ServerState, prefix_salt, state_of
 from server.text_answer import Prompt, TextAnswer
@@ -70,8 +71,11 @@ async def submit(
         path = body.path(place)
         fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
     grammar = await answer_grammar(state, body, ready)
-    params = [_params(state, ready, body, grammar)] * len(prompts)
-    return Generation(state, route, body, tokens, params, salt, copies=body.copies), prompts
+    params = _params(state, ready, body, grammar)
+    names = ("logprobs", "best_of" if body.best_of else "n")
+    check_scores(body, tokens, params, copies=body.copies, names=names)
+    several = [params] * len(prompts)
+    return Generation(state, route, body, tokens, several, salt, copies=body.copies), prompts
 
 
 async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:
