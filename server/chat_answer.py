@@ -12,6 +12,7 @@ from server.chat_service import Answer, ChatTurn, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.explain import timings
 from server.logprobs import WORK_OF_TOKEN, chat_logprobs, prompt_logprobs
+from server.parameters import model_ends
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.routes.body import off_loop
 from server.sse import DeltaFrame, EventWriter, frame
@@ -28,6 +29,7 @@ class ChatAnswer:
         self._keep = keep
         self._tokenizer = state.tokenizer
         self._body = turn.body
+        self._model_ends = model_ends(turn.body, state.tokenizer)
         self._turn = turn
         self._head: dict[str, object] = {
             "id": f"chatcmpl-{turn.generation.name}",
@@ -87,6 +89,7 @@ class ChatAnswer:
             "message": message,
             "logprobs": self._logprobs(answer.scored),
             "finish_reason": answer.finish,
+            "stop_reason": answer.choice.stop_reason(self._model_ends),
         }
         if self._body.return_token_ids:
             entry["token_ids"] = answer.tokens
@@ -176,8 +179,10 @@ class ChatAnswer:
             "logprobs": logprobs,
             "finish_reason": finish,
         }
-        if finish is not None and self._body.timings:
-            part["timings"] = timings(choice)
+        if finish is not None:
+            part["stop_reason"] = choice.stop_reason(self._model_ends)
+            if self._body.timings:
+                part["timings"] = timings(choice)
         chunk: dict[str, Any] = self._head | {"choices": [part]}
         if self._body.include_usage:
             chunk["usage"] = self._turn.usage() if self._body.continuous_usage else None

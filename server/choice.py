@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from runtime.client import Mailbox
@@ -113,6 +114,10 @@ class Choice:
                 self.finish = ended
             return Piece(text, [], ended, output.tokens)
         return self._feed_one_by_one(output, tokens)
+
+    def stop_reason(self, model_ends: Collection[int]) -> str | int | None:
+        """The stop string or stop token of the caller's that ended it, as vLLM tells it."""
+        return None if self.stop_hit in model_ends else self.stop_hit
 
     def _feed_one_by_one(self, output: Output, tokens: list[int]) -> Piece:
         # Stop strings and offsets depend on which token brought which text.

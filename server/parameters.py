@@ -70,8 +70,12 @@ def _first(asked: N | None, recommended: N | None, default: N) -> N:
 def _stop_ids(body: SamplingBody, tokenizer: ChatTokenizer, vocab_size: int) -> tuple[int, ...]:
     asked = body.stop_token_ids or []
     check_token_ids(asked, vocab_size, "stop_token_ids")
-    own = () if body.ignore_eos else tokenizer.eos_ids
-    return tuple(dict.fromkeys([*own, *asked]))
+    return tuple(dict.fromkeys([*model_ends(body, tokenizer), *asked]))
+
+
+def model_ends(body: SamplingBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """The model's own tokens that end an answer."""
+    return () if body.ignore_eos else tokenizer.eos_ids
 
 
 def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:

@@ -13,6 +13,7 @@ from server.choice import Choice, Piece
 from server.explain import timings
 from server.generation import Generation
 from server.logprobs import WORK_OF_TOKEN, prompt_logprobs, prompt_scored, text_logprobs
+from server.parameters import model_ends
 from server.routes.body import off_loop
 from server.schema.completions import CompletionRequest
 from server.sse import DeltaFrame, EventWriter, frame
@@ -37,6 +38,7 @@ class TextAnswer:
     ) -> None:
         self._tokenizer = state.tokenizer
         self._body = body
+        self._model_ends = model_ends(body, state.tokenizer)
         self._generation = generation
         self._prompts = prompts
         self._echo_only = body.max_tokens == 0
@@ -190,8 +192,11 @@ class TextAnswer:
         }
         if tokens is not None:
             entry["token_ids"] = tokens
-        if finish is not None and self._body.timings:
-            entry["timings"] = timings(choice)
+        if finish is not None:
+            ended = None if self._echo_only else choice.stop_reason(self._model_ends)
+            entry["stop_reason"] = ended
+            if self._body.timings:
+                entry["timings"] = timings(choice)
         return entry
 
     def _chunk(self, choice: dict[str, object]) -> dict[str, object]:

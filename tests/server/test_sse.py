@@ -56,9 +56,9 @@ def test_the_frames_of_a_chat_are_exactly_these(fake: FakeServer):
         f'"model":"fake","system_fingerprint":"{print_}","choices":['
     )
 
-    def chunk(delta: str, finish: str = "null") -> str:
+    def chunk(delta: str, finish: str = "null", stop: str = "") -> str:
         return (
-            f'{head}{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{finish}}}],'
+            f'{head}{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{finish}{stop}}}],'
             '"usage":null}\n\n'
         )
 
@@ -73,7 +73,7 @@ def test_the_frames_of_a_chat_are_exactly_these(fake: FakeServer):
             chunk('{"content":"Hello"}'),
             chunk('{"content":","}'),
             chunk('{"content":" "}'),
-            chunk("{}", '"stop"'),
+            chunk("{}", '"stop"', ',"stop_reason":null'),
             f"{head}],{usage}}}\n\n",
             "data: [DONE]\n\n",
         ]

@@ -49,12 +49,15 @@ TIMINGS = object_of(
     preemptions=or_null(COUNT),
     mean_batch_size=or_null(NUMBER),
 )
+# The caller's stop string or stop token that ended the answer.
+STOP_REASON: Schema = {"type": ["string", "integer", "null"]}
 CHAT_CHOICE = with_optional(
     object_of(
         index=COUNT,
         message=MESSAGE,
         logprobs=or_null(object_of(content=list_of(ANY_OBJECT), refusal={"type": "null"})),
         finish_reason=word("stop", "length", "tool_calls"),
+        stop_reason=STOP_REASON,
     ),
     token_ids=list_of(COUNT),
     timings=TIMINGS,
@@ -72,6 +75,7 @@ TEXT_CHOICE = with_optional(
             )
         ),
         finish_reason=word("stop", "length"),
+        stop_reason=STOP_REASON,
     ),
     token_ids=list_of(COUNT),
     prompt_token_ids=list_of(COUNT),
