@@ -121,7 +121,7 @@ class Requests:
 
     def sampling(self, launch: Launch, wanted: Container[int]) -> list[tuple[int, int]]:
         """(row, request id) of the rows that sample, of some requests that have not ended since."""
-        ids = launch.members.ids.tolist()
+        ids = launch.decoding.members.ids.tolist()
         alive = self._alive(launch, [row for row, id in enumerate(ids) if id in wanted])
         return [
             (row, one.request_id)
