@@ -22,6 +22,7 @@ from torch import Tensor
 
 from runtime.batch import Batch, Ints, NewRow
 from runtime.buckets import Bucket
+from runtime.driver import Mark, Queue
 from runtime.kernels import prepare
 from runtime.sampler_state import ROW_WORDS, SamplerState
 
@@ -30,7 +31,6 @@ Block = TypeVar("Block", Words, Tensor)
 
 RING = 4  # of steps, two are under way at once
 ALIGNMENT = 8  # numbers: no kernel is compiled twice because a column begins elsewhere
-PIECE = 256  # numbers: a copy is so many, or a multiple
 EXTRA_PAGES = 1024  # pages of a block beyond one a row: a prompt of 16384 tokens moves in
 NEW_ROWS = 16  # sequences that a block has room for; 4 where a step feeds no prompts
 
@@ -132,38 +132,30 @@ class HostBlock:
 class Staging:
     """Numbers on the host, pinned where there is a GPU, and the copy that reads them."""
 
-    def __init__(self, length: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._tensor = torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu)
+    def __init__(self, block: Tensor, queue: Queue | None) -> None:
+        """block: on the device, what is copied to."""
+        self._block, self._queue = block, queue
+        self._tensor = torch.zeros(len(block), dtype=torch.int32, pin_memory=queue is not None)
         self.numbers: Words = self._tensor.numpy()
-        self._copied = torch.cuda.Event(blocking=True) if on_gpu else None
         self._blocks: dict[Bucket, HostBlock] = {}
-        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of the block, and of this, by length
+        self._copied = None if queue is None else Mark(queue)
+        self._addresses = block.data_ptr(), self._tensor.data_ptr()
 
     def block(self, layout: Layout) -> HostBlock:
         """The numbers, once they may be written again."""
-        self._wait()
+        if self._copied is not None:
+            self._copied.wait()
         bucket = layout.bucket
         if bucket not in self._blocks:
             self._blocks[bucket] = HostBlock(self.numbers, layout)
         return self._blocks[bucket]
 
-    def _wait(self) -> None:
-        # As a rule they may, and to wait for nothing takes longer than all that the host writes.
-        if self._copied is not None and not self._copied.query():
-            self._copied.synchronize()
-
-    def copy_to(self, block: Tensor, count: int) -> None:
-        """block: the same one each time."""
-        length = min(-(-count // PIECE) * PIECE, len(block))
-        target, source = self._views.get(length) or self._view(block, length)
-        target.copy_(source, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-
-    def _view(self, block: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        self._views[length] = block[:length], self._tensor[:length]
-        return self._views[length]
+    def copy(self, count: int) -> None:
+        if self._queue is None or self._copied is None:
+            self._block[:count].copy_(self._tensor[:count])
+            return
+        self._queue.to_device(*self._addresses, 4 * count)
+        self._copied.set()
 
 
 class StepBuffers:
@@ -172,7 +164,8 @@ class StepBuffers:
     def __init__(self, largest: list[Bucket], device: torch.device) -> None:
         length = max(Layout.of(bucket).end for bucket in largest)
         self.block = torch.zeros(length, dtype=torch.int32, device=device)
-        self._ring = [Staging(length, device) for _ in range(RING)]
+        queue = Queue(device) if device.type == "cuda" else None
+        self._ring = [Staging(self.block, queue) for _ in range(RING)]
         self._next = 0
 
     def send(
@@ -189,4 +182,4 @@ class StepBuffers:
         self._next = (self._next + 1) % RING
         block = staging.block(Layout.of(bucket))
         sampler.pack(new_rows, block.new_rows)
-        staging.copy_to(self.block, block.fill(batch, pages_before, sample_slots))
+        staging.copy(block.fill(batch, pages_before, sample_slots))
