@@ -163,8 +163,12 @@ class Requests:
         return others
 
     def _remember_page(self, sequence: Sequence, content: bytes) -> None:
-        if self.resolved.prefix_cache:
-            sequence.hash_page(content, self.resolved.page_size)
+        if not self.resolved.prefix_cache:
+            return
+        if sequence.hash_page(content, self.resolved.page_size):
+            hashes = sequence.hashes
+            self.pool.remember(sequence.pages[len(hashes) - 1], hashes[-1])
+        else:
             written = len(sequence.tokens)
             self._remember(sequence, written - 1, written)
 

@@ -85,10 +85,13 @@ class Sequence:
         """Its place among all sequences: the smallest runs first and is preempted last."""
         return (self.request.priority, self.order)
 
-    def hash_page(self, content: bytes, page_size: int) -> None:
+    def hash_page(self, content: bytes, page_size: int) -> bool:
         """Hash the last full page of its known tokens, which holds `content`, if it is the next."""
-        if content and len(self.hashes) == len(self.tokens) // page_size - 1:
-            self.hashes.append(page_hash(self.hashes[-1] if self.hashes else self.root, content))
+        hashes = self.hashes
+        if not content or len(hashes) != len(self.tokens) // page_size - 1:
+            return False
+        hashes.append(page_hash(hashes[-1] if hashes else self.root, content))
+        return True
 
     def hash_pages(self, page_size: int) -> list[PageHash]:
         """The hashes of all full pages of its known tokens."""

@@ -38,7 +38,8 @@ class StepTimes:
         self._knows_prompts = False
         self._correction = 1.0
         self._samples: dict[tuple[int, int], deque[Vector]] = {}
-        # Of all samples: their products with each other, and their sum.
+        self._fresh: dict[tuple[int, int], int] = {}  # how many of them the sums have not yet
+        # Of all other samples: their products with each other, and their sum.
         self._square = [[0.0] * len(UNITS) for _ in PLACES]
         self._right = [0.0] * len(UNITS)
         self._noted = 0
@@ -55,9 +56,12 @@ class StepTimes:
         size = (load.rows.bit_length(), load.prompt_tokens.bit_length())
         ring = self._samples.setdefault(size, deque())
         ring.append(sample)
-        self._add(sample, 1.0)
+        fresh = self._fresh.get(size, 0) + 1
         if len(ring) > SAMPLES:
-            self._add(ring.popleft(), -1.0)
+            oldest = ring.popleft()
+            if fresh <= SAMPLES:
+                self._add(oldest, -1.0)
+        self._fresh[size] = min(fresh, SAMPLES)
         self._noted += 1
         if load.prompt_tokens:
             self._knows_prompts = True
@@ -65,6 +69,13 @@ class StepTimes:
             if expected:
                 off = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF) * self._correction
                 self._correction += FOLLOW * (off - self._correction)
+
+    def _add_fresh(self) -> None:
+        """Steps that only decode go on for long without anybody who asks: they are added late."""
+        for size, fresh in self._fresh.items():
+            for sample in list(self._samples[size])[-fresh:]:
+                self._add(sample, 1.0)
+        self._fresh.clear()
 
     def _add(self, sample: Vector, sign: float) -> None:
         right = self._right
@@ -117,6 +128,7 @@ class StepTimes:
         """The weights, fitted again if enough was noted; None before a prompt has been run."""
         if self._noted >= self._fit_at and self._knows_prompts:
             self._fit_at = self._noted + min(self._noted, FIT_EVERY)
+            self._add_fresh()
             fitted = _non_negative(self._square, self._right)
             self._weights = [
                 weight / unit / 1000 for weight, unit in zip(fitted, UNITS, strict=True)
