@@ -58,6 +58,10 @@ class Checkpoint:
         sources: dict[str, Source] = {}
         for path in find_files(directory):
             try:
+                path.open("rb").close()  # safe_open calls a file that may not be read missing
+            except OSError as error:
+                raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+            try:
                 opened: Any = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise ModelError(

@@ -37,7 +37,17 @@ def resolve_model(
         return built_in_directory(), BUILT_IN
     path = Path(name).expanduser()
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(
+                f"{path} holds no config.json: give a directory with config.json, *.safetensors "
+                "and tokenizer.json of a model, as its Hugging Face repository has them"
+            )
         return path.resolve(), path.resolve().name
+    if path.is_file():
+        raise ModelNotFound(
+            f"{path} is a file: give the directory with config.json and *.safetensors; other "
+            "formats, such as GGUF, are not read"
+        )
     if path.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
         raise ModelNotFound(
             f"{name}: no such directory, and not a Hub id like Qwen/Qwen3-0.6B: "
@@ -81,8 +91,9 @@ def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = W
     except (errors.LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelNotFound(
-            f"{name}: not in the local cache, and the Hub cannot be reached ({reason}): connect, "
-            f"or run `wavefill pull {name}` where there is a network and copy the cache (HF_HOME)"
+            f"{name}: neither a directory nor in the local cache, and the Hub cannot be reached "
+            f"({reason.removeprefix('Got: ')}): connect, or run `wavefill pull {name}` where there "
+            "is a network and copy the cache (HF_HOME)"
         ) from None
     return Path(folder)
 

@@ -18,6 +18,7 @@ from server.template import ChatTemplate
 
 S = TypeVar("S", bound=Struct)
 
+REPAIR = "correct it, or download it again"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer looks at, to know what precedes the answer
 
@@ -204,7 +205,9 @@ def _read(path: Path, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as error:
-        raise TokenizerError(f"{path.name} cannot be used: {error}") from None
+        raise TokenizerError(f"{path} cannot be used: {error}: {REPAIR}") from None
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:
@@ -216,10 +219,11 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
             f"{folder} has no tokenizer.json{found}: convert the tokenizer once with "
             "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
+    text = _read_text(path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for every bad file
-        raise TokenizerError(f"{path.name} cannot be read: {error}") from None
+        raise TokenizerError(f"{path} cannot be read: {error}: {REPAIR}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -244,7 +248,7 @@ def _read_template(folder: Path, words: Mapping[str, str], instead: str) -> Chat
     if instead and not path.is_file():
         raise TokenizerError(f"there is no chat template file {path}: check --chat-template")
     if path.is_file():
-        source = path.read_text("utf-8")
+        source = _read_text(path)
     else:
         path = folder / "tokenizer_config.json"
         source = _read(path, TokenizerConfig).template()
@@ -253,7 +257,19 @@ def _read_template(folder: Path, words: Mapping[str, str], instead: str) -> Chat
     try:
         return ChatTemplate(source, words)
     except TemplateError as error:
-        raise TokenizerError(f"the chat template in {path.name} is broken: {error}") from None
+        raise TokenizerError(
+            f"the chat template in {path} is broken: {error}: correct it, or give another by "
+            "--chat-template"
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is no UTF-8 text: {error}") from None
 
 
 def _eos_ids(

@@ -83,6 +83,15 @@ def test_a_truncated_file_is_named(tmp_path: Path):
         load(tmp_path)
 
 
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path):
+    write_checkpoint("gpt2", tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.unlink()
+    path.symlink_to(tmp_path / "a blob of a cache that was cleared")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read: No such file"):
+        load(tmp_path)
+
+
 def test_pickled_weights_are_refused(tmp_path: Path):
     write_checkpoint("gpt2", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

@@ -63,7 +63,16 @@ def test_the_built_in_model_is_found_without_importing_its_package():
 
 def test_a_directory_is_served_under_its_own_name(tmp_path: Path):
     (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path / "my-model")) == (tmp_path / "my-model", "my-model")
+
+
+def test_a_directory_without_a_model_and_a_file_are_refused_before_anything_starts(tmp_path: Path):
+    with pytest.raises(ModelNotFound, match=f"^{tmp_path} holds no config.json: give a directory"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"model.gguf is a file: give the directory with"):
+        resolve_model(str(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize("name", ["./missing", "/missing", "~/missing", "missing", "a/b/c", "../b"])
@@ -109,7 +118,7 @@ def test_a_refusal_of_the_hub_says_what_to_do(
 def test_offline_without_the_model_says_what_to_do(hub: FakeHub, tmp_path: Path):
     code, _, errors = pull(hub, tmp_path, "org/model", HF_HUB_OFFLINE="1")
     assert code == 2
-    assert "error: org/model: not in the local cache" in errors
+    assert "error: org/model: neither a directory nor in the local cache" in errors
     assert hub.fetched == []
 
 

@@ -270,6 +270,17 @@ def test_sampling_defaults_come_from_generation_config(tmp_path: Path):
     assert (defaults.min_p, defaults.repetition_penalty) == (None, None)
 
 
+def test_a_file_that_cannot_be_read_is_named_with_its_path(tmp_path: Path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match=f"^{tmp_path}/chat_template.jinja is no UTF-8 text"):
+        ChatTokenizer.load(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(TokenizerError, match=f"^{tmp_path}/generation_config.json cannot be used"):
+        ChatTokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
