@@ -29,6 +29,7 @@ ROWS = (1, 32, 256)
 VOCAB_SIZE = 151_936
 PAGE_SIZE = 16
 MOST_TOKENS = 8192
+CACHES_BYTES = 64 << 20  # as much as a host's caches hold, or more
 PARTS = ("schedule", "queue", "commit", "publish")
 
 
@@ -38,6 +39,7 @@ class Case:
     waiting: int = 0  # requests that find no slot
     aligned: bool = False  # all rows need a page in the same step
     prompts: int = 0  # long ones, fed in pieces beside the rows
+    cold: bool = False  # nothing is left in the caches, as after sleeping while a GPU works
 
 
 CASES = (
@@ -45,6 +47,7 @@ CASES = (
     Case("borders in one step", aligned=True),
     Case("10000 wait", waiting=10_000),
     Case("prompts beside", prompts=12),
+    Case("caches overwritten", cold=True),
 )
 
 
@@ -133,6 +136,7 @@ def no_collector() -> Iterator[None]:
 def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
     """Medians of each part of a step's CPU time, their sum and its 99th percentile, in us."""
     prompt_len = 128
+    overwritten = np.zeros(CACHES_BYTES if case.cold else 0, dtype=np.uint8)
     executor = QueueingExecutor(rows + case.prompts)
     length = prompt_len + PAGE_SIZE + steps + 64
     config = fake_config(rows + case.prompts, max(length, 20_000 if case.prompts else 0))
@@ -156,7 +160,10 @@ def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
         with closing(Clients(addresses)) as clients:
             for id in (*range(rows), *range(20_000, 20_000 + case.prompts)):
                 clients.expect(Request(id, id % 2, [], SamplingParams(1)), Stats())
-            times = [step_times(engine, executor, clients) for _ in range(steps)]
+            times: list[tuple[float, float, float, float]] = []
+            for _ in range(steps):
+                np.add(overwritten, 1, out=overwritten)
+                times.append(step_times(engine, executor, clients))
     assert case.prompts or engine.stats().step_tokens == rows, "a sequence ended meanwhile"
     totals = sorted(sum(parts) for parts in times)
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
