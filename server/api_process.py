@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import signal
@@ -40,6 +41,8 @@ from server.responses.database import Limits
 from server.responses.store import ResponseStore, StoreUnusable
 from server.state import ServerState
 from server.tokenizer import ChatTokenizer, TokenizerError
+
+log = logging.getLogger("wavefill.server")
 
 ORPHANED = 3  # exit code
 POLL_SECONDS = 0.05
@@ -177,7 +180,14 @@ class Drain:
         if self._runner is not None:
             self._runner.cancel()  # what its lines have not finished runs after the next start
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._state.config.drain_seconds
+        seconds = self._state.config.drain_seconds
+        deadline = loop.time() + seconds
+        if gate.open_requests:
+            log.info(
+                "stopping: open requests (%d) have %g s to end; a second signal ends them at once",
+                gate.open_requests,
+                seconds,
+            )
         # A dead engine is not started again during a drain: nothing is left to wait for.
         while gate.open_requests and client.down is None and loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)

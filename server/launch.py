@@ -203,7 +203,7 @@ class Launcher:
             if code == CONFIGURATION_ERROR:
                 return code
             reason = f"the engine process ended with {_describe(code)}"
-            log.error("%s", reason)
+            log.error("%s%s", reason, _hint(code))
             self._notifier.engine_down(reason, self._epoch)
             pause = self._engine.died()
             if pause is None:
@@ -223,7 +223,7 @@ class Launcher:
             code = await api.wait()
             if code == CONFIGURATION_ERROR:
                 return code
-            log.error("%s ended with %s", api.name, _describe(code))
+            log.error("%s ended with %s%s", api.name, _describe(code), _hint(code))
             pause = api.died()
             if pause is None:
                 return self._too_often(api)
@@ -268,6 +268,13 @@ def shared_metrics(directory: Path) -> dict[str, str]:
 
 def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _hint(code: int) -> str:
+    """For the log: what may have sent a signal that nobody remembers to have sent."""
+    if code != -signal.SIGKILL:
+        return ""
+    return ": if nobody sent it, memory ran out, and `dmesg` tells"
 
 
 @contextlib.contextmanager

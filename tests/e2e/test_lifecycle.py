@@ -97,6 +97,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0(own_server: Start):
         usage = chunk.usage or usage
     assert usage is not None and usage.completion_tokens == 150
     assert server.process.wait(20) == 0
+    assert "stopping: open requests (1) have 30 s to end; a second" in server.log.read_text()
 
 
 def test_a_killed_engine_ends_its_streams_and_is_replaced(own_server: Start):
@@ -117,6 +118,7 @@ def test_a_killed_engine_ends_its_streams_and_is_replaced(own_server: Start):
     server.wait_until(server.ready, 30)
     answer = server.client().completions.create(model="tiny-chat", prompt="hi", max_tokens=3)
     assert answer.usage and answer.usage.completion_tokens > 0
+    assert "ended with signal SIGKILL: if nobody sent it, memory ran out" in server.log.read_text()
 
 
 @pytest.mark.parametrize("busy", [False, True])
