@@ -138,13 +138,14 @@ def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
     prompt_len = 128
     overwritten = np.zeros(CACHES_BYTES if case.cold else 0, dtype=np.uint8)
     executor = QueueingExecutor(rows + case.prompts)
-    length = prompt_len + PAGE_SIZE + steps + 64
+    max_tokens = steps + 160  # the first sequences decode while the last prompts are fed
+    length = prompt_len + PAGE_SIZE + max_tokens
     config = fake_config(rows + case.prompts, max(length, 20_000 if case.prompts else 0))
     # Small steps, so that the prompts last.
     most = rows + 512 if case.prompts else MOST_TOKENS
     config = structs.replace(config, device="cuda", max_batched_tokens=most)
     engine = Engine(config, VOCAB_SIZE, executor)
-    for request in prompts(rows, prompt_len, steps + 60, case.aligned):
+    for request in prompts(rows, prompt_len, max_tokens, case.aligned):
         engine.add(request)
     while engine.stats().step_tokens != rows:
         engine.step()
