@@ -49,7 +49,7 @@ LABEL org.opencontainers.image.title="Wavefill" \
       org.opencontainers.image.description="OpenAI-compatible inference server for large language models" \
       org.opencontainers.image.licenses="Apache-2.0"
 # Group 0 may write where root may: platforms that choose the user id keep the group.
-RUN mkdir -p /home/app/.cache/huggingface /home/app/.cache/triton \
+RUN mkdir -p /home/app/.cache/huggingface /home/app/.cache/triton /home/app/.cache/wavefill \
     && chown -R 10001:0 /home/app \
     && chmod -R g=u /home/app
 ENV PATH=/opt/venv/bin:$PATH \
