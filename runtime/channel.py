@@ -9,7 +9,11 @@ by the mailbox of their request.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -21,17 +25,43 @@ READABLE = int(zmq.POLLIN)
 BURST = 64  # messages handled before the event loop gets its turn
 
 
-def _open(kind: int) -> zmq.Socket[bytes]:
-    context = cast("zmq.Context[zmq.Socket[bytes]]", zmq.Context.instance())
-    socket = context.socket(kind)
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    return cast("zmq.Context[zmq.Socket[bytes]]", zmq.Context.instance())
+
+
+@cache
+def _patient_context() -> zmq.Context[zmq.Socket[bytes]]:
+    context = zmq.Context()
+    if _may_give_way():  # otherwise ZMQ would end the process
+        context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
+    return context
+
+
+def _may_give_way() -> bool:
+    """Whether a thread may ask never to take a core from another one when it wakes up."""
+    done: list[bool] = []
+
+    def attempt() -> None:
+        with suppress(AttributeError, OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            done.append(True)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return bool(done)
+
+
+def _open(kind: int, patient: bool) -> zmq.Socket[bytes]:
+    socket = (_patient_context() if patient else _context()).socket(kind)
     socket.set(zmq.LINGER, 0)  # closing drops what was not sent: its reader has gone
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     return socket
 
 
-def _bound(address: str) -> zmq.Socket[bytes]:
-    socket = _open(zmq.PULL)
+def _bound(address: str, patient: bool = False) -> zmq.Socket[bytes]:
+    socket = _open(zmq.PULL, patient)
     try:
         socket.bind(address)
     except zmq.ZMQError:
@@ -43,13 +73,16 @@ def _bound(address: str) -> zmq.Socket[bytes]:
 class Sender(Generic[T]):
     """The end that writes.  The reader may come later: messages wait for it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, patient: bool = False) -> None:
+        """patient: the thread that passes messages on never takes the core of the one that sends,
+        who would else wait inside `send` where no other core is free."""
         self.address = address
+        self._patient = patient
         self._encoder = msgspec.msgpack.Encoder()
         self._socket = self._connect()
 
     def _connect(self) -> zmq.Socket[bytes]:
-        socket = _open(zmq.PUSH)
+        socket = _open(zmq.PUSH, self._patient)
         # A new reader at the same address should hear from us soon after it starts.
         socket.set(zmq.RECONNECT_IVL, 10)
         socket.set(zmq.RECONNECT_IVL_MAX, 200)
@@ -72,9 +105,12 @@ class Sender(Generic[T]):
 class Receiver(Generic[T]):
     """The end that reads, for a thread that may wait."""
 
-    def __init__(self, address: str, decoder: msgspec.msgpack.Decoder[T]) -> None:
+    def __init__(
+        self, address: str, decoder: msgspec.msgpack.Decoder[T], *, patient: bool = False
+    ) -> None:
+        """patient: as of a Sender."""
         self._decoder = decoder
-        self._socket = _bound(address)
+        self._socket = _bound(address, patient)
 
     def receive(self, timeout_seconds: float = 0.0) -> list[T]:
         """All messages that have arrived; waits up to the time-out for a first one."""

@@ -56,8 +56,8 @@ class Worker:
             engine_address=f"ipc://{folder}/engine",
         )
         decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-        self.receiver = Receiver(start.engine_address, decoder)
-        self.sender: Sender[ToWorker] = Sender(start.own_address)
+        self.receiver = Receiver(start.engine_address, decoder, patient=True)
+        self.sender: Sender[ToWorker] = Sender(start.own_address, patient=True)
         command = [sys.executable, "-P", "-m", "runtime.grammar_worker"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self.process.stdin is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -179,3 +181,19 @@ async def test_event_loop_end_may_be_closed_by_its_own_handler(address: str) -> 
     await asyncio.wait_for(closed.wait(), 5)
     await asyncio.sleep(0.02)
     sender.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
+def test_a_patient_channel_passes_messages_on_in_a_thread_that_takes_no_core(
+    tmp_path: Path,
+) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    with (
+        closing(Receiver(f"ipc://{tmp_path}/patient", TO_ENGINE, patient=True)) as receiver,
+        closing(Sender[ToEngine](f"ipc://{tmp_path}/patient", patient=True)) as sender,
+    ):
+        sender.send(Abort(7))
+        assert receiver.receive(10.0) == [Abort(7)]
+        threads = set(os.listdir("/proc/self/task")) - before
+    policies = {os.sched_getscheduler(int(thread)) for thread in threads}
+    assert os.SCHED_BATCH in policies, "beside ZMQ's thread that closes sockets"
