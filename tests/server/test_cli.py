@@ -193,6 +193,16 @@ def test_the_remedies_for_options_of_others_name_options_that_there_are():
     assert named <= known
 
 
+def test_the_table_of_others_options_says_what_the_command_says():
+    text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text("utf-8")
+    section = text.split("### From vLLM or SGLang")[1].split("\n### ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
+    assert rows
+    for _, theirs, ours, _ in rows:
+        told = " ".join(REMEDIES[name] for name in re.findall(r"--([a-z-]+)", theirs))
+        assert {*re.findall(r"--[a-z-]+", ours)} == {*re.findall(r"--[a-z-]+", told)}, theirs
+
+
 def test_the_service_links_of_kubernetes_are_not_taken_for_options():
     links = {
         "WAVEFILL_PORT": "tcp://10.0.0.1:8000",
