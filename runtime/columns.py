@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cache
 from typing import NamedTuple
 
@@ -81,7 +80,8 @@ class Columns:
         num_new_pages, sample = _zeros(rows), _trues(rows)
         if first.new_pages:
             num_new_pages = num_new_pages.copy()
-            num_new_pages[list(first.new_pages)] = 1
+            num_new_pages[first.crossing] = 1
+        new_pages = first.new_pages + self.new_pages
         if self.sample:
             sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
         batch = Batch(
@@ -90,7 +90,7 @@ class Columns:
             q_lens=_joined(_ones(rows), self.q_lens),
             tokens=_joined(_lasts(rows), self.tokens),
             num_new_pages=_joined(num_new_pages, self.num_new_pages),
-            new_pages=_joined(NONE, [*first.new_pages.values(), *self.new_pages]),
+            new_pages=np.array(new_pages, dtype=np.int64) if new_pages else NONE,
             sample=sample,
             decode_rows=rows,
             new_rows=self.new_rows,
@@ -99,7 +99,7 @@ class Columns:
         return Launch(batch, first, self.prompts, load)
 
 
-def _joined(first: Ints, then: Collection[int]) -> Ints:
+def _joined(first: Ints, then: list[int]) -> Ints:
     return np.concatenate((first, np.array(then, dtype=np.int64))) if then else first
 
 

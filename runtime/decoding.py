@@ -9,7 +9,7 @@ memory, one object after the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,8 @@ class DecodeRows(NamedTuple):
 
     members: Members
     starts: Ints
-    new_pages: Mapping[int, int]  # by row
+    crossing: list[int]  # rows that get a page each
+    new_pages: list[int]
 
     @property
     def slots(self) -> Ints:
@@ -51,7 +52,7 @@ class FullPage(NamedTuple):
     content: bytes
 
 
-NO_ROWS = DecodeRows(Members(NONE, NONE, NONE, NONE), NONE, {})
+NO_ROWS = DecodeRows(Members(NONE, NONE, NONE, NONE), NONE, [], [])
 
 
 class Decoding:
@@ -165,14 +166,13 @@ class Decoding:
     ) -> DecodeRows:
         """What next_rows() found is fed, with one of `pages` for each of the rows `crossing`."""
         self._launched[members.slots] = starts + 1
-        new_pages = dict(zip(crossing, pages, strict=True))
-        if new_pages:
+        if pages:
             slots = members.slots[crossing]
             self._page_room[slots] += self._page_size
             self._due[slots] = np.minimum(self._page_room[slots], self._kv_limit[slots])
             for sequence, page in zip(self._at(slots), pages, strict=True):
                 sequence.pages.append(page)
-        return DecodeRows(members, starts, new_pages)
+        return DecodeRows(members, starts, crossing, pages)
 
     # Its results come.
 

@@ -72,8 +72,7 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
 
 def forgotten_new_page(true: Callable[..., Launch]) -> Callable[..., Launch]:
     def launch(self: Columns) -> Launch:
-        pages = list(self.decoding.new_pages.items())
-        self.decoding = self.decoding._replace(new_pages=dict(pages[1:]))
+        del self.decoding.crossing[:1], self.decoding.new_pages[:1]
         return true(self)
 
     return launch
