@@ -54,12 +54,19 @@ class Server:
                 raise ServerError(f"{reason}: set {KEY}" if response.status == 401 else reason)
             yield from response
         except (OSError, HTTPException) as error:
-            raise ServerError(f"{self._address}: {error}: is the server running?") from None
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise ServerError(
+                f"{self._address}: {reason}: start the server, or give --base-url"
+            ) from None
         finally:
             connection.close()
 
-    def first_model(self) -> str:
-        return json.loads(b"".join(self._open("GET", "/v1/models")))["data"][0]["id"]
+    def models(self) -> list[str]:
+        answer = b"".join(self._open("GET", "/v1/models"))
+        try:
+            return [entry["id"] for entry in json.loads(answer)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise ServerError(f"{self._address}: it is no OpenAI-compatible server") from None
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
         """The pieces of an answer."""
@@ -84,10 +91,18 @@ def _message(body: bytes) -> str:
         return ""
 
 
+def _model(server: Server, asked: str) -> str:
+    """The model to talk to.  Raises ServerError before a question is typed in vain."""
+    served = server.models()
+    if not served or (asked and asked not in served):
+        raise ServerError(f"--model {asked}: the server has {', '.join(served) or 'none'}")
+    return asked or served[0]
+
+
 def run(args: argparse.Namespace) -> int:
     server = Server(args.base_url, os.environ.get(KEY, "none").split(",")[0])
     try:
-        model = args.model or server.first_model()
+        model = _model(server, args.model)
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

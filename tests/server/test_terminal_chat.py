@@ -97,4 +97,12 @@ def test_a_server_that_is_not_there_is_one_line_and_code_1():
     done = chat(f"http://127.0.0.1:{free_port()}", "Hello")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: 127.0.0.1:") and "is the server running?" in line
+    assert line.startswith("error: 127.0.0.1:")
+    assert line.endswith(": Connection refused: start the server, or give --base-url")
+
+
+def test_a_model_that_is_not_served_is_told_before_a_question_is_typed(fake: FakeServer):
+    done = chat(fake.url, "Hello", words=("--model", "other"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: --model other: the server has fake\n"
+    assert fake.engine.requests == []
