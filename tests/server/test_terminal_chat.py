@@ -104,5 +104,5 @@ def test_a_server_that_is_not_there_is_one_line_and_code_1():
 def test_a_model_that_is_not_served_is_told_before_a_question_is_typed(fake: FakeServer):
     done = chat(fake.url, "Hello", words=("--model", "other"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: --model other: the server has fake\n"
+    assert done.stderr == "error: --model other: the server has fake, alias\n"
     assert fake.engine.requests == []
