@@ -83,13 +83,19 @@ wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {r
 attention {ready.attention}
   memory  {memory}
   KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
-  limits  {ready.max_model_len:,} tokens a request | {ready.max_num_seqs} running | \
-{config.max_queue * config.api_workers} in all | {ready.max_batched_tokens:,} tokens a step
+  limits  {ready.max_model_len:,} tokens a request{_why(config, ready)} | \
+{ready.max_num_seqs} running | {config.max_queue * config.api_workers} in all | {ready.max_batched_tokens:,} tokens a step
 {start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
     -d '{body}'
 """
+
+
+def _why(config: ServerConfig, ready: Ready) -> str:
+    """Where nobody asked for it, that requests are no longer because KV is so small."""
+    short = not config.engine.max_model_len and ready.max_model_len >= ready.capacity_tokens
+    return " (all that KV holds)" if short else ""
 
 
 def _requests(ready: Ready) -> str:

@@ -22,6 +22,7 @@ log = logging.getLogger("wavefill.launcher")
 PORT_IN_USE = 98  # exit code
 MAX_API_WORKERS = 64
 LEAST_HEADER = 1024
+LEAST_BODY = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +118,16 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
 def _check_callers(config: ServerConfig) -> None:
     if config.max_queue < 1:
         raise UsageError("--max-queue 0: every request would be turned away: choose at least 1")
+    if config.stall_seconds < 1:
+        raise UsageError(
+            f"--stall-seconds {config.stall_seconds:g}: a step may take longer than that, and "
+            "/livez would ask for a restart: choose at least 1"
+        )
+    if config.max_body_bytes < LEAST_BODY:
+        raise UsageError(
+            f"--max-body-bytes {config.max_body_bytes}: no request is so short: choose at least "
+            f"{LEAST_BODY}"
+        )
     if config.max_header_bytes < LEAST_HEADER:
         raise UsageError(
             f"--max-header-bytes {config.max_header_bytes}: ordinary clients send about 500: "

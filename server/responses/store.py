@@ -58,8 +58,10 @@ class ResponseStore:
         try:
             await self.call(lambda database: None)
         except Unavailable as error:
+            cause = error.__cause__
+            reason = cause.strerror if isinstance(cause, OSError) else cause
             raise StoreUnusable(
-                f"--response-store {self._path}: {error.__cause__}: choose a file that this user "
+                f"--response-store {self._path}: {reason}: choose a file that this user "
                 "may write and that SQLite can read"
             ) from None
 

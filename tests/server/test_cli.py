@@ -116,6 +116,8 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
         ),
         ([], {"WAVEFILL_MEMORY_FRACTION": "0.5"}, "its name is --gpu-memory now"),
         (["--max-queue", "0"], {}, "--max-queue 0: every request would be turned away"),
+        (["--stall-seconds", "0"], {}, "--stall-seconds 0: a step may take longer"),
+        (["--max-body-bytes", "1"], {}, "--max-body-bytes 1: no request is so short"),
         (["--max-header-bytes", "1"], {}, "--max-header-bytes 1: ordinary clients send about"),
         (["--allowed-origins", '["*"]'], {}, '--allowed-origins ["*"]: an origin is like'),
         (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),

@@ -11,6 +11,7 @@ import pytest
 from fake_engine import ready
 from msgspec.structs import replace
 
+from runtime.config import EngineConfig
 from runtime.messages import Progress, Ready, Stats
 from server.config import ServerConfig
 from server.logs import JsonFormatter
@@ -45,7 +46,14 @@ def test_the_report_tells_where_memory_and_time_went():
 
 def test_the_report_tells_the_limits():
     text = report()
-    assert "64 running | 1024 in all | 512 tokens a step" in text
+    assert "512 tokens a request | 64 running | 1024 in all | 512 tokens a step" in text
+
+
+def test_a_length_that_only_kv_limits_is_told_as_such():
+    little = replace(FACTS, max_model_len=1024)
+    assert "1,024 tokens a request (all that KV holds) | " in start_report(ServerConfig(), little)
+    asked = ServerConfig(engine=EngineConfig(model="x", max_model_len=1024))
+    assert "1,024 tokens a request | " in start_report(asked, little)
 
 
 @pytest.mark.parametrize(
