@@ -84,7 +84,8 @@ attention {ready.attention}
   memory  {memory}
   KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
   limits  {ready.max_model_len:,} tokens a request{_why(config, ready)} | \
-{ready.max_num_seqs} running | {config.max_queue * config.api_workers} in all | {ready.max_batched_tokens:,} tokens a step
+{ready.max_num_seqs} running | {config.max_queue * config.api_workers} in all | \
+{ready.max_batched_tokens:,} tokens a step
 {start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
