@@ -13,30 +13,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from runtime.client import ClientNotifier
+from server.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
 from server.config import ServerConfig
 
 log = logging.getLogger("wavefill.launcher")
 
 CONFIGURATION_ERROR = 2
-MAX_DEATHS = 5
-DEATHS_WITHIN_SECONDS = 60.0
 STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
-# Texts are tokenized one by one: the tokenizer's pool, a thread a core, would have nothing to do.
-DEFAULTS = {"TOKENIZERS_PARALLELISM": "false"}
 # The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
 MAX_DIRECTORY_BYTES = 83
 
@@ -61,66 +54,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 class NoSocketDirectory(OSError):
     """There is no place for the sockets; the message names the remedy."""
-
-
-class Child:
-    """One child process, started again when it dies."""
-
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        fds: tuple[int, ...] = (),
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self._module = module
-        self._fds = fds
-        self.environment = {**DEFAULTS, **os.environ, **(variables or {})}
-        self._process: asyncio.subprocess.Process | None = None
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
-
-    async def start(self, message: object) -> None:
-        """Run `python -m MODULE` with `message` as the first line of its stdin."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # the folder we were started in may hold a `server` or a `runtime` of its own
-            "-m",
-            self._module,
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=self._fds,
-            env=self.environment,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(message) + b"\n")
-        with contextlib.suppress(ConnectionError):  # it died at once: wait() tells
-            await self._process.stdin.drain()
-
-    async def wait(self) -> int:
-        assert self._process is not None
-        return await self._process.wait()
-
-    def signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
-
-    def died(self) -> float | None:
-        """Note a death: seconds to wait before the next start, None if it died too often."""
-        now = time.monotonic()
-        self._deaths.append(now)
-        recent = [death for death in self._deaths if now - death < DEATHS_WITHIN_SECONDS]
-        return None if len(recent) >= MAX_DEATHS else min(2.0 ** (len(recent) - 1), 30.0) / 2
-
-    async def stop(self, seconds: float) -> None:
-        """SIGTERM, and SIGKILL if it is still there after `seconds`."""
-        self.signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self.wait(), seconds)
-        except TimeoutError:
-            log.warning("%s did not end in %.0f s and is killed", self.name, seconds)
-            self.signal(signal.SIGKILL)
-            await self.wait()
 
 
 class Launcher:

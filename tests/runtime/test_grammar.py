@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from hypothesis import strategies as st
 from runtime.engine import Engine
 from runtime.grammar import Grammars
 from runtime.messages import Output, Request
-from server.launch import MAX_DIRECTORY_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -381,28 +378,3 @@ def test_a_model_without_a_tokenizer_file_has_no_grammars(tmp_path: Path) -> Non
     engine = make_engine(Grammars(tmp_path / "tokenizer.json", VOCAB), overlap=True)
     got = run(engine, [ask(1, regex_grammar("a"))])
     assert "tokenizer.json" in (got[1][-1].error or "")
-
-
-def test_where_there_can_be_no_process_its_request_ends_and_others_run_on(
-    texts: Texts, tmp_path: Path
-) -> None:
-    grammars = Grammars(texts.file, VOCAB, folder=tmp_path / "swept away")
-    engine = make_engine(grammars, overlap=True)
-    outputs = run(engine, [ask(1, json_grammar({"type": "boolean"})), ask(2, "")])
-    assert "cannot be started" in (outputs[1][-1].error or "") and not outputs[1][-1].refused
-    assert outputs[2][-1].finish in ("stop", "length")
-
-
-@pytest.mark.parametrize("longest", [True, False])
-def test_sockets_fit_into_the_longest_directory_that_the_launcher_takes(
-    texts: Texts, longest: bool
-) -> None:
-    letters = MAX_DIRECTORY_BYTES - len("/tmp/12345678") + (not longest)
-    folder = Path(tempfile.mkdtemp(prefix="w" * letters, dir="/tmp"))
-    grammars = Grammars(texts.file, VOCAB, folder=folder)
-    try:
-        grammars.begin(ask(1, json_grammar({"type": "boolean"})))
-        assert (grammars._worker is not None) == longest
-    finally:
-        grammars.close()
-        shutil.rmtree(folder)

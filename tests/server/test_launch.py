@@ -18,7 +18,7 @@ import psutil
 import pytest
 from server_process import free_port
 
-from server.launch import MAX_DEATHS, Child
+from server.child import MAX_DEATHS, Child
 
 TESTS = Path(__file__).parent.parent
 REQUEST = {"model": "tiny-chat", "prompt": "once upon", "ignore_eos": True, "temperature": 0}
