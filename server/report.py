@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from importlib.metadata import version
+from typing import get_args
 
 from runtime.client import EngineClient
 from runtime.messages import Ready, Stats
-from server.config import ServerConfig
+from server.config import LogLevel, ServerConfig
+
+log = logging.getLogger("wavefill.report")
 
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 10.0
 USUAL_TOKENS = 2048  # of a request, to show what fits
 GIB = 2**30
+LEVELS = get_args(LogLevel)
 
 
 class Reporter:
-    """Watches the engine and tells what changed, on stdout."""
+    """Watches the engine and tells what changed, on stdout or in a log of JSON."""
 
     def __init__(self, config: ServerConfig, client: EngineClient) -> None:
         self._config = config
@@ -40,12 +45,12 @@ class Reporter:
                 continue
             if ready is not told:
                 told, before, last = ready, Stats(), time.monotonic()
-                say(start_report(self._config, ready))
+                self._say(start_report(self._config, ready))
             elapsed = time.monotonic() - last
             if elapsed >= BUSY_SECONDS:
                 stats = self._client.stats
                 if stats.steps != before.steps:
-                    say(busy_line(stats, before, elapsed))
+                    self._say(busy_line(stats, before, elapsed))
                 before, last = stats, time.monotonic()
 
     def _loading(self) -> None:
@@ -56,14 +61,19 @@ class Reporter:
         tenths = 10 * progress.done // progress.total if progress.total else 0
         if progress.phase != self._phase:
             self._phase, self._tenths = progress.phase, tenths
-            say(f"  {progress.phase} ...")
+            self._say(f"  {progress.phase} ...")
         elif self._tenths < tenths < 10:
             self._tenths = tenths
-            say(f"  {progress.phase} {10 * tenths} %")
+            self._say(f"  {progress.phase} {10 * tenths} %")
 
-
-def say(text: str) -> None:
-    print(text, file=sys.stdout, flush=True)
+    def _say(self, text: str) -> None:
+        """To a person as text; to a machine as one event of the log."""
+        if LEVELS.index(self._config.log_level) > LEVELS.index("info"):
+            return
+        if self._config.log_format == "json":
+            log.info("%s", text.strip())
+        else:
+            print(text, file=sys.stdout, flush=True)
 
 
 def start_report(config: ServerConfig, ready: Ready) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import shlex
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_engine import ready
@@ -106,6 +107,32 @@ def test_a_log_line_is_json_whatever_the_message_holds():
         "logger": "w",
         "message": 'a "quote"\né',
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "printed", "logged"),
+    [({}, 1, 0), ({"log_format": "json"}, 0, 1), ({"log_level": "warning"}, 0, 0)],
+)
+async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
+    options: dict[str, Any],
+    printed: int,
+    logged: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
+    moments = iter([None, None])
+
+    async def next_moment(seconds: float) -> None:
+        if next(moments, EOFError) is EOFError:
+            raise EOFError
+
+    monkeypatch.setattr("server.report.asyncio", SimpleNamespace(sleep=next_moment))
+    client = SimpleNamespace(ready=FACTS, progress=None, stats=Stats())
+    with caplog.at_level("INFO"), pytest.raises(EOFError):
+        await Reporter(ServerConfig(**options), client).run()  # type: ignore[arg-type]
+    assert capsys.readouterr().out.count("tokens a request") == printed
+    assert [record.getMessage()[:8] for record in caplog.records] == ["wavefill"] * logged
 
 
 async def test_loading_is_told_in_tenths_and_a_restart_has_a_report_of_its_own(
