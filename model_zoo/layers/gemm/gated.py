@@ -79,8 +79,9 @@ def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int
     """(programs, rows of tiles that are computed together) for m_tiles by n_tiles.
 
     Where the programs are a multiple of these rows, each of them keeps to its row, and all that
-    are in a column read the same weights at the same time: on an H100 at the limit of its power
-    that took 2 to 4 % less time of 2,048 to 8,192 rows, though 4 of 132 processors are idle.
+    are in a column read the same weights at the same time.  On an H100 at the limit of its power a
+    kernel with the same loop took 2 to 4 % less time so, of 2,048 to 8,192 rows, though 4 of 132
+    processors are idle (docs/numbers.md, "Products of many rows").
 
     cached  rows of tiles of x that stay in the L2 cache
     """
