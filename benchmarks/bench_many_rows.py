@@ -1,4 +1,4 @@
-"""Products of many rows on a GPU: for a moment, and at the limit of its power.
+"""Products of many rows on a Hopper GPU: for a moment, and at the limit of its power.
 
     python -m benchmarks.bench_many_rows --model qwen3-8b --rows 512 1024 2048
 
