@@ -28,7 +28,10 @@ clean:
 	rm -rf .venv build dist
 
 .venv/serve.stamp: pyproject.toml
-	test -d .venv || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/pip || $(PYTHON) -c "import sys; \
+		sys.exit(not (3, 11) <= sys.version_info < (3, 14))" || \
+		{ echo "$(PYTHON) is no Python 3.11 to 3.13: name one, such as PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e .
 	touch $@
