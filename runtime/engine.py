@@ -23,6 +23,7 @@ from runtime.scheduler import Scheduler
 
 COMPILE_WAIT_SECONDS = 0.002  # in one step: a message may come meanwhile
 QUIET_SECONDS = 0.5
+UNMASKED = "the grammar process did not say what may come next"
 
 
 class Pending(Protocol):
@@ -187,7 +188,14 @@ class Engine:
             self.scheduler.end(id, "error", error=error, refused=True)
         for id, reason in lost.items():
             self.scheduler.end(id, "error", error=reason)
-        return self._grammars.masks(self.scheduler.sampling(launch, self._grammars.live))
+        rows = self.scheduler.sampling(launch, self._grammars.live)
+        masks = self._grammars.masks(rows)
+        if masks is None or len(masks.rows) < len(rows):
+            # Better no answer than one that breaks the form that was promised.
+            masked = () if masks is None else masks.rows
+            for id in [id for row, id in rows if row not in masked]:
+                self.scheduler.end(id, "error", error=UNMASKED)
+        return masks
 
     def _take_news(self) -> News:
         news = self.scheduler.take_news()
