@@ -36,7 +36,7 @@ from server.state import ServerState
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
 
 HTTP_ERRORS = {
-    404: ("not_found", "there is no route {method} {path}: see /docs for those there are"),
+    404: ("not_found", "there is no route {method} {path}: {remedy}"),
     405: ("method_not_allowed", "{path} does not answer to {method}, but to {allowed}: see /docs"),
 }
 PARTS = (
@@ -103,13 +103,23 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, text = HTTP_ERRORS.get(error.status_code, ("http_error", str(error.detail)))
     headers = dict(error.headers or {})
-    allowed = ""
+    allowed = remedy = ""
+    if error.status_code == 404:
+        remedy = _instead(request.url.path)
     if error.status_code == 405:
         allowed = headers["Allow"] = ", ".join(_methods(request.url.path))
     path = request.url.path[:100]
-    message = text.format(method=request.method, path=path, allowed=allowed)
+    message = text.format(method=request.method, path=path, allowed=allowed, remedy=remedy)
     body = error_body(message, INVALID_REQUEST, None, code)
     return _answer(error.status_code, body, headers)
+
+
+def _instead(path: str) -> str:
+    """For a path that there is not: base URLs often lack the /v1, or have it twice."""
+    for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
+        if near != path and _methods(near):
+            return f"do you mean {near[:100]}?"
+    return "see /docs for those there are"
 
 
 def _methods(path: str) -> list[str]:
