@@ -141,7 +141,8 @@ async def background_work(
     """What goes on beside requests: the report, and batches, whose task is returned."""
     config, client, batches = start.config, state.client, state.batches
     # What one process tells is true of all of them.
-    report = asyncio.create_task(Reporter(config, client).run()) if start.index == 0 else None
+    reporter = Reporter(config, client, chats=state.tokenizer.template is not None)
+    report = asyncio.create_task(reporter.run()) if start.index == 0 else None
     runner = None
     if batches is not None:
         batch_runner = BatchRunner(batches, line_app(state), client, config, state.metrics)

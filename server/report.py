@@ -25,8 +25,10 @@ LEVELS = get_args(LogLevel)
 class Reporter:
     """Watches the engine and tells what changed, on stdout or in a log of JSON."""
 
-    def __init__(self, config: ServerConfig, client: EngineClient) -> None:
+    def __init__(self, config: ServerConfig, client: EngineClient, *, chats: bool = True) -> None:
+        """chats: whether the model takes messages, for the request to try."""
         self._config = config
+        self._chats = chats
         self._client = client
         self._phase = ""
         self._tenths = 0
@@ -45,7 +47,7 @@ class Reporter:
                 continue
             if ready is not told:
                 told, before, last = ready, Stats(), time.monotonic()
-                self._say(start_report(self._config, ready))
+                self._say(start_report(self._config, ready, chats=self._chats))
             elapsed = time.monotonic() - last
             if elapsed >= BUSY_SECONDS:
                 stats = self._client.stats
@@ -76,7 +78,7 @@ class Reporter:
             print(text, file=sys.stdout, flush=True)
 
 
-def start_report(config: ServerConfig, ready: Ready) -> str:
+def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> str:
     """What runs, what fits, and how to talk to it."""
     name = config.served_names[0]
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
@@ -86,8 +88,6 @@ def start_report(config: ServerConfig, ready: Ready) -> str:
     phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
     start = f"  start   {phases} s\n" if phases else ""
     took = f"{ready.load_seconds:.1f} s"
-    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return f"""
 wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
 attention {ready.attention}
@@ -98,9 +98,20 @@ attention {ready.attention}
 {ready.max_batched_tokens:,} tokens a step
 {start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
-    -d '{body}'
+{_example(config, url, chats)}
 """
+
+
+def _example(config: ServerConfig, url: str, chats: bool) -> str:
+    """A request to try, that this model takes."""
+    name = config.served_names[0]
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    path, asked = "completions", '"prompt": "Hello"'
+    if chats:
+        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    return f"""\
+  curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
+    -d '{{"model": "{name}", {asked}}}'"""
 
 
 def _why(config: ServerConfig, ready: Ready) -> str:

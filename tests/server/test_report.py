@@ -78,6 +78,15 @@ def test_the_command_of_the_report_can_be_pasted():
     assert json.loads(words[words.index("-d") + 1])["model"] == "tiny-chat"
 
 
+def test_the_request_to_try_is_a_completion_where_the_model_takes_no_messages():
+    text = start_report(ServerConfig(api_keys=("k",)), FACTS, chats=False)
+    words = shlex.split(text[text.index("curl ") :])
+    assert (
+        words[1] == "http://127.0.0.1:8000/v1/completions" and "authorization: Bearer KEY" in words
+    )
+    assert json.loads(words[words.index("-d") + 1]) == {"model": "tiny-chat", "prompt": "Hello"}
+
+
 def test_the_report_says_that_a_key_is_needed_and_not_which():
     text = report(api_keys=("a-secret",))
     assert "Bearer KEY" in text and "a-secret" not in text
