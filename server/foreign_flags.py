@@ -69,7 +69,9 @@ def refusal(words: Iterable[str], known: Iterable[str], command: str) -> str:
     """
     options = [word for word in words if word.startswith("-")]
     if not options:
-        return f"{' '.join(words)}: one argument too many: see `{command} --help`"
+        return (
+            f"{' '.join(words)}: one argument too many (lists have commas): see `{command} --help`"
+        )
     known = tuple(known)
     lines = [f"{_flag(option)}: {_remedy(_flag(option), known, command)}" for option in options]
     return "\n       ".join(dict.fromkeys(lines))

@@ -170,7 +170,10 @@ def test_a_wrong_value_is_named_with_its_source(
             "bench serve --num-prompt 3",
             ["error: --num-prompt: it is no option of wavefill bench: do you mean --num-prompts?"],
         ),
-        ("serve a b", ["error: b: one argument too many: see `wavefill serve --help`"]),
+        (
+            "serve a b",
+            ["error: b: one argument too many (lists have commas): see `wavefill serve --help`"],
+        ),
         (
             "serve --api-key",
             ["error: --api-key: expected one argument: see `wavefill serve --help`"],
