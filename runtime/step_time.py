@@ -18,6 +18,10 @@ UNITS = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0)
 RIDGE = 1e-4
 FOLLOW = 0.2  # of the newest step, in what the fit is corrected by
 MOST_OFF = 2.0  # that one step may count as
+# A step that took so many times less than it should had begun long before the results of the one
+# before it were read: the host was late, and the time is nobody's.  Often in a row it is believed.
+TOO_SHORT = 4.0
+IN_A_ROW = 3
 PLACES = range(len(UNITS))
 
 Vector = list[float]
@@ -37,6 +41,7 @@ class StepTimes:
         self._weights: Vector | None = None
         self._knows_prompts = False
         self._correction = 1.0
+        self._too_short = 0  # in a row
         self._samples: dict[tuple[int, int], deque[Vector]] = {}
         self._fresh: dict[tuple[int, int], int] = {}  # how many of them the sums have not yet
         # Of all other samples: their products with each other, and their sum.
@@ -47,6 +52,10 @@ class StepTimes:
 
     def note(self, load: StepLoad, seconds: float) -> None:
         """A step took so long."""
+        expected = self._sum(self._weights, load) if self._weights is not None else 0.0
+        self._too_short = self._too_short + 1 if TOO_SHORT * seconds < expected else 0
+        if 0 < self._too_short < IN_A_ROW:
+            return
         milliseconds = max(1000 * seconds, 1e-3)
         # Divided by the time that they should add up to: a step that took ten times as long as it
         # should is off by one, not by ten.
@@ -65,7 +74,6 @@ class StepTimes:
         self._noted += 1
         if load.prompt_tokens:
             self._knows_prompts = True
-            expected = self._sum(self._weights, load) if self._weights is not None else 0.0
             if expected:
                 off = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF) * self._correction
                 self._correction += FOLLOW * (off - self._correction)

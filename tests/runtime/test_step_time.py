@@ -77,6 +77,32 @@ def test_one_strange_step_in_fifty_changes_little(seed: int) -> None:
     assert times.seconds(load) == pytest.approx(linear_ms(load) / 1000, rel=0.3)
 
 
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_a_step_that_was_read_late_makes_the_next_one_no_shorter(seed: int) -> None:
+    draw, times = random.Random(seed), StepTimes()
+    late = 0.0
+    for step in range(400):
+        load = some_load(draw)
+        seconds = linear_ms(load) / 1000 - late
+        late = draw.uniform(0.02, 0.1) if step > 50 and draw.random() < 0.03 and not late else 0.0
+        times.seconds(load)
+        times.note(load, max(seconds, 2e-5) + late)
+    load = StepLoad(64, 512, 64_000, 512 * 600.0)
+    assert times.seconds(load) == pytest.approx(linear_ms(load) / 1000, rel=0.5)
+    assert times.per_token > 0.005 / 1000
+
+
+def test_a_device_that_has_become_much_faster_is_believed() -> None:
+    draw = random.Random(3)
+    times = learned(draw)
+    for _ in range(400):
+        load = some_load(draw)
+        times.note(load, linear_ms(load) / 10_000)
+    load = StepLoad(64, 512, 64_000, 512 * 600.0)
+    assert times.seconds(load) == pytest.approx(linear_ms(load) / 10_000, rel=0.15)
+
+
 def test_steps_without_prompts_do_not_make_it_forget_what_a_prompt_costs() -> None:
     times = learned(random.Random(1))
     for _ in range(50_000):
