@@ -62,9 +62,12 @@ LOADS = {
 
 
 @contextmanager
-def server(model: Path, port: int, log: Path, options: list[str]) -> Iterator[float]:
+def server(
+    model: Path, port: int, log: Path, options: list[str], *, reckoned: bool = False
+) -> Iterator[float]:
     """A server that is ready; yields the seconds from the command to that."""
-    program = "import sys; from server.cli import main; sys.exit(main(sys.argv[1:]))"
+    module = "benchmarks.reckoned_engine" if reckoned else "server.cli"
+    program = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), *options]
     with log.open("w") as output:
@@ -139,7 +142,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="where figures and logs go")
     parser.add_argument("--serve", default="", help="more options of `wavefill serve`")
     parser.add_argument("--bench", default="", help="more options of `wavefill bench serve`")
+    parser.add_argument(
+        "--reckoned", action="store_true", help="on no device: steps take what qwen3-8b's would"
+    )
     args = parser.parse_args()
+    if args.reckoned and args.shapes != ["qwen3-8b"]:
+        parser.error("--reckoned: only the steps of qwen3-8b are reckoned")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     wanted = set(filter(None, args.only.split(",")))
     with tempfile.TemporaryDirectory() as temporary:
@@ -149,8 +157,12 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             model = write_model(shape, Path(temporary) / f"{shape}.model", layers=args.layers)
             options = ["--max-model-len", "32768", *args.serve.split()]
-            with server(model, args.port, folder / "serve.log", options) as ready:
-                print(f"{shape}: ready after {ready:.1f} s\n{HEAD}", flush=True)
+            if args.reckoned:
+                options += ["--device", "cpu"]
+            log = folder / "serve.log"
+            with server(model, args.port, log, options, reckoned=args.reckoned) as ready:
+                of = " on a reckoned device, which measures no GPU" if args.reckoned else ""
+                print(f"{shape}{of}: ready after {ready:.1f} s\n{HEAD}", flush=True)
                 for seed, load in enumerate(LOADS[shape], start=int(time.time()) % 100_000):
                     if not wanted or load.name in wanted:
                         figures = measure(load, args.port, seed, folder, args.bench.split())

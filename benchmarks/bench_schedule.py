@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from benchmarks.host_step import fake_config
+from benchmarks.host_step import MOST_TOKENS, fake_config
 from runtime.batch import Batch, Masks, Sampled
+from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.full_steps import TILE, full_steps
 from runtime.messages import Request, SamplingParams
@@ -216,6 +217,15 @@ class Callers:
         return ended
 
 
+def h100_config(longest: int, target_ms: float = 0.0) -> Resolved:
+    """What a start of Qwen3-8B on one H100 of 80 GB settles on, for requests of so many tokens."""
+    return structs.replace(
+        fake_config(256, longest),
+        device="cuda", prefix_cache=False, itl_target_ms=target_ms,
+        num_pages=386_272 // 16, full_steps=full_steps((12_288, 4096), 132, MOST_TOKENS),
+    )  # fmt: skip
+
+
 def simulate(
     clients: int,
     inputs: int,
@@ -229,11 +239,7 @@ def simulate(
     """`rounds` answers for each caller; the first two of them are not counted, unless `whole`."""
     clock = Clock()
     device = ReckonedDevice(clock, clients, stalls)
-    config = structs.replace(
-        fake_config(256, inputs + outputs + 1),
-        device="cuda", prefix_cache=False, itl_target_ms=target_ms,
-        num_pages=386_272 // 16, full_steps=full_steps((12_288, 4096), 132, 8192),
-    )  # fmt: skip
+    config = h100_config(inputs + outputs + 1, target_ms)
     engine = Engine(config, 1000, device, clock=clock)
     callers = Callers(engine, clock, inputs, outputs)
     for _ in range(clients):
