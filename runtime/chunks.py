@@ -5,7 +5,8 @@ computes: a few prompt tokens in every step cost less than many in some.  So wha
 over a few steps, and no step may take longer than a target.  `--itl-target-ms` sets it.  The
 automatic one yields where it would make the whole server slow:
 
-    many rows, whose step is long without a prompt    prompts get their share of the step
+    many rows, whose step is long without a prompt    prompts get a share of the step: more of
+                                                      it the longer the work that waits
     much waits for each row that decodes              up to WIDEST times the target
     more wait than decode, and for long               steps of LONGEST_SECONDS
 
@@ -29,7 +30,11 @@ MUCH_SECONDS = 0.025  # of prompts for each row that decodes: the automatic targ
 FEW_ROWS = 8  # count as so many: even one does not like to wait
 LONG_SECONDS = 1.0  # of prompts
 LONGEST_SECONDS = 0.12  # of a step, if more prompts wait than rows decode, and for that long
-PROMPT_SHARE = 0.62  # of a step's time, at least, under the automatic target
+# Of a step's time prompts get at least so much under the automatic target.  Little more than they
+# need on average: callers who began together would else stay together, and their prompts would
+# crowd into some steps and leave others without any.
+SHARE, LARGEST_SHARE = 0.5, 0.6
+SHARE_SECONDS = 1.5  # of prompts that wait: the share has grown to the largest
 STEPS = 4  # that what waits is spread over, at least
 SMALLER, LARGER = 0.6, 1.5  # times the size: as good, if the device computes it better
 FASTER = 1.15  # times the tokens that should end in time: as many do if they fill the device
@@ -101,4 +106,5 @@ class ChunkBudget:
             return LONGEST_SECONDS
         widening = min(max(wait / (MUCH_SECONDS * max(rows, FEW_ROWS)), 1.0), WIDEST)
         decode = self._times.decode_seconds(rows, kv_tokens)
-        return max(AUTOMATIC_SECONDS * widening, decode / (1 - PROMPT_SHARE))
+        share = SHARE + (LARGEST_SHARE - SHARE) * min(wait / SHARE_SECONDS, 1.0)
+        return max(AUTOMATIC_SECONDS * widening, decode / (1 - share))

@@ -123,13 +123,18 @@ def test_prompts_that_come_together_do_not_wait_for_each_other_to_the_end() -> N
 
 
 def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> None:
-    server = Server()
-    warmed(server, 250)
-    server.add(2000, 6000)
-    server.step(4)
-    load = mixed(server.batches)[0]
-    alone = step_ms(StepLoad(load.rows, 0, load.kv_tokens, 0.0))
-    assert step_ms(load) > 1.8 * alone
+    """More of a step, the longer the work that waits."""
+    longer: list[float] = []
+    for prompts in (1, 20):
+        server = Server()
+        warmed(server, 230)
+        for id in range(prompts):
+            server.add(2000 + id, 6000)
+        server.step(4)
+        load = mixed(server.batches)[0]
+        longer.append(step_ms(load) / step_ms(StepLoad(load.rows, 0, load.kv_tokens, 0.0)))
+    assert 1.4 < longer[0] < longer[1]
+    assert longer[1] > 1.8
 
 
 def test_the_automatic_target_grows_with_what_waits() -> None:
