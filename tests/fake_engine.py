@@ -68,7 +68,7 @@ def write_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Path:
     return folder
 
 
-def ready() -> Ready:
+def ready(context: int = CONTEXT) -> Ready:
     return Ready(
         epoch=1,
         model_type="fake",
@@ -76,7 +76,7 @@ def ready() -> Ready:
         dtype="float32",
         attention="mha",
         vocab_size=VOCAB,
-        max_model_len=CONTEXT,
+        max_model_len=context,
         page_size=16,
         num_pages=64,
         max_num_seqs=64,
@@ -221,6 +221,7 @@ class FakeServer:
     engine: FakeEngine
     tokenizer: ChatTokenizer
     url: str
+    context: int = CONTEXT
     _clients: list[Closed] = field(default_factory=list)
 
     def say(self, text: str, *, end: bool = True) -> None:
@@ -231,7 +232,7 @@ class FakeServer:
     def reset(self) -> None:
         """Forget what a test has changed, and close its clients."""
         self.close_clients()
-        self.engine.__init__(reply=self.engine.reply)  # type: ignore[misc]
+        self.engine.__init__(reply=self.engine.reply, ready=ready(self.context))  # type: ignore[misc]
         self.say(GREETING)
 
     def close_clients(self) -> None:
@@ -254,14 +255,19 @@ class FakeServer:
 
 @contextlib.contextmanager
 def fake_server(
-    folder: Path, *, template: str | None = TEMPLATE, batches: BatchStore | None = None
+    folder: Path,
+    *,
+    template: str | None = TEMPLATE,
+    context: int = CONTEXT,
+    batches: BatchStore | None = None,
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
 
+    context     tokens of a prompt and its answer at most
     batches     where files are kept; no batch runs
     """
     tokenizer = ChatTokenizer.load(write_tokenizer(folder, template=template))
-    engine = FakeEngine(reply=lambda request: [])
+    engine = FakeEngine(reply=lambda request: [], ready=ready(context))
     config = fake_config(folder)
     state = ServerState(config, engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
@@ -271,7 +277,8 @@ def fake_server(
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: server.run([listener]))
     thread.start()
-    fake = FakeServer(engine, tokenizer, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    fake = FakeServer(engine, tokenizer, url, context)
     fake.say(GREETING)
     try:
         yield fake

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import pytest
-from fake_engine import FakeServer, fake_server, ready
+from fake_engine import FakeServer, fake_server
 
 TEMPLATE = (
     "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
@@ -37,18 +36,13 @@ QUESTION: list[Any] = [{"role": "user", "content": "Weather in Rome?"}]
 
 @contextmanager
 def qwen_server(factory: pytest.TempPathFactory, thinking: str = "") -> Iterator[FakeServer]:
-    """thinking: what the template prints where the answer begins."""
+    """With room for tools in the context.
+
+    thinking    what the template prints where the answer begins
+    """
     template = TEMPLATE.replace("THINKING", thinking)
-    with fake_server(factory.mktemp("tokenizer"), template=template) as server:
+    with fake_server(factory.mktemp("tokenizer"), template=template, context=4096) as server:
         yield server
-
-
-def without_errors(server: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    """One test's server: with room for tools in the context, and no error in the log at the end."""
-    server.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
-    yield server
-    server.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def prompt_of(fake: FakeServer) -> str:

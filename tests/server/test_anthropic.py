@@ -21,19 +21,6 @@ HELLO: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
 def client_of(fake: FakeServer, key: str = "none") -> anthropic.Anthropic:
     return fake.closing(anthropic.Anthropic(base_url=fake.url, api_key=key, max_retries=0))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, FakeServer, fake_server
+from fake_engine import CONTEXT, FakeServer
 
 ROUTE = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -23,18 +22,6 @@ CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "x"}
 M0 = "`messages[0]"
 B0 = f"{M0}.content[0]"
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
 
 
 def turns(*messages: tuple[str, object]) -> dict[str, Any]:

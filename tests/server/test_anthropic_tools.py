@@ -21,7 +21,6 @@ from qwen_writer import (
     QUESTION,
     prompt_of,
     qwen_server,
-    without_errors,
 )
 
 from server.dialects.anthropic_chat import FIELDS
@@ -49,11 +48,6 @@ THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory, CAN_BE_QUIET) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 @pytest.fixture

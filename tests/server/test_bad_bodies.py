@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import orjson
 import pytest
-from fake_engine import FakeServer, fake_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoilt_requests import BASE, CHAT, JSON, TEXT, check, messages
 
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, Message
 from server.schema.completions import CompletionRequest
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
-
 
 GOOD = orjson.dumps(BASE[CHAT])
 

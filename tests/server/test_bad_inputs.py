@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, VOCAB, FakeServer, fake_server
+from fake_engine import CONTEXT, VOCAB, FakeServer
 from spoilt_requests import (
     CHAT,
     JSON,
@@ -26,18 +25,6 @@ from spoilt_requests import (
     row_name,
     spoilt,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
 
 
 def part(kind: str, **fields: object) -> dict[str, Any]:

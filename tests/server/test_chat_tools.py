@@ -20,7 +20,6 @@ from qwen_writer import (
     QUESTION,
     prompt_of,
     qwen_server,
-    without_errors,
 )
 
 WEATHER = {
@@ -43,11 +42,6 @@ ASK: dict[str, Any] = {
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory, CAN_BEGIN) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 def joined(fake: FakeServer, **body: Any) -> tuple[str, str, dict[int, list[str]], str | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeServer
-from qwen_writer import PARAMETERS, QUESTION, prompt_of, qwen_server, without_errors
+from qwen_writer import PARAMETERS, QUESTION, prompt_of, qwen_server
 
 CODER = "{# <tool_call> <function=example> <parameter=key> #}"
 CALL = (
@@ -25,11 +25,6 @@ WEATHER: dict[str, Any] = {
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory, CODER) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 @pytest.mark.parametrize(

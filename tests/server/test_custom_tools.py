@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer
 from openai import BadRequestError
-from qwen_writer import QUESTION, prompt_of, qwen_server, without_errors
+from qwen_writer import QUESTION, prompt_of, qwen_server
 from tokenizers import Tokenizer
 from tool_grammars import accepts, grammar_of, tokenizer_with_marks
 
@@ -41,11 +41,6 @@ def formed(syntax: str, definition: str) -> dict[str, Any]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import msgspec
 import orjson
 import pytest
 import uvicorn
-from fake_engine import FakeEngine, FakeServer, fake_config, fake_server, write_tokenizer
+from fake_engine import FakeEngine, FakeServer, fake_config, write_tokenizer
 
 from runtime.messages import Output, Request
 from server.app import create_app
@@ -34,18 +34,6 @@ TIMES = {
     "preemptions",
     "mean_batch_size",
 }
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, GREETING, FakeServer, fake_server, ready
+from fake_engine import CONTEXT, GREETING, FakeServer, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,19 +17,6 @@ from server.stop import StopStrings
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

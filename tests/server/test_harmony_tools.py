@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeServer
-from qwen_writer import PARAMETERS, QUESTION, qwen_server, without_errors
+from qwen_writer import PARAMETERS, QUESTION, qwen_server
 
 HARMONY = "{# <|channel|>commentary to=functions.example #}"
 # The fake model has a token <|end|> of its own, which ends answers.
@@ -29,11 +29,6 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": PAR
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory, HARMONY) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeServer, fake_server
+from fake_engine import CONTEXT, HIDDEN, FakeServer
 
 CHAT = "/api/chat"
 TEXT = "/api/generate"
@@ -25,18 +24,6 @@ BASE: dict[str, dict[str, Any]] = {
 }
 M0 = "`messages[0]"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
 
 
 def options(**given: object) -> dict[str, Any]:

@@ -9,24 +9,12 @@ from typing import Any
 
 import ollama
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeServer, fake_server, vector
+from fake_engine import CONTEXT, HIDDEN, FakeServer, vector
 from msgspec.structs import replace
 
 from runtime.messages import Pooling, Request, SamplingParams
 
 TEXT = "The quick brown fox"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
 
 
 @pytest.fixture

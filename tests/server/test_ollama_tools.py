@@ -17,7 +17,6 @@ from qwen_writer import (
     QUESTION,
     prompt_of,
     qwen_server,
-    without_errors,
 )
 
 THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
@@ -44,11 +43,6 @@ TOOLS: list[Any] = [weather, time]
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory, CAN_BE_QUIET) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 @pytest.fixture

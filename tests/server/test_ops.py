@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import version
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
+from fake_engine import FakeServer
 
 from runtime.messages import Progress, Stats
 
 HEALTH = ["/health", "/readyz", "/ready", "/ping"]
-
-
-@pytest.fixture(scope="module")
-def module_fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(module_fake: FakeServer) -> FakeServer:
-    module_fake.reset()
-    return module_fake
 
 
 def get(fake: FakeServer, path: str) -> httpx.Response:

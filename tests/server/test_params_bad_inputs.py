@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, VOCAB, FakeServer, fake_server
+from fake_engine import CONTEXT, VOCAB, FakeServer
 from spoilt_requests import (
     CHAT,
     M0,
@@ -33,18 +32,6 @@ CUT = "truncate_prompt_tokens"
 OPTIONS = "stream_options"
 KWARGS = "chat_template_kwargs"
 TRUTH = "true or false"
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
 
 
 def message(**fields: object) -> dict[str, Any]:

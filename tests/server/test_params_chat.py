@@ -29,18 +29,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fake
         }
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-
-
 def post(fake: FakeServer, **fields: Any) -> httpx.Response:
     messages = [{"role": "user", "content": fields.pop("content", "Hi")}]
     body = {"model": "fake", "messages": messages, "max_tokens": 2, **fields}

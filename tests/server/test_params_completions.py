@@ -18,18 +18,6 @@ from server.infill import FORMATS, fill_format, prompt_with_gap
 from server.tokenizer import ChatTokenizer
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-
-
 def ask(fake: FakeServer, route: str = "completions", **fields: Any) -> dict[str, Any]:
     body = {"model": "fake", "prompt": "x", **fields}
     if route != "completions":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import CONTEXT, HIDDEN, VOCAB, FakeServer, fake_server
+from fake_engine import CONTEXT, HIDDEN, VOCAB, FakeServer
 
 EMBED = "/v1/embeddings"
 SCORE = "/v1/score"
@@ -27,18 +26,6 @@ UNSUPPORTED = "unsupported_parameter"
 TOO_LONG = "context_length_exceeded"
 NO_SIDES = {"text_1": REMOVED, "text_2": REMOVED}
 LONG = "Hello, world! " * 400
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
 
 
 # route, what is changed in a good body, code, param, words of the message; the status is 400

@@ -5,30 +5,17 @@ from __future__ import annotations
 import base64
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, fake_config, fake_server, vector
+from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, fake_config, vector
 from tokenizers import processors
 
 from runtime.messages import Pooling, Ready, Request, SamplingParams
 from server.vectors import WINDOW, Given
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
 
 
 def ask(fake: FakeServer, route: str, **fields: Any) -> dict[str, Any]:

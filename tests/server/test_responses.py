@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import GREETING, FakeEngine, FakeServer, fake_server
+from fake_engine import GREETING, FakeEngine, FakeServer
 
 HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
 LOGPROBS = "message.output_text.logprobs"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def prompt_of(fake: FakeServer) -> str:

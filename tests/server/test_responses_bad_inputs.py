@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, FakeServer, fake_server
+from fake_engine import CONTEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,18 +26,6 @@ LOGPROBS = "message.output_text.logprobs"
 FUNCTION = {"type": "function", "name": "f"}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url) as client:
-        yield client
 
 
 def items(*given: object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer
-from qwen_writer import prompt_of, qwen_server, without_errors
+from qwen_writer import prompt_of, qwen_server
 
 TEXT = 'print("Hi")\n'
 CALL = f'<tool_call>\n{{"name": "run", "arguments": {json.dumps({"input": TEXT})}}}\n</tool_call>'
@@ -24,11 +24,6 @@ NAMED: dict[str, Any] = {"type": "custom", "name": "run"}
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 def formed(definition: str, syntax: str = "regex") -> dict[str, Any]:

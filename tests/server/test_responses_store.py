@@ -26,19 +26,6 @@ HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
 ME, OTHER = b"me", b"other"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

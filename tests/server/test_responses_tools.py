@@ -9,7 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer
-from qwen_writer import CALL, OTHER, PARAMETERS, prompt_of, qwen_server, without_errors
+from qwen_writer import CALL, OTHER, PARAMETERS, prompt_of, qwen_server
 
 from server.responses.items import input_items
 from server.responses.translate import chat_request, conversation_of
@@ -30,11 +30,6 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 def events(fake: FakeServer, **body: Any) -> list[dict[str, Any]]:

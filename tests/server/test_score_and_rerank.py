@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
+from fake_engine import FakeServer
 
 
 def ask(fake: FakeServer, route: str, **fields: Any) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
+from fake_engine import FakeServer
 from spoilt_requests import CHAT, TEXT, VALUE, check, spoilt
 
 from runtime.messages import SamplingParams
@@ -16,12 +15,6 @@ from server.schema.chat import ChatRequest
 from server.score_limit import check_scores
 
 SCORED = {"logprobs": True, "top_logprobs": 4, "max_tokens": 10}
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -5,31 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import GREETING, FakeServer, fake_server
+from fake_engine import GREETING, FakeServer
 
 from server import sse
 from server.errors import RequestError
 from server.sse import DeltaFrame, EventStream, EventWriter, frame
 
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def events(answer: httpx.Response) -> list[Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
+from fake_engine import FakeServer
 
 USER = {"role": "user", "content": "Hello"}
 END, COMMA = "<|end|>", ","
@@ -22,18 +21,6 @@ CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stop_token_ids": [END], "ignore_eos": True}, "stop", END),
     ({"stop_token_ids": [COMMA], "stop": "H"}, "stop", "H"),
 ]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
 
 
 def token_id(fake: FakeServer, word: str) -> int:

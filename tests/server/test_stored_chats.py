@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import GREETING, FakeServer, fake_server
+from fake_engine import GREETING, FakeServer
 
 from server.errors import Unavailable
 from server.responses.chats import ChatStore
@@ -23,19 +22,6 @@ KEPT: dict[str, Any] = HELLO | {"store": True}
 
 
 ANY = ChatsQuery.model_validate({})
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield shared
-    shared.reset()
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_completion_is_fetched_as_it_was_given_until_it_is_deleted(fake: FakeServer):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
+from fake_engine import FakeServer
 
 TAGS: dict[str, Any] = {
     "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
     "triggers": ["<f="],
 }
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import VOCAB, FakeServer, fake_server, write_tokenizer
+from fake_engine import VOCAB, FakeServer, write_tokenizer
 from tokenizers import Tokenizer
 
 from runtime.grammar_messages import Compile, Compiled
@@ -31,18 +30,6 @@ PERSON = {
     "additionalProperties": False,
 }
 SLOW = "start: A\nA: /(.*a.{17})/ & /(.*b.{16})/ & ~/(.*c.{15})/"  # some 12 s
-
-
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def http(fake: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fake.url, timeout=60) as client:
-        yield client
 
 
 class Judge:

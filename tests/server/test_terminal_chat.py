@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fake_engine
@@ -13,18 +12,6 @@ import pytest
 from fake_engine import GREETING, FakeServer, fake_server
 from msgspec.structs import replace
 from server_process import free_port
-
-
-@pytest.fixture(scope="module")
-def module_fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer")) as server:
-        yield server
-
-
-@pytest.fixture
-def fake(module_fake: FakeServer) -> FakeServer:
-    module_fake.reset()
-    return module_fake
 
 
 def chat(url: str, *lines: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer
 from llguidance import LLMatcher, LLTokenizer
-from qwen_writer import CAN_BE_QUIET, QUESTION, qwen_server, without_errors
+from qwen_writer import CAN_BE_QUIET, QUESTION, qwen_server
 from tokenizers import Tokenizer
 from tool_grammars import EOS, accepts, marks_of, tokenizer_with_marks
 
@@ -98,11 +98,6 @@ def test_formats_with_several_ends_are_refused_by_name(name: str):
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     with qwen_server(tmp_path_factory, CAN_BE_QUIET) as server:
         yield server
-
-
-@pytest.fixture
-def fake(shared: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[FakeServer]:
-    yield from without_errors(shared, caplog)
 
 
 @pytest.mark.parametrize(

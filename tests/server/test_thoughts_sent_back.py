@@ -7,10 +7,9 @@ from typing import Any
 
 import anthropic
 import httpx2 as httpx
-import msgspec
 import ollama
 import pytest
-from fake_engine import FakeServer, fake_server, ready
+from fake_engine import FakeServer, fake_server
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
@@ -25,8 +24,8 @@ SHOWN = "<|assistant|><think>Rome is in Italy.</think>Sunny.<|end|><|user|>Sure?
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    with fake_server(tmp_path_factory.mktemp("tokenizer"), template=TEMPLATE) as server:
-        server.engine.ready = msgspec.structs.replace(ready(), max_model_len=4096)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    with fake_server(folder, template=TEMPLATE, context=4096) as server:
         yield server
 
 
