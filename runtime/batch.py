@@ -1,14 +1,13 @@
-"""Batch: one step in columns, all that a rank needs to run it and nothing else.
+"""Batch: one step in columns, all that the device wing needs to run it and nothing else.
 
-One entry a row; rows that decode come first.  The scheduler makes it, encodes to the same bytes for
-every rank, and never changes it afterwards.
+One entry a row; rows that decode come first.  The scheduler makes it, and nobody changes it
+afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ LAST = -1  # in Batch.tokens: the token that the device sampled last for this sl
 Ints = NDArray[np.int64]
 
 
-class NewRow(Struct, frozen=True, array_like=True):
+class NewRow(Struct, frozen=True):
     """What a slot must know of the sequence that moves in, sent once, with its first row."""
 
     slot: int
@@ -30,7 +29,7 @@ class NewRow(Struct, frozen=True, array_like=True):
     history: list[int]  # tokens known so far, prompt included; empty unless params.needs_history
 
 
-class Batch(Struct, frozen=True, array_like=True, eq=False):
+class Batch(Struct, frozen=True, eq=False):
     slots: Ints
     starts: Ints  # KV position of the row's first token
     q_lens: Ints  # tokens the row feeds in this step
@@ -76,7 +75,7 @@ def make_batch(
     )
 
 
-class Masks(Struct, frozen=True, array_like=True):
+class Masks(Struct, frozen=True):
     """Which tokens some rows of a batch may take, known after its forward pass was queued.
 
     `bits` holds ceil(vocab / 8) bytes a row; token id t is bit t % 8 of byte t // 8.  The ends of
@@ -87,7 +86,7 @@ class Masks(Struct, frozen=True, array_like=True):
     bits: bytes
 
 
-class Sampled(Struct, frozen=True, array_like=True):
+class Sampled(Struct, frozen=True):
     """What a step produced, one entry a row of its Batch."""
 
     tokens: NDArray[np.int32]  # LAST in rows that did not sample
@@ -110,15 +109,3 @@ class Sampled(Struct, frozen=True, array_like=True):
 def where(mask: NDArray[np.bool_]) -> list[int]:
     """The rows in which it is true."""
     return mask.nonzero()[0].tolist()
-
-
-def _array_bytes(column: NDArray[np.generic]) -> bytes:
-    return column.dtype.char.encode() + column.tobytes()
-
-
-def _array(_type: type, data: bytes) -> NDArray[np.generic]:
-    return np.frombuffer(data[1:], dtype=chr(data[0]))
-
-
-encoder = msgspec.msgpack.Encoder(enc_hook=_array_bytes)
-decoder = msgspec.msgpack.Decoder(Batch, dec_hook=_array)

@@ -1,4 +1,4 @@
-"""Runner: one rank.  Runs batches through the model and keeps what the device must remember."""
+"""Runner: runs batches through the model and keeps what the device must remember."""
 
 from __future__ import annotations
 

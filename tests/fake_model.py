@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from runtime.batch import LAST, Batch, Masks, NewRow, Sampled, decoder, encoder
+from runtime.batch import LAST, Batch, Masks, NewRow, Sampled
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams, TokenLogprob
@@ -226,8 +226,8 @@ class FakeExecutor:
 
 
 def _as_lists(batch: Batch) -> Any:
-    """What another rank reads, with lists for columns."""
-    fields = structs.asdict(decoder.decode(encoder.encode(batch)))
+    """The batch with lists for columns."""
+    fields = structs.asdict(batch)
     columns = {
         name: value.tolist() for name, value in fields.items() if isinstance(value, np.ndarray)
     }
