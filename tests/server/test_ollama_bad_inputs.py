@@ -63,6 +63,9 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (TEXT, {"system": 5}, ("`system`", "a string")),
     (CHAT, {"stream": "no"}, ("`stream`", "true or false")),
     (CHAT, {"keep_alive": "soon"}, ("`keep_alive`", "5m")),
+    (CHAT, {"keep_alive": "5 m"}, ("`keep_alive`", "a duration")),
+    (CHAT, {"keep_alive": 64 * "1" + "x"}, ("`keep_alive`", "5m")),  # in no more time than others
+    (CHAT, {"keep_alive": 64 * "1.1m" + "x"}, ("`keep_alive`", "5m")),
     (CHAT, {"keep_alive": {}}, ("`keep_alive`", "a duration")),
     (CHAT, {"keep_alive": True}, ("`keep_alive`", "a number")),
     (TEXT, {"prompt": "", "keep_alive": 0}, ("`keep_alive` is 0", "unload")),
