@@ -117,7 +117,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _instead(path: str) -> str:
     """For a path that there is not: base URLs often lack the /v1, or have it twice."""
     for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
-        if near != path and _methods(near):
+        if near not in (path, "/") and _methods(near):
             return f"do you mean {near[:100]}?"
     return "see /docs for those there are"
 

@@ -20,6 +20,7 @@ from server.schema.examples import example_of
 METHODS = ("get", "post", "delete")
 TEXT = {"type": "string"}
 OTHER_TYPES = {
+    "/": ["text/plain"],
     "/metrics": ["text/plain"],
     "/v1/files/{file_id}/content": ["application/octet-stream"],
 }

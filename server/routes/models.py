@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from server.routes.get_or_head import get_or_head
 from server.state import ServerState, state_of
 
 router = APIRouter()
@@ -26,14 +27,14 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/models", summary="List the served models", response_model=None)
+@get_or_head(router, "/v1/models", summary="List the served models")
 async def list_models(request: Request) -> Response:
     state = state_of(request)
     models = [_model(state, name) for name in state.config.served_names]
     return JSONResponse({"object": "list", "data": models})
 
 
-@router.get("/v1/models/{name:path}", summary="Describe one model", response_model=None)
+@get_or_head(router, "/v1/models/{name:path}", summary="Describe one model")
 async def get_model(request: Request, name: str) -> Response:
     state = state_of(request)
     state.check_model(name)

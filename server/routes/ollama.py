@@ -24,6 +24,7 @@ from server.generation import Generation, require_ready
 from server.parsing.deltas import ContentDelta
 from server.routes.body import read_any, read_checked
 from server.routes.completions import submit
+from server.routes.get_or_head import get_or_head
 from server.schema.base import Unsupported, parse
 from server.schema.chat import ChatRequest
 from server.schema.ollama import (
@@ -84,12 +85,12 @@ async def generate(request: Request) -> Response:
         return await _answered(request, state, body, wanted, answer)
 
 
-@router.get("/api/tags", summary="List the served models (Ollama)", response_model=None)
+@get_or_head(router, "/api/tags", summary="List the served models (Ollama)")
 async def tags(request: Request) -> Response:
     return _json(orjson.dumps({"models": models.tags(state_of(request))}))
 
 
-@router.get("/api/ps", summary="List the loaded models (Ollama)", response_model=None)
+@get_or_head(router, "/api/ps", summary="List the loaded models (Ollama)")
 async def running(request: Request) -> Response:
     state = state_of(request)
     ready = state.client.ready
@@ -114,7 +115,7 @@ async def show(request: Request) -> Response:
     return _json(orjson.dumps(models.description(state, require_ready(state))))
 
 
-@router.get("/api/version", summary="Version of Ollama's API", response_model=None)
+@get_or_head(router, "/api/version", summary="Version of Ollama's API")
 async def version() -> Response:
     return _json(orjson.dumps({"version": models.API_VERSION}))
 

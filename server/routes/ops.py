@@ -10,11 +10,12 @@ from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from msgspec.structs import asdict
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation import require_ready
 from server.metrics import CONTENT_TYPE
+from server.routes.get_or_head import get_or_head
 from server.state import ServerState, state_of
 
 router = APIRouter(tags=["operation"])
@@ -44,21 +45,16 @@ def _readiness(request: Request, state: ServerState) -> Response:
     return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
-@router.get("/health", summary=READY)
-@router.get("/readyz", summary=READY)
-@router.get("/ready", summary=READY)
-@router.get("/ping", summary=READY)
-@router.head("/health", include_in_schema=False)
-@router.head("/readyz", include_in_schema=False)
-@router.head("/ready", include_in_schema=False)
-@router.head("/ping", include_in_schema=False)
+@get_or_head(router, "/health", summary=READY)
+@get_or_head(router, "/readyz", summary=READY)
+@get_or_head(router, "/ready", summary=READY)
+@get_or_head(router, "/ping", summary=READY)
 async def ready(request: Request) -> Response:
     """Whether this server answers requests now."""
     return _readiness(request, state_of(request))
 
 
-@router.get("/livez", summary="Whether this process should be left alone")
-@router.head("/livez", include_in_schema=False)
+@get_or_head(router, "/livez", summary="Whether this process should be left alone")
 async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)
@@ -66,12 +62,18 @@ async def live(request: Request) -> Response:
     return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
-@router.get("/version", summary="Wavefill's version")
+@get_or_head(router, "/", summary="That a server is here")
+async def root() -> Response:
+    """What Ollama's command and many monitors ask first."""
+    return PlainTextResponse("Wavefill is running: see /docs\n")
+
+
+@get_or_head(router, "/version", summary="Wavefill's version")
 async def show_version() -> Response:
     return _json(orjson.dumps({"version": version("wavefill")}))
 
 
-@router.get("/server_info", summary="What runs, on what, and how much fits")
+@get_or_head(router, "/server_info", summary="What runs, on what, and how much fits")
 async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
@@ -88,13 +90,13 @@ async def server_info(request: Request) -> Response:
     )
 
 
-@router.get("/metrics", summary="Figures for Prometheus")
+@get_or_head(router, "/metrics", summary="Figures for Prometheus")
 async def metrics(request: Request) -> Response:
     """Prometheus text format."""
     return Response(state_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-@router.get("/docs", include_in_schema=False)
+@get_or_head(router, "/docs", shown=False)
 async def docs() -> HTMLResponse:
     """Swagger UI from our own files: it works without a network."""
     return get_swagger_ui_html(
@@ -106,7 +108,7 @@ async def docs() -> HTMLResponse:
     )
 
 
-@router.get("/static/{name}", include_in_schema=False)
+@get_or_head(router, "/static/{name}", shown=False)
 async def static(name: str) -> Response:
     if name not in ASSETS:
         raise NotFound("there is no such file: /docs is the page", code="not_found")

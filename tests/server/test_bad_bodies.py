@@ -106,7 +106,8 @@ def test_a_wrong_route_gets_the_same_kind_of_body(
     [
         ("/v1/chat/completions", "GET, POST"),
         ("/v1/responses/resp_x", "DELETE, GET"),
-        ("/v1/models", "GET"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/files", "GET, POST"),
         ("/health", "GET, HEAD"),
     ],
 )

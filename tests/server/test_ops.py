@@ -33,6 +33,44 @@ def test_head_tells_the_status_of_a_probe_without_a_body(fake: FakeServer, path:
     assert httpx.head(fake.url + path, timeout=5).status_code == 503
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        *((path, 200) for path in [*HEALTH, "/livez", "/", "/version", "/server_info", "/metrics"]),
+        *((path, 200) for path in ["/docs", "/openapi.json", "/static/swagger-ui.css"]),
+        *((path, 200) for path in ["/v1/models", "/v1/models/alias", "/api/tags", "/api/ps"]),
+        ("/api/version", 200),
+        ("/v1/models/nobody", 404),
+        ("/static/app.py", 404),
+    ],
+)
+def test_head_is_get_without_the_body(fake: FakeServer, path: str, status: int):
+    # One connection: what followed the headers would be taken for the beginning of the next answer.
+    with httpx.Client(base_url=fake.url) as http:
+        head, get, again = http.head(path), http.get(path), http.head(path)
+    assert (head.status_code, get.status_code, again.status_code) == (status, status, status)
+    assert head.content == b"" != get.content
+    own = {"date", "x-request-id", "openai-processing-ms"}
+    own |= {"content-length"} if path == "/metrics" else set()  # its numbers have grown
+    headers = [{k: v for k, v in a.headers.items() if k not in own} for a in (head, get)]
+    assert headers[0] == headers[1]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files", "/v1/requests/x", "/v1/chat/completions", "/api/chat"]
+)
+def test_head_is_refused_where_an_answer_is_work(fake: FakeServer, path: str):
+    answer = httpx.head(fake.url + path)
+    assert (answer.status_code, answer.content) == (405, b"")
+    assert answer.headers["allow"] in ("GET", "POST", "GET, POST")
+
+
+def test_the_root_says_who_answers(fake: FakeServer):
+    answer = get(fake, "/")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text == "Wavefill is running: see /docs\n"
+
+
 @pytest.mark.parametrize("path", HEALTH)
 def test_while_loading_a_probe_is_503_and_says_what_is_loaded(fake: FakeServer, path: str):
     fake.engine.ready = None

@@ -304,7 +304,7 @@ OUTSIDE: list[tuple[str, str, dict[str, str], int, str, str]] = [
     ("POST", "/v1/completions/", {}, 404, "not_found", "do you mean /v1/completions?"),
     ("POST", "/completions", {}, 404, "not_found", "do you mean /v1/completions?"),
     ("POST", "/v1/v1/completions", {}, 404, "not_found", "do you mean /v1/completions?"),
-    ("GET", "/", {}, 404, "not_found", "no route GET /: see /docs"),
+    ("GET", "/v1/", {}, 404, "not_found", "no route GET /v1/: see /docs"),
     ("POST", "/v1/engines/x/completions", {}, 404, "not_found", "no route"),
     ("POST", TEXT, {"content-encoding": "br"}, 415, "unsupported_media_type", "compression"),
     ("POST", TEXT, {"content-type": "text/json"}, 415, "unsupported_media_type", "text/json"),
