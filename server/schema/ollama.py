@@ -73,7 +73,8 @@ Format = Annotated[
 ]
 
 
-DURATION = r"-?(\d+(\.\d+)?(ns|us|ms|s|m|h)?)+"
+# A unit between any two numbers: without it there would be 2^n ways to read n digits.
+DURATION = r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|ms|s|m|h))+)"
 
 
 def _duration(value: object) -> object:
