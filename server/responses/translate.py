@@ -77,9 +77,8 @@ class Conversation:
         if not text:
             return
         if not self._only_thought():
-            self.add({"role": "assistant", "content": "", THOUGHT: text}, source)
-        else:
-            self.messages[-1][THOUGHT] += f"\n{text}"
+            self.add({"role": "assistant", "content": "", THOUGHT: []}, source)
+        self.messages[-1][THOUGHT].append(text)
 
     def _only_thought(self) -> bool:
         """Whether the last message is a thought whose answer may follow."""
@@ -172,6 +171,10 @@ def conversation_of(
             "with this call_id",
             param="input" if source == "previous_response_id" else source,
         )
+    # Only now: a text that grew with every item would be copied as often.
+    for message in conversation.messages:
+        if THOUGHT in message:
+            message[THOUGHT] = "\n".join(message[THOUGHT])
     return conversation
 
 

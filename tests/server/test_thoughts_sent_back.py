@@ -11,6 +11,9 @@ import ollama
 import pytest
 from fake_engine import FakeServer, fake_server
 
+from server.responses.translate import conversation_of
+from server.schema.responses import ResponsesRequest
+
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
@@ -100,3 +103,13 @@ def test_only_an_assistant_thinks(fake: FakeServer, name: str):
         answer = httpx.post(f"{fake.url}/api/chat", json=ollamas)
         assert answer.status_code == 400
         assert answer.json()["error"].startswith("`messages[0].thinking` belongs to role assistant")
+
+
+@pytest.mark.timeout(8)
+def test_a_thought_in_many_items_is_put_together_once():
+    text = "x" * 1900
+    thought = {"id": "rs_1", "type": "reasoning", "content": [{"text": text}]}
+    items = [thought] * 16_000  # of one body
+    body = ResponsesRequest(model="fake", input="Hello")
+    [message] = conversation_of(body, [], items).messages
+    assert message["reasoning_content"] == "\n".join([text] * len(items))
