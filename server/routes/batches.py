@@ -51,8 +51,8 @@ async def create_batch(request: Request) -> Response:
     openapi_extra=openapi_query(BatchQuery),
 )
 async def list_batches(request: Request) -> Response:
-    store = store_of(state_of(request))
     query = parse_query(BatchQuery, request.query_params)
+    store = store_of(state_of(request))
     page, more = await asyncio.to_thread(
         store.page, owner_of(request), after=query.after, limit=query.limit
     )
@@ -68,5 +68,6 @@ async def get_batch(request: Request, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel", summary="Cancel a batch", response_model=None)
 async def cancel_batch(request: Request, batch_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
     store = store_of(state_of(request))
     return _shown(await asyncio.to_thread(store.cancel, owner_of(request), batch_id))

@@ -89,8 +89,8 @@ async def upload_file(request: Request) -> Response:
     openapi_extra=openapi_query(FileQuery),
 )
 async def list_files(request: Request) -> Response:
-    files = store_of(state_of(request)).files
     query = parse_query(FileQuery, request.query_params)
+    files = store_of(state_of(request)).files
     page, more = await asyncio.to_thread(
         files.page,
         owner_of(request),

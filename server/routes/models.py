@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.routes.get_or_head import get_or_head
+from server.schema.query import NoQuery, parse_query
 from server.state import ServerState, state_of
 
 router = APIRouter()
@@ -29,6 +30,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
 
 @get_or_head(router, "/v1/models", summary="List the served models")
 async def list_models(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
     state = state_of(request)
     models = [_model(state, name) for name in state.config.served_names]
     return JSONResponse({"object": "list", "data": models})
@@ -36,6 +38,7 @@ async def list_models(request: Request) -> Response:
 
 @get_or_head(router, "/v1/models/{name:path}", summary="Describe one model")
 async def get_model(request: Request, name: str) -> Response:
+    parse_query(NoQuery, request.query_params)
     state = state_of(request)
     state.check_model(name)
     return JSONResponse(_model(state, name))

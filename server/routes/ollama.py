@@ -34,6 +34,7 @@ from server.schema.ollama import (
     OllamaGenerateBody,
     ShowBody,
 )
+from server.schema.query import NoQuery, parse_query
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
@@ -87,11 +88,13 @@ async def generate(request: Request) -> Response:
 
 @get_or_head(router, "/api/tags", summary="List the served models (Ollama)")
 async def tags(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
     return _json(orjson.dumps({"models": models.tags(state_of(request))}))
 
 
 @get_or_head(router, "/api/ps", summary="List the loaded models (Ollama)")
 async def running(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
     state = state_of(request)
     ready = state.client.ready
     return _json(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
@@ -116,7 +119,8 @@ async def show(request: Request) -> Response:
 
 
 @get_or_head(router, "/api/version", summary="Version of Ollama's API")
-async def version() -> Response:
+async def version(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
     return _json(orjson.dumps({"version": models.API_VERSION}))
 
 

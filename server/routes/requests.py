@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.errors import NotFound
 from server.explain import KEY_DIGEST
+from server.schema.query import NoQuery, parse_query
 from server.state import state_of
 
 router = APIRouter()
@@ -16,6 +17,7 @@ router = APIRouter()
 @router.get("/v1/requests/{name}", summary="Explain a request", response_model=None)
 async def get_request(request: Request, name: str) -> Response:
     """By X-Request-Id or by the answer's id, while it runs and for a while afterwards."""
+    parse_query(NoQuery, request.query_params)
     state = state_of(request)
     key: bytes = request.scope.get("state", {}).get(KEY_DIGEST, b"")
     found = state.requests.find(name, key) or state.batch_requests.find(name, key)

@@ -1,4 +1,8 @@
-"""The text of a query -> a pydantic model, or a RequestError that names the parameter."""
+"""The text of a query -> a pydantic model, or a RequestError that names the parameter.
+
+Every route of the API that takes no body reads its query with this, so that a parameter which it
+does not know is an error: a misspelt one would change the answer unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)  # as clients write an obj
 NUMBER = re.compile(r"-?[0-9]{1,18}")
 WORDS: Mapping[str, bool] = {"true": True, "false": False}
 MAX_SHOWN = 60  # characters of a value in a message
+# What Azure's, Anthropic's and Codex's clients add to any route: it describes the caller.
+CALLERS = frozenset({"api-version", "beta", "client_version"})
 
 
 class NoQuery(Body):
@@ -27,6 +33,8 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
     """Raises RequestError that names the parameter, what it takes and what to do."""
     fields: dict[str, Any] = {}
     for name in dict.fromkeys(query.keys()):
+        if name in CALLERS:
+            continue
         values = query.getlist(name)
         plain = name.removesuffix("[]")
         entry = METADATA.fullmatch(name) if "metadata" in model.model_fields else None

@@ -65,6 +65,45 @@ def test_head_is_refused_where_an_answer_is_work(fake: FakeServer, path: str):
     assert answer.headers["allow"] in ("GET", "POST", "GET, POST")
 
 
+QUERIED = [
+    *(("GET", path) for path in ["/v1/models", "/v1/models/fake", "/v1/requests/x", "/api/tags"]),
+    *(("GET", path) for path in ["/api/ps", "/api/version", "/v1/files", "/v1/files/x"]),
+    *(("GET", path) for path in ["/v1/files/x/content", "/v1/batches", "/v1/batches/x"]),
+    *(("GET", path) for path in ["/v1/responses/x", "/v1/responses/x/input_items"]),
+    *(("GET", path) for path in ["/v1/chat/completions", "/v1/chat/completions/x"]),
+    *(("GET", path) for path in ["/v1/chat/completions/x/messages"]),
+    *(("DELETE", path) for path in ["/v1/files/x", "/v1/responses/x", "/v1/chat/completions/x"]),
+    *(("POST", path) for path in ["/v1/responses/x/cancel", "/v1/batches/x/cancel"]),
+]
+
+
+def test_the_routes_whose_query_is_read_are_those_without_a_body(fake: FakeServer):
+    listed = [(method, path.replace("/fake", "/x")) for method, path in QUERIED]
+    documented = [
+        (method.upper(), re.sub(r"{.*}", "x", path))
+        for path, item in get(fake, "/openapi.json").json()["paths"].items()
+        for method, operation in item.items()
+        if "requestBody" not in operation and path.startswith(("/v1/", "/api/"))
+    ]
+    assert sorted(listed) == sorted(documented)
+
+
+@pytest.mark.parametrize(("method", "path"), QUERIED)
+def test_a_query_has_only_parameters_that_the_route_knows(fake: FakeServer, method: str, path: str):
+    answer = httpx.request(method, f"{fake.url}{path}?colour=red")
+    assert answer.status_code == 400, answer.text
+    assert "`colour`" in answer.text and "remove it" in answer.text
+    plain = httpx.request(method, fake.url + path)
+    called = "api-version=1&beta=true&client_version=0.1"  # by clients of others
+    described = httpx.request(method, f"{fake.url}{path}?{called}")
+    assert (described.status_code, described.content) == (plain.status_code, plain.content)
+
+
+@pytest.mark.parametrize("path", [*HEALTH, "/livez", "/", "/version", "/metrics", "/docs"])
+def test_a_monitor_may_add_what_it_likes_to_its_query(fake: FakeServer, path: str):
+    assert get(fake, f"{path}?time=1").status_code == 200
+
+
 def test_the_root_says_who_answers(fake: FakeServer):
     answer = get(fake, "/")
     assert answer.headers["content-type"].startswith("text/plain")
