@@ -13,21 +13,18 @@ class ForwardMeta:
     """B rows feed T tokens; row b feeds q_len[b] tokens that end at KV length cache_seqlens[b].
 
     cu_seqlens_q  [B + 1] int32  prefix sums of the tokens each row feeds
-    cu_seqlens_k  [B + 1] int32  prefix sums of the KV lengths, this step included
     cache_seqlens [B]     int32  KV length of each row, this step included
     page_table    [B, max_pages] int32  pages of each row in order; entries past its length are junk
     write_slots   [T]     int64  where each token's K and V go: page * page_size + offset in page
-    max_seqlen_q, max_seqlen_k   upper bounds, known to the host
+    max_seqlen_q  no row feeds more tokens
     decode_rows   the first so many rows feed exactly one token
     """
 
     cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
     cache_seqlens: Tensor
     page_table: Tensor
     write_slots: Tensor
     max_seqlen_q: int
-    max_seqlen_k: int
     decode_rows: int
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host
     kv_lens: tuple[int, ...]

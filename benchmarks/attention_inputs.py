@@ -132,16 +132,12 @@ class Inputs:
     def meta(self, number: int) -> ForwardMeta:
         """The step over one of the sets."""
         case, device = self.case, self.q.device
-        cu_seqlens_k = torch.zeros_like(self.cu_seqlens_q)
-        cu_seqlens_k[1:] = self.cache_seqlens.cumsum(0)
         return ForwardMeta(
             cu_seqlens_q=self.cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
             cache_seqlens=self.cache_seqlens,
             page_table=self.tables[number],
             write_slots=torch.arange(case.tokens, device=device),
             max_seqlen_q=max(case.q_lens),
-            max_seqlen_k=max(case.kv_lens),
             decode_rows=sum(q_len == 1 for q_len in case.q_lens),
             q_lens=case.q_lens,
             kv_lens=case.kv_lens,

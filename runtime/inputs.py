@@ -48,25 +48,21 @@ def build_input(
             ends[1:] - 1,
             batch.slots,
             kv_lens,
-            *_prefix_sums(batch, ends),
+            ends,
         ],
         slots.device,
     )
-    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, *sums = device
+    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums = device
     if LAST in batch.tokens:
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
-    longest = int(kv_lens.max())
-    pages = slots.page_table[row_slots, : -(-longest // kv.page_size)]
-    sums32 = [column.to(torch.int32) for column in sums]
+    pages = slots.page_table[row_slots, : -(-int(kv_lens.max()) // kv.page_size)]
     meta = ForwardMeta(
-        cu_seqlens_q=sums32[-1],
-        cu_seqlens_k=sums32[0],
+        cu_seqlens_q=sums.to(torch.int32),
         cache_seqlens=lens.to(torch.int32),
         page_table=pages,
         write_slots=_write_slots(pages, token_rows, token_positions, kv.page_size),
         max_seqlen_q=int(q_lens.max()),
-        max_seqlen_k=longest,
         decode_rows=batch.decode_rows,
         q_lens=tuple(q_lens.tolist()),
         kv_lens=tuple(kv_lens.tolist()),
@@ -86,17 +82,6 @@ def _offsets(lens: Ints) -> Ints:
     offsets = np.zeros(len(lens) + 1, dtype=np.int64)
     np.cumsum(lens, out=offsets[1:])
     return offsets
-
-
-def _prefix_sums(batch: Batch, ends: Ints) -> list[Ints]:
-    """cu_seqlens_k, then cu_seqlens_q unless it is the same.
-
-    Three cases: rows that all decode count up by one in cu_seqlens_q; whole prompts that nothing
-    precedes have equal sums, so one tensor serves as both; the rest needs two.
-    """
-    if not batch.starts.any():
-        return [ends]
-    return [_offsets(batch.starts + batch.q_lens), ends]
 
 
 def _upload_together(columns: list[Ints], device: torch.device) -> list[Tensor]:

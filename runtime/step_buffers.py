@@ -96,12 +96,10 @@ class HostBlock:
         columns[prepare.START][:count] = batch.starts
         columns[prepare.PAGES_BEFORE][:count] = pages_before
         columns[prepare.SAMPLE_SLOT][:count] = sample_slots
-        ends, kv_ends = columns[prepare.CU_Q], columns[prepare.CU_K]
-        kv_lens = columns[prepare.KV_LEN][:count]
-        ends[0] = kv_ends[0] = 0
+        ends, kv_lens = columns[prepare.CU_Q], columns[prepare.KV_LEN][:count]
+        ends[0] = 0
         np.add(batch.starts, batch.q_lens, out=kv_lens, casting="same_kind")
         np.cumsum(batch.q_lens, out=ends[1 : count + 1])
-        np.cumsum(kv_lens, out=kv_ends[1 : count + 1])
         if count < self._layout.bucket.rows:
             self._pad(count)
         self._tokens[:total] = batch.tokens
@@ -111,8 +109,7 @@ class HostBlock:
         columns = self._columns
         columns[prepare.SLOT][count:] = columns[prepare.SAMPLE_SLOT][count:] = -1
         columns[prepare.KV_LEN][count:] = 0
-        for sums in (columns[prepare.CU_Q], columns[prepare.CU_K]):
-            sums[count + 1 :] = sums[count]
+        columns[prepare.CU_Q][count + 1 :] = columns[prepare.CU_Q][count]
 
     def _fill_pages(self, batch: Batch, count: int, total: int) -> int:
         added, at = self._columns[prepare.PAGES_ADDED], self._columns[prepare.PAGES_AT][:count]

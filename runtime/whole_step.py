@@ -117,12 +117,10 @@ class WholeStep:
         tokens, rows, decode = layout.bucket
         meta = ForwardMeta(
             cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),
-            cu_seqlens_k=layout.column(self._block, prepare.CU_K, rows + 1),
             cache_seqlens=layout.column(self._block, prepare.KV_LEN, rows),
             page_table=self._row_pages[:rows],
             write_slots=self._write_slots[:tokens],
             max_seqlen_q=1 if decode else tokens,
-            max_seqlen_k=self._row_pages.shape[1] * self.kv.page_size,
             decode_rows=rows if decode else 0,
             q_lens=(1,) * rows if decode else (0,) * rows,
             kv_lens=(0,) * rows,

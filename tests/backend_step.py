@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-import torch
 from attention_oracle import Case, dequantised
 from torch import Tensor
 
@@ -40,15 +37,12 @@ def meta_of(case: Case) -> ForwardMeta:
     """The step as the runtime describes it; the case's first rows of one token decode."""
     q_lens, kv_lens = zip(*case.rows, strict=True)
     decode_rows = next((row for row, q_len in enumerate(q_lens) if q_len != 1), len(q_lens))
-    sums = torch.tensor([0, *accumulate(kv_lens)], dtype=torch.int32)
     return ForwardMeta(
         cu_seqlens_q=case.cu_seqlens_q,
-        cu_seqlens_k=sums.to(case.q.device),
         cache_seqlens=case.cache_seqlens,
         page_table=case.page_table,
         write_slots=case.write_slots,
         max_seqlen_q=max(q_lens),
-        max_seqlen_k=max(kv_lens),
         decode_rows=decode_rows,
         q_lens=q_lens,
         kv_lens=kv_lens,

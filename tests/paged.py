@@ -55,12 +55,10 @@ class PagedRow:
         slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
         meta = ForwardMeta(
             cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=self.device),
-            cu_seqlens_k=torch.tensor([0, end], dtype=torch.int32, device=self.device),
             cache_seqlens=torch.tensor([end], dtype=torch.int32, device=self.device),
             page_table=self.table,
             write_slots=slots,
             max_seqlen_q=count,
-            max_seqlen_k=end,
             decode_rows=int(count == 1),
             q_lens=(count,),
             kv_lens=(end,),

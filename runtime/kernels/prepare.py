@@ -20,8 +20,8 @@ from torch import Tensor
 BLOCK = 1024  # tokens or pages a program handles at once
 
 # Columns of the block.  Slots and sample slots of padding rows are -1, its lengths are 0.
-SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q, CU_K = range(9)
-NUM_COLUMNS = 9
+SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q = range(8)
+NUM_COLUMNS = 8
 LAST = -1  # in the block's token ids: what the slot sampled last
 
 

@@ -70,9 +70,9 @@ class Step:
     def run(self, backend: Backend, kv: KVPool, lengths: Lengths) -> Tensor:
         q_lens, kv_lens = zip(*lengths, strict=True)
         meta = ForwardMeta(
-            cu_seqlens_q=self.cu_seqlens_q, cu_seqlens_k=self.cu_seqlens_q,
-            cache_seqlens=self.cache_seqlens, page_table=self.page_table,
-            write_slots=self.write_slots, max_seqlen_q=max(q_lens), max_seqlen_k=LONGEST,
+            cu_seqlens_q=self.cu_seqlens_q, cache_seqlens=self.cache_seqlens,
+            page_table=self.page_table,
+            write_slots=self.write_slots, max_seqlen_q=max(q_lens),
             decode_rows=q_lens.count(1), q_lens=q_lens, kv_lens=kv_lens,
         )  # fmt: skip
         meta = backend.plan(meta, kv)

@@ -75,12 +75,10 @@ class Step:
             self.kv.v[1][past // page, :, past % page] = self.v[row][:-q_len]
         self.meta = ForwardMeta(
             cu_seqlens_q=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32),
-            cu_seqlens_k=torch.tensor([0, *accumulate(kv_lens)], dtype=torch.int32),
             cache_seqlens=torch.tensor(kv_lens, dtype=torch.int32),
             page_table=table,
             write_slots=torch.cat(writes),
             max_seqlen_q=max(q_lens),
-            max_seqlen_k=max(kv_lens),
             decode_rows=sum(q == 1 for q in q_lens),
             q_lens=tuple(q_lens),
             kv_lens=tuple(kv_lens),

@@ -53,9 +53,9 @@ def test_what_is_written_to_fp8_pages_is_value_over_scale():
     new[0, 0, 0, 0] = float("nan")
     slots = torch.tensor([3, 17, 60, 0, 31])
     meta = ForwardMeta(
-        cu_seqlens_q=torch.tensor([0, 5]), cu_seqlens_k=torch.tensor([0, 5]),
-        cache_seqlens=torch.tensor([5]), page_table=torch.tensor([[0]], dtype=torch.int32),
-        write_slots=slots, max_seqlen_q=5, max_seqlen_k=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
+        cu_seqlens_q=torch.tensor([0, 5]), cache_seqlens=torch.tensor([5]),
+        page_table=torch.tensor([[0]], dtype=torch.int32),
+        write_slots=slots, max_seqlen_q=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
     )  # fmt: skip
     backend = ReferenceBackend()
     backend.write(new[0], new[1], kv, 1, backend.plan(meta, kv))

@@ -43,15 +43,13 @@ def make_input(
         for position in range(kv_len - q_len, kv_len):
             positions.append(position)
             slots.append(int(table[row, position // PAGE]) * PAGE + position % PAGE)
-    sums = [torch.tensor([0, *accumulate(lens)], dtype=torch.int32) for lens in (q_lens, kv_lens)]
+    sums = torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32)
     meta = ForwardMeta(
-        cu_seqlens_q=sums[0].to(CUDA),
-        cu_seqlens_k=sums[1].to(CUDA),
+        cu_seqlens_q=sums.to(CUDA),
         cache_seqlens=torch.tensor(kv_lens, dtype=torch.int32, device=CUDA),
         page_table=table.to(CUDA),
         write_slots=torch.tensor([*slots, -1], device=CUDA),
         max_seqlen_q=max(q_lens),
-        max_seqlen_k=max(kv_lens),
         decode_rows=q_lens.count(1),
         q_lens=tuple(q_lens),
         kv_lens=tuple(kv_lens),

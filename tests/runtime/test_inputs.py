@@ -35,19 +35,18 @@ def build(batch: Batch, slots: Slots) -> ModelInput:
     return build_input(batch, slots, KV, ReferenceBackend())
 
 
-def test_whole_prompts_share_one_prefix_sum() -> None:
+def test_whole_prompts_are_laid_end_to_end() -> None:
     batch = make_batch(
         [5, 2], [0, 0], [3, 5], [*range(8)], [1, 2], [9, 4, 6], [True] * 2, 0, start(5, 2)
     )
     inp = build(batch, make_slots())
-    assert inp.meta.cu_seqlens_q is inp.meta.cu_seqlens_k
     assert inp.meta.cu_seqlens_q.tolist() == [0, 3, 8]
     assert inp.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert inp.tokens.tolist() == [*range(8)]
     assert inp.ends is not None and inp.ends.tolist() == [2, 7]
     assert inp.meta.page_table.tolist() == [[9, 0], [4, 6]]
     assert inp.meta.write_slots.tolist() == [36, 37, 38, 16, 17, 18, 19, 24]
-    assert (inp.meta.max_seqlen_q, inp.meta.max_seqlen_k) == (5, 5)
+    assert inp.meta.max_seqlen_q == 5
 
 
 def test_decoding_rows_count_up_by_one() -> None:
@@ -61,7 +60,6 @@ def test_decoding_rows_count_up_by_one() -> None:
         make_batch([1, 0], [4, 2], [1, 1], [LAST, 33], [1, 0], [5], [True] * 2, 2, []), slots
     )
     assert inp.meta.cu_seqlens_q.tolist() == [0, 1, 2]
-    assert inp.meta.cu_seqlens_k.tolist() == [0, 5, 8]
     assert inp.meta.cache_seqlens.tolist() == [5, 3]
     assert inp.tokens.tolist() == [51, 33]
     assert inp.positions.tolist() == [4, 2]
@@ -69,13 +67,12 @@ def test_decoding_rows_count_up_by_one() -> None:
     assert (inp.meta.decode_rows, inp.meta.num_rows) == (2, 2)
 
 
-def test_chunk_behind_a_prefix_has_sums_of_its_own() -> None:
+def test_chunk_behind_a_prefix_is_written_behind_it() -> None:
     batch = make_batch(
         [3, 4], [0, 8], [2, 3], [1, 2, 3, 4, 5], [1, 3], [1, 6, 7, 2], [False, True], 0, start(3, 4)
     )
     inp = build(batch, make_slots())
     assert inp.meta.cu_seqlens_q.tolist() == [0, 2, 5]
-    assert inp.meta.cu_seqlens_k.tolist() == [0, 2, 13]
     assert inp.ends is not None and inp.ends.tolist() == [1, 4]
     assert inp.meta.q_lens == (2, 3) and inp.meta.kv_lens == (2, 11)
     assert inp.meta.write_slots.tolist() == [4, 5, 8, 9, 10]
@@ -84,7 +81,7 @@ def test_chunk_behind_a_prefix_has_sums_of_its_own() -> None:
 def test_tensors_have_the_types_that_kernels_expect() -> None:
     inp = build(make_batch([0], [0], [2], [1, 2], [1], [1], [True], 0, start(0)), make_slots())
     meta = inp.meta
-    for tensor in (meta.cu_seqlens_q, meta.cu_seqlens_k, meta.cache_seqlens, meta.page_table):
+    for tensor in (meta.cu_seqlens_q, meta.cache_seqlens, meta.page_table):
         assert tensor.dtype == torch.int32
     for tensor in (inp.tokens, inp.positions, inp.ends, meta.write_slots):
         assert tensor is not None and tensor.dtype == torch.int64

@@ -112,7 +112,6 @@ def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuff
     assert sampler.rows.equal(known)
     for name, column, length in (
         ("cu_q", prepare.CU_Q, bucket.rows + 1),
-        ("cu_k", prepare.CU_K, bucket.rows + 1),
         ("kv_lens", prepare.KV_LEN, bucket.rows),
         ("sample_slots", prepare.SAMPLE_SLOT, bucket.rows),
     ):
@@ -152,7 +151,6 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         assert found["cu_q"] == sums + [total] * empty
         assert found["logit_rows"][:count] == [end - 1 for end in sums[1:]]
         assert all(0 <= row < tokens for row in found["logit_rows"])
-        assert found["cu_k"] == meta.cu_seqlens_k.tolist() + meta.cu_seqlens_k.tolist()[-1:] * empty
         assert found["kv_lens"] == meta.cache_seqlens.tolist() + [0] * empty
         assert found["sample_slots"] == batch.slots.tolist() + [-1] * empty
         for row, length in enumerate(found["kv_lens"][:count]):
@@ -171,7 +169,7 @@ def test_step_without_rows_changes_nothing(device: torch.device) -> None:
         found = padded(device, bucket, slots, buffers, nothing)
         assert found["write_slots"] == [-1] * bucket.tokens
         assert found["tokens"] == found["positions"] == [0] * bucket.tokens
-        assert found["cu_q"] == found["cu_k"] == [0] * (bucket.rows + 1)
+        assert found["cu_q"] == [0] * (bucket.rows + 1)
         assert found["sample_slots"] == [-1] * bucket.rows
     assert (slots.page_table == JUNK).all()
 
