@@ -1,7 +1,8 @@
 """Token ids -> text, a few at a time.
 
-Both kinds give, over any split of the ids, the text that decoding all ids at once gives.  They
-hold back what could still be half a character and lose nothing: `flush` returns the rest.
+Both kinds give, over any split of the ids, the text that decoding all ids at once gives, wherever
+they stand for whole characters.  They hold back what could still be half a character and lose
+nothing: `flush` returns the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+MOST_HELD = 32  # tokens without a text that is certain; a character is at most 4 of them
 
 
 class Detokenizer(Protocol):
@@ -94,9 +96,12 @@ class WindowDetokenizer:
     def _step(self, token: int) -> str:
         self._tokens.append(token)
         text = self._text(self._tokens)
-        if len(text) <= len(self._delivered) or text.endswith(REPLACEMENT):
-            return ""
         new = text[len(self._delivered) :]
+        full = len(self._tokens) >= self._old + MOST_HELD
+        if full and not new:  # special tokens: the next word still begins behind those before them
+            del self._tokens[self._old :]
+        if not new or (text.endswith(REPLACEMENT) and not full):
+            return ""
         # The next window begins with the tokens of this piece, whose text is complete.
         del self._tokens[: self._old]
         self._old = len(self._tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import TEMPLATE, write_tokenizer
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from server.detokenizer import Detokenizer
+from server.detokenizer import Detokenizer, WindowDetokenizer
 from server.errors import RequestError
 from server.tokenizer import ChatTokenizer, TokenizerError
 
@@ -111,6 +112,23 @@ def test_a_decoder_of_another_kind_gives_the_same_text_for_every_split(
     tokens = spm.encode(text)
     whole = spm.decode(tokens)
     assert "".join(pieces(spm.detokenizer(), tokens, list(cuts))) == whole
+
+
+@pytest.mark.parametrize("word", ["</s>", "<0x80>"])
+def test_tokens_that_make_no_text_are_not_decoded_again_and_again(spm: ChatTokenizer, word: str):
+    """A model that says nothing but end tokens, or bytes that are no character."""
+    token, hello = spm.tokenizer.token_to_id(word), spm.encode("hello")
+    decoded: list[int] = []
+
+    def decode(tokens: list[int], *, skip_special_tokens: bool) -> str:
+        decoded.append(len(tokens))
+        return spm.decode(tokens, skip_special=skip_special_tokens)
+
+    watched = SimpleNamespace(decode=decode)
+    detokenizer = WindowDetokenizer(watched, skip_special=True, context=[])  # type: ignore[arg-type]
+    tokens = [*hello, *[token] * 500, *hello]
+    assert "".join(pieces(detokenizer, tokens, [])) == spm.decode(tokens)
+    assert max(decoded) < 100
 
 
 def test_an_answer_keeps_the_space_that_follows_its_prompt(spm: ChatTokenizer):
