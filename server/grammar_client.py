@@ -28,6 +28,7 @@ WAIT_SECONDS = 10.0
 START_SECONDS = 30.0
 MOST_WAITING = 64
 MOST_REMEMBERED = 256
+MOST_REMEMBERED_CHARS = 32 << 20  # of all of them
 
 
 class GrammarChecker:
@@ -68,10 +69,14 @@ class GrammarChecker:
             self._waiting -= 1
         if verdict.error is not None:
             raise _refusal(grammar, blame, verdict)
-        self._fine[digest] = verdict.grammar
-        while len(self._fine) > MOST_REMEMBERED:
-            self._fine.popitem(last=False)
+        self._remember(digest, verdict.grammar)
         return verdict.grammar
+
+    def _remember(self, digest: bytes, grammar: str) -> None:
+        self._fine[digest] = grammar
+        size = sum(map(len, self._fine.values()))
+        while len(self._fine) > MOST_REMEMBERED or size > MOST_REMEMBERED_CHARS:
+            size -= len(self._fine.popitem(last=False)[1])
 
     def _ask(self, start: Start, line: bytes) -> Verdict:
         if self._process is not None and self._process.poll() is not None:
@@ -103,9 +108,13 @@ class GrammarChecker:
         )
         self._process, self._end = process, weakref.finalize(self, _end, process)
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(start) + b"\n")
-        process.stdin.flush()
-        _read_line(process, START_SECONDS)
+        try:
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
+            process.stdin.flush()
+            _read_line(process, START_SECONDS)
+        except (OSError, EOFError):  # TimeoutError, too
+            self.close()  # its late word would be taken for the next verdict
+            raise
         return process
 
     def close(self) -> None:
