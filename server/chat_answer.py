@@ -38,6 +38,8 @@ class ChatAnswer:
             "model": turn.body.model,
             "system_fingerprint": state.fingerprint(),
         }
+        if turn.body.service_tier is not None:
+            self._head["service_tier"] = "default"
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""

@@ -167,6 +167,7 @@ class ChatRequest(SamplingBody):
     include_reasoning: bool | None = None  # in the answer; it counts in the usage either way
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: Prediction | None = None  # a hint for speed at OpenAI; it changes no answer
+    service_tier: Literal["auto", "default"] | None = None  # there is one only; answers name it
     store: bool | None = None  # the answer is kept: GET /v1/chat/completions/{id}
     # These describe the caller to OpenAI's own services; they change no answer.
     metadata: Metadata | None = None
@@ -270,7 +271,6 @@ CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     "moderation": Unsupported(LATER),
     "reasoning": Unsupported(LATER),
     "thinking": Unsupported(LATER),
-    "service_tier": Unsupported("use auto or default", "auto", "default"),
     "prompt_cache_retention": Unsupported(
         "prefixes are kept in memory; use in_memory", "in_memory"
     ),

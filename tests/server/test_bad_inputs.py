@@ -254,7 +254,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"prediction": {"type": "content"}}, MISSING, "prediction.content", "required"),
     (CHAT, {"web_search_options": {}}, UNSUPPORTED, "web_search_options", "not supported"),
     (CHAT, {"reasoning_effort": "high"}, UNSUPPORTED, "reasoning_effort", "no place"),
-    (CHAT, {"service_tier": "priority"}, UNSUPPORTED, "service_tier", "default"),
+    (CHAT, {"service_tier": "priority"}, VALUE, "service_tier", "must be 'auto' or 'default'"),
     (CHAT, {"chat_template": "{{ 1 }}"}, UNSUPPORTED, "chat_template", "own template"),
     (CHAT, {"echo": True}, UNSUPPORTED, "echo", TEXT),
     (CHAT, {"guided_json": {}}, UNSUPPORTED, "guided_json", "not supported"),

@@ -238,7 +238,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (CHAT, {"metadata": {"a": None}}, TYPE, "metadata.a", "a string"),
     (CHAT, {"safety_identifier": 5}, TYPE, "safety_identifier", "a string"),
     (CHAT, {"prompt_cache_key": {}}, TYPE, "prompt_cache_key", "a string"),
-    (CHAT, {"service_tier": 1}, UNSUPPORTED, "service_tier", "auto or default"),
+    (CHAT, {"service_tier": 1}, VALUE, "service_tier", "'auto' or 'default'"),
     (CHAT, {"store": 0}, TYPE, "store", "true or false"),
     (CHAT, {"modalities": "text"}, UNSUPPORTED, "modalities", '["text"]'),
     (CHAT, {"documents": [{}]}, UNSUPPORTED, "documents", "into a message"),

@@ -214,3 +214,23 @@ def test_copies_of_a_greedy_answer_are_equal(fake: FakeServer):
     choices = post(fake, n=3, temperature=0, max_tokens=50).json()["choices"]
     assert len({choice["message"]["content"] for choice in choices}) == 1
     assert [choice["index"] for choice in choices] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tier", [None, "auto", "default"])
+def test_who_names_a_tier_is_told_which_one_it_was(fake: FakeServer, tier: str | None):
+    fields: Any = {"service_tier": tier, "stream_options": {"include_usage": True}}
+    whole = post(fake, service_tier=tier).json()
+    told = [whole, *stream(fake, n=2, logprobs=True, **fields), *stream(fake, **fields)]
+    assert len(told) > 6
+    for part in told:
+        assert ("service_tier" in part) == (tier is not None)
+        assert part.get("service_tier") in (None, "default")
+
+
+def test_openais_client_finds_the_tier(fake: FakeServer):
+    asked: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+    chats = fake.client().chat.completions
+    assert chats.create(**asked, service_tier="auto").service_tier == "default"
+    assert {
+        part.service_tier for part in chats.create(**asked, service_tier="auto", stream=True)
+    } == {"default"}

@@ -69,7 +69,10 @@ DELTA = with_optional(
     reasoning_content=TEXT,
     tool_calls=list_of(any_of(CALL_PART, CUSTOM_CALL)),
 )
-CHAT_CHUNK = chunk_of("chat.completion.chunk", parts_of(CHAT_CHOICE, delta=DELTA))
+CHAT_CHUNK = with_optional(
+    chunk_of("chat.completion.chunk", parts_of(CHAT_CHOICE, delta=DELTA)),
+    service_tier=word("default"),
+)
 TEXT_CHUNK = chunk_of("text_completion", parts_of(TEXT_CHOICE, text=TEXT))
 
 

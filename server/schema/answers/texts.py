@@ -94,6 +94,7 @@ CHAT = with_optional(
     ),
     prompt_logprobs=or_null(list_of(or_null(ANY_OBJECT))),
     prompt_token_ids=list_of(COUNT),
+    service_tier=word("default"),
 )
 METADATA: Schema = {"type": "object", "additionalProperties": TEXT}
 STORED_CHAT = with_required(CHAT, metadata=METADATA)
