@@ -16,6 +16,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Container, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -47,24 +48,28 @@ class Worker:
     def __init__(
         self, tokenizer_file: Path, vocab_size: int, threads: int, parent: Path | None
     ) -> None:
-        folder = tempfile.mkdtemp(prefix="grammar-", dir=parent)
-        start = Start(
-            tokenizer_file=str(tokenizer_file),
-            vocab_size=vocab_size,
-            threads=threads,
-            own_address=f"ipc://{folder}/worker",
-            engine_address=f"ipc://{folder}/engine",
-        )
-        decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-        self.receiver = Receiver(start.engine_address, decoder, patient=True)
-        self.sender: Sender[ToWorker] = Sender(start.own_address, patient=True)
-        command = [sys.executable, "-P", "-m", "runtime.grammar_worker"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(start) + b"\n")
-        self.process.stdin.flush()
-        parts = (self.process, self.receiver, self.sender, folder)
-        self.close = weakref.finalize(self, _close, *parts)
+        """Raises OSError or ZMQError if there can be no such process, and leaves nothing behind."""
+        with ExitStack() as parts:
+            folder = tempfile.mkdtemp(prefix="grammar-", dir=parent)
+            parts.callback(shutil.rmtree, folder, ignore_errors=True)
+            start = Start(
+                tokenizer_file=str(tokenizer_file),
+                vocab_size=vocab_size,
+                threads=threads,
+                own_address=f"ipc://{folder}/worker",
+                engine_address=f"ipc://{folder}/engine",
+            )
+            decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+            self.receiver = Receiver(start.engine_address, decoder, patient=True)
+            parts.callback(self.receiver.close)
+            self.sender: Sender[ToWorker] = Sender(start.own_address, patient=True)
+            parts.callback(self.sender.close)
+            command = [sys.executable, "-P", "-m", "runtime.grammar_worker"]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+            parts.callback(_end, self.process)
+            assert self.process.stdin is not None
+            self.process.stdin.write(msgspec.json.encode(start) + b"\n")
+            self.close = weakref.finalize(self, parts.pop_all().close)
 
     def ended(self) -> str | None:
         """How the process ended, or None."""
@@ -74,19 +79,11 @@ class Worker:
         return f"{DIED} ({signal.Signals(-code).name if code < 0 else f'code {code}'})"
 
 
-def _close(
-    process: subprocess.Popen[bytes],
-    receiver: Receiver[FromWorker],
-    sender: Sender[ToWorker],
-    folder: str,
-) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     assert process.stdin is not None
     process.stdin.close()
-    receiver.close()
-    sender.close()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Grammars:
@@ -225,7 +222,8 @@ class Grammars:
         messages = worker.receiver.receive(wait_seconds)
         for message in messages:
             if isinstance(message, Compiled):
-                self._done(message.key, message.error, message.mask)
+                blame = not message.internal
+                self._done(message.key, message.error, message.mask, blame=blame)
             else:
                 self._take(message)
         if not messages and (ended := worker.ended()) is not None:

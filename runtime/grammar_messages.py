@@ -38,6 +38,7 @@ class Compiled(Struct, frozen=True, array_like=True, tag="compiled"):
     key: int
     mask: bytes = b""
     error: str | None = None
+    internal: bool = False  # with error: the grammar is not to blame
 
 
 class Advanced(Struct, frozen=True, array_like=True, tag="advanced"):

@@ -16,12 +16,21 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from contextlib import closing, suppress
 
 import msgspec
 
 from runtime.channel import Receiver, Sender
-from runtime.grammar_messages import Advance, Compile, Free, FromWorker, Start, ToWorker
+from runtime.grammar_messages import (
+    Advance,
+    Compile,
+    Compiled,
+    Free,
+    FromWorker,
+    Start,
+    ToWorker,
+)
 from runtime.matchers import Matchers, Vocabulary
 
 ORPHANED = 3  # exit code
@@ -37,7 +46,16 @@ def compile_in_turn(
             if isinstance(request, Free):
                 matchers.free(request.keys)
             else:
-                sender.send(matchers.compile(request))
+                sender.send(compiled(matchers, request))
+
+
+def compiled(matchers: Matchers, request: Compile) -> Compiled:
+    """What goes wrong ends this request alone: without the thread, all later ones would wait."""
+    try:
+        return matchers.compile(request)
+    except Exception as error:
+        traceback.print_exc()
+        return Compiled(request.key, error=f"internal error: {error!r}", internal=True)
 
 
 def serve(start: Start) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -272,6 +273,24 @@ def test_a_grammar_that_leads_nowhere_ends_its_request_only(
     assert (end.finish, end.refused) == ("error", True)
     assert "leads nowhere" in (end.error or "")
     assert got[2][-1].finish == "length"
+
+
+def test_a_fault_of_ours_while_a_grammar_is_compiled_ends_its_request_only(
+    grammars: Grammars,
+) -> None:
+    schema = json_grammar({"type": "boolean"})
+    unknown = VOCAB + 4096  # no token: the engine refuses such a request, but later
+    grammars.begin(ask(1, schema, stop_ids=(unknown,), min_tokens=1))
+    grammars.begin(ask(2, schema))
+    done: dict[int, tuple[str | None, bool]] = {}
+    until = time.monotonic() + 20
+    while len(done) < 2 and time.monotonic() < until:
+        done |= {one.id: (error, blame) for one, error, blame in grammars.compiled(0.1)}
+    grammars.forget(1)
+    grammars.forget(2)
+    assert done[2][0] is None
+    error, blame = done[1]
+    assert error is not None and error.startswith("internal error: ") and not blame
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:

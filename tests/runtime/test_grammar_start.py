@@ -29,6 +29,20 @@ def test_where_there_can_be_no_process_its_request_ends_and_others_run_on(
     assert outputs[2][-1].finish in ("stop", "length")
 
 
+def test_a_process_that_cannot_be_started_leaves_no_folder_behind(
+    texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_processes(*arguments: object, **options: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr("runtime.grammar.subprocess.Popen", no_more_processes)
+    grammars = Grammars(texts.file, VOCAB, folder=tmp_path)
+    for id in (1, 2):
+        grammars.begin(ask(id, json_grammar({"type": "boolean"})))
+    assert [bool(error) for _, error, _ in grammars.compiled()] == [True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("longest", [True, False])
 def test_sockets_fit_into_the_longest_directory_that_the_launcher_takes(
     texts: Texts, longest: bool
