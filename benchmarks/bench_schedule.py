@@ -34,9 +34,9 @@ from runtime.step_time import StepLoad
 # Tokens of a step -> milliseconds of its matrix products on one H100 for a moment: few tokens by
 # bench_step, many by the faster way for each size, and the output layer.
 PRODUCTS = (
-    (1, 4.8), (8, 4.7), (32, 5.2), (64, 5.7), (128, 6.0), (256, 7.1), (384, 8.7), (512, 9.7),
-    (640, 13.3), (768, 15.3), (896, 18.7), (1024, 19.2), (1152, 22.4), (1280, 24.4), (1408, 26.1),
-    (1536, 28.4), (1664, 32.5), (1792, 34.4), (1920, 35.9), (2048, 37.4), (3072, 56.0),
+    (1, 4.8), (8, 4.7), (32, 5.2), (64, 5.7), (128, 6.0), (256, 6.8), (384, 8.5), (512, 10.1),
+    (640, 13.3), (768, 15.3), (896, 18.7), (1024, 19.3), (1152, 22.4), (1280, 24.4), (1408, 26.1),
+    (1536, 28.8), (1664, 32.5), (1792, 34.4), (1920, 35.9), (2048, 37.4), (3072, 56.0),
     (4096, 74.8), (8192, 149.1),
 )  # fmt: skip
 MANY = 256  # tokens: from here on products compute for longer than they read

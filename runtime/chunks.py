@@ -5,6 +5,7 @@ computes: a few prompt tokens in every step cost less than many in some.  So wha
 over a few steps, and no step may take longer than a target.  `--itl-target-ms` sets it.  The
 automatic one yields where it would make the whole server slow:
 
+    some rows, and little waits                       steps that mostly read the weights
     many rows, whose step is long without a prompt    prompts get a share of the step: more of
                                                       it the longer the work that waits
     much waits for each row that decodes              up to WIDEST times the target
@@ -35,6 +36,8 @@ LONGEST_SECONDS = 0.12  # of a step, if more prompts wait than rows decode, and 
 # crowd into some steps and leave others without any.
 SHARE, LARGEST_SHARE = 0.5, 0.6
 SHARE_SECONDS = 1.5  # of prompts that wait: the share has grown to the largest
+READING_ROWS = 48  # at most, in steps that mostly read the weights
+READING_STEPS = 30  # of that kind, at most, until all that waits is fed
 STEPS = 4  # that what waits is spread over, at least
 SMALLER, LARGER = 0.6, 1.5  # times the size: as good, if the device computes it better
 FASTER = 1.15  # times the tokens that should end in time: as many do if they fill the device
@@ -53,10 +56,11 @@ class Grain(NamedTuple):
 
     fewest: int  # prompt tokens: smaller steps would only read the weights more often
     tile: int  # tokens that a matrix product computes together
+    reading: int  # tokens of a step that still takes about as long as reading the weights
 
 
-GPU = Grain(128, 128)
-CPU = Grain(32, 16)
+GPU = Grain(128, 128, 256)
+CPU = Grain(32, 16, 0)
 
 
 class ChunkBudget:
@@ -75,7 +79,9 @@ class ChunkBudget:
         # A prompt that is alone harms nobody.
         if not self._limited or (not rows and prompts.number == 1):
             return room
-        fewest, tile = self._grain
+        if self._little_waits(rows, prompts.tokens):
+            return min(room, self._grain.reading - rows)
+        fewest, tile, _ = self._grain
         seconds = self._seconds(rows, kv_tokens, prompts)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
         fits = min(4 * fewest if fits is None else fits, prompts.tokens)
@@ -84,6 +90,15 @@ class ChunkBudget:
         total = max((rows + wanted) // tile * tile, least)
         most = (rows + fits) * (1.0 if self._asked else FASTER)
         return min(room, self._filling(total, least, most) - rows)
+
+    def _little_waits(self, rows: int, tokens: int) -> bool:
+        """Whether steps that mostly read the weights feed it soon enough.
+
+        Beside few rows larger ones are short enough; many leave too little room in them.
+        """
+        if self._asked or not FEW_ROWS < rows <= READING_ROWS:
+            return False
+        return tokens <= READING_STEPS * (self._grain.reading - rows)
 
     def _filling(self, total: int, least: int, most: float) -> int:
         """About as many tokens as `total`, if the device computes those better."""

@@ -137,6 +137,20 @@ def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> No
     assert longer[1] > 1.8
 
 
+def test_beside_some_rows_steps_stay_small_while_little_waits() -> None:
+    """Of 256 tokens, which an H100 computes in about the time that it reads the weights."""
+    most: list[int] = []
+    for rows, prompts in ((32, 2), (32, 40), (100, 2)):
+        server = Server()
+        warmed(server, rows)
+        for id in range(prompts):
+            server.add(2000 + id, 2000)
+        server.step(4)
+        most.append(max(len(batch.tokens) for batch in server.batches[-3:]))
+    assert most[0] == GPU.reading
+    assert min(most[1:]) > GPU.reading
+
+
 def test_the_automatic_target_grows_with_what_waits() -> None:
     most: list[int] = []
     for prompts in (1, 30):
