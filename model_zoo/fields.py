@@ -26,7 +26,9 @@ class Fields:
         """Raises ModelError if the file is not a JSON object."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
             raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ModelError(f"{path}: a JSON object is expected, found {type(values).__name__}")

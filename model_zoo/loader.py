@@ -124,7 +124,7 @@ def _match(
         if source.shape != tuple(places[name].shape):
             raise ModelError(
                 f"{source} has shape {list(source.shape)}, config.json asks for "
-                f"{list(places[name].shape)}"
+                f"{list(places[name].shape)}: they belong to different models, download both again"
             )
     return matched
 

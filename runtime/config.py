@@ -196,9 +196,10 @@ def _num_pages(
             f"{memory.explained()}: ask for at most {fits * wanted.page_size}"
         )
     if fits < needed:
-        what = f"of --max-model-len {wanted.max_model_len}" if wanted.max_model_len else "at all"
+        length = wanted.max_model_len
+        what = f"one request of --max-model-len {length}" if length else "the shortest request"
         raise ConfigError(
-            f"memory: KV for one request {what} takes {size(needed * page_bytes)}: "
+            f"memory: KV for {what} takes {size(needed * page_bytes)}: "
             f"{memory.explained()}: "
             + remedies(
                 memory,

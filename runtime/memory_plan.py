@@ -79,7 +79,8 @@ def remedies(
     share = math.ceil(100 * (plan.fixed + needed * HEADROOM) / max(plan.free, 1)) / 100
     if plan.share < share <= MOST_SHARE:
         found.append(f"--gpu-memory {share:g}")
-    sure = f"each of these makes it fit: {', '.join(found)}" if found else ""
+    one_of = "each of these makes" if len(found) > 1 else "this makes"
+    sure = f"{one_of} it fit: {', '.join(found)}" if found else ""
     growing = plan.work - LIBRARY_BYTES  # with the tokens of a step
     tokens = int(batched_tokens * (growing - missing) / growing) if growing > 0 else 0
     tokens -= tokens % TOKEN_STEPS

@@ -84,11 +84,11 @@ def _flag(option: str) -> str:
 def _remedy(option: str, known: tuple[str, ...], command: str) -> str:
     name = option.lstrip("-").replace("_", "-")
     if f"--{name}" in known:
-        return f"it is written --{name}"
-    start = f"it is no option of {command}"
+        return f"write --{name}"
+    start = f"not an option of {command}"
     if command == "wavefill serve" and name in REMEDIES:
         return f"{start}: {REMEDIES[name]}"
     near = difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.75)
     if near:
-        return f"{start}: do you mean {near[0]}?"
+        return f"{start}: did you mean {near[0]}?"
     return f"{start}: see `{command} --help`"

@@ -29,3 +29,6 @@ def set_up_logging(level: str, form: Literal["text", "json"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # uvicorn tells of its own start and end; the start-up report says it better.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))
+    # A line for each HTTP request of a download says nothing that its progress does not.
+    for library in ("httpx", "httpx2"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.root.level))

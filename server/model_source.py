@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import io
 import logging
 import re
+import stat
 import sys
 import time
 from pathlib import Path
@@ -19,6 +21,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 CONFIG_ONLY = ("config.json", "generation_config.json")
 LOG_SECONDS = 10.0  # between two lines about a download, where there is no terminal for a bar
+FULL = "No space left on device"
+# Of the folder that a download goes to, not of the network.
+CACHE_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM),
+    *(errno.EROFS, errno.ENOENT, errno.ENOTDIR),
+}
 
 
 class ModelNotFound(ValueError):
@@ -35,15 +43,16 @@ def resolve_model(
     """
     if name == BUILT_IN:
         return built_in_directory(), BUILT_IN
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    path = _expanded(name)
+    mode = _mode(path)
+    if stat.S_ISDIR(mode):
+        if not stat.S_ISREG(_mode(path / "config.json")):
             raise ModelNotFound(
                 f"{path} holds no config.json: give a directory with config.json, *.safetensors "
                 "and tokenizer.json of a model, as its Hugging Face repository has them"
             )
         return path.resolve(), path.resolve().name
-    if path.is_file():
+    if mode:
         raise ModelNotFound(
             f"{path} is a file: give the directory with config.json and *.safetensors; other "
             "formats, such as GGUF, are not read"
@@ -56,6 +65,25 @@ def resolve_model(
     return download(name, revision, wanted), name
 
 
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~somebody who has no account here
+        return Path(name)
+
+
+def _mode(path: Path) -> int:
+    """The kind of a file as `stat` tells it, 0 if there is none.  Raises ModelNotFound."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as error:
+        raise ModelNotFound(
+            f"{str(path)[:300]}: {error.strerror}: give a directory that this user may read"
+        ) from None
+
+
 def built_in_directory() -> Path:
     """Where tiny-chat lies, found without importing the package (and PyTorch with it)."""
     spec = importlib.util.find_spec("model_zoo")
@@ -66,10 +94,12 @@ def built_in_directory() -> Path:
 def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = WANTED) -> Path:
     """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound."""
     from huggingface_hub import (
+        constants,
         errors,
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
 
+    logging.getLogger("huggingface_hub").handlers.clear()  # our log has its lines already
     try:
         folder = snapshot_download(
             name,
@@ -88,8 +118,15 @@ def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = W
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelNotFound(f"{name}: no revision {revision}: check --revision") from None
-    except (errors.LocalEntryNotFoundError, OSError) as error:
+    except errors.HFValidationError as error:
+        raise ModelNotFound(f"{name[:100]} cannot be a Hub id: {error}") from None
+    except (errors.LocalEntryNotFoundError, OSError, RuntimeError) as error:  # Runtime: of hf_xet
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if getattr(error, "errno", None) in CACHE_ERRORS or FULL in reason:
+            raise ModelNotFound(
+                f"{name}: the cache {constants.HF_HUB_CACHE} cannot be written ({reason}): make "
+                "room there, or set HF_HOME to a folder that has room and that this user may write"
+            ) from None
         raise ModelNotFound(
             f"{name}: neither a directory nor in the local cache, and the Hub cannot be reached "
             f"({reason.removeprefix('Got: ')}): connect, or run `wavefill pull {name}` where there "

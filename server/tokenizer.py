@@ -258,8 +258,8 @@ def _read_template(folder: Path, words: Mapping[str, str], instead: str) -> Chat
         return ChatTemplate(source, words)
     except TemplateError as error:
         raise TokenizerError(
-            f"the chat template in {path} is broken: {error}: correct it, or give another by "
-            "--chat-template"
+            f"the chat template in {path} is broken: {str(error).rstrip('.')}: correct it, or give "
+            "another by --chat-template"
         ) from None
 
 

@@ -66,7 +66,7 @@ class Server:
         try:
             return [entry["id"] for entry in json.loads(answer)["data"]]
         except (ValueError, KeyError, TypeError):
-            raise ServerError(f"{self._address}: it is no OpenAI-compatible server") from None
+            raise ServerError(f"{self._address}: not an OpenAI-compatible server") from None
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
         """The pieces of an answer."""
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             case ["/system", words]:
                 system, turns = words, []
             case [word, *_] if word.startswith("/"):
-                print(f"{word} is no command here: {HELP}")
+                print(f"{word} is not a command here: {HELP}")
             case _:
                 turns.append({"role": "user", "content": text})
                 answer = _answer(server, {"model": model, **options}, system, turns)

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return PORT_IN_USE
     except OSError as error:
         raise UsageError(
-            f"--host {config.host} --port {config.port}: {error.strerror}: choose an address of "
+            f"--host {config.host} --port {config.port}: {_reason(error)}: choose an address of "
             "this machine and a port you may open"
         ) from None
     warn_if_open(config)
@@ -77,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
             return launch(with_model(config, str(directory), name), listener)
         except (ModelNotFound, NoSocketDirectory) as error:
             raise UsageError(str(error)) from None
+
+
+def _reason(error: OSError) -> str:
+    """What the system says, without what Python adds of the address."""
+    return str(error.strerror).partition(" (while")[0]
 
 
 def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
@@ -110,7 +115,7 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
             f"--max-file-bytes {config.max_file_bytes}: choose from 1 to --max-data-bytes "
             f"({config.max_data_bytes})"
         )
-    if config.chat_template and not Path(config.chat_template).is_file():
+    if config.chat_template and not os.path.isfile(config.chat_template):
         raise UsageError(f"--chat-template {config.chat_template}: no such file")
     return config
 
@@ -179,7 +184,7 @@ def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple
         except OSError as error:
             raise UsageError(f"--api-key-file {file}: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise UsageError(f"--api-key-file {file}: it is no UTF-8 text") from None
+            raise UsageError(f"--api-key-file {file}: not UTF-8 text") from None
         if not any(line.strip() for line in lines):
             raise UsageError(f"--api-key-file {file}: it holds no key")
         keys += lines
@@ -196,5 +201,5 @@ def warn_if_open(config: ServerConfig) -> None:
         log.warning(
             "listening on %s without a key: everyone who reaches this machine can use it; "
             "set WAVEFILL_API_KEY",
-            config.host,
+            config.host or "all addresses",
         )

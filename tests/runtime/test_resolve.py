@@ -111,13 +111,13 @@ def test_what_does_not_fit_names_two_numbers_that_make_it_fit_and_one_that_may()
 
 
 def test_weights_that_leave_nothing_are_told_apart_from_numbers_that_help() -> None:
-    with pytest.raises(ConfigError, match=r"one request at all takes 16\.0 MiB.*smaller model"):
+    with pytest.raises(ConfigError, match=r"the shortest request takes 16\.0 MiB.*smaller model"):
         settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1200 * MIB))
 
 
 def test_what_is_missing_beyond_all_memory_is_not_found_in_smaller_steps() -> None:
     """300 MiB are missing before KV gets any, and steps take but 200."""
-    with pytest.raises(ConfigError, match="one request at all") as caught:
+    with pytest.raises(ConfigError, match="the shortest request") as caught:
         settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1000 * MIB, work=200 * MIB))
     assert "--max-batched-tokens 4" not in str(caught.value)
     assert "use a smaller model or a device" in str(caught.value)

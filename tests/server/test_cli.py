@@ -143,32 +143,32 @@ def test_a_wrong_value_is_named_with_its_source(
         (
             "serve --max-num-batched-tokens 2048 --tensor_parallel_size=2 some/model",
             [
-                "error: --max-num-batched-tokens: it is no option of wavefill serve: "
+                "error: --max-num-batched-tokens: not an option of wavefill serve: "
                 "use --max-batched-tokens",
-                "       --tensor_parallel_size: it is no option of wavefill serve: leave it out, "
+                "       --tensor_parallel_size: not an option of wavefill serve: leave it out, "
                 "or start a server for each GPU behind a load balancer",
             ],
         ),
-        ("serve --max_model_len 5", ["error: --max_model_len: it is written --max-model-len"]),
+        ("serve --max_model_len 5", ["error: --max_model_len: write --max-model-len"]),
         (
             "serve --max-model-length 5",
             [
-                "error: --max-model-length: it is no option of wavefill serve: "
-                "do you mean --max-model-len?"
+                "error: --max-model-length: not an option of wavefill serve: "
+                "did you mean --max-model-len?"
             ],
         ),
         # An abbreviation would mean something else once there is another option like it.
         (
             "serve --gpu-mem 1",
-            ["error: --gpu-mem: it is no option of wavefill serve: do you mean --gpu-memory?"],
+            ["error: --gpu-mem: not an option of wavefill serve: did you mean --gpu-memory?"],
         ),
         (
             "plan --frobnicate",
-            ["error: --frobnicate: it is no option of wavefill plan: see `wavefill plan --help`"],
+            ["error: --frobnicate: not an option of wavefill plan: see `wavefill plan --help`"],
         ),
         (
             "bench serve --num-prompt 3",
-            ["error: --num-prompt: it is no option of wavefill bench: do you mean --num-prompts?"],
+            ["error: --num-prompt: not an option of wavefill bench: did you mean --num-prompts?"],
         ),
         (
             "serve a b",

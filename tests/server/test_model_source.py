@@ -75,10 +75,44 @@ def test_a_directory_without_a_model_and_a_file_are_refused_before_anything_star
         resolve_model(str(tmp_path / "model.gguf"))
 
 
-@pytest.mark.parametrize("name", ["./missing", "/missing", "~/missing", "missing", "a/b/c", "../b"])
+@pytest.mark.parametrize(
+    "name",
+    ["./missing", "/missing", "~/missing", "missing", "a/b/c", "../b", "~nobody-here/model"],
+)
 def test_a_name_that_can_be_no_model_is_refused_with_the_choices(name: str):
     with pytest.raises(ModelNotFound, match=r"no such directory, and not a Hub id .*tiny-chat"):
         resolve_model(name)
+
+
+def test_a_path_that_cannot_be_looked_at_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(ModelNotFound, match=r"File name too long: give a directory") as caught:
+        resolve_model("/" + 5000 * "a")
+    assert len(str(caught.value)) < 400
+
+    def forbidden(path: Path) -> os.stat_result:  # the tests may run as root, who may read all
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    with pytest.raises(ModelNotFound, match=rf"^{tmp_path}: Permission denied: give a directory"):
+        resolve_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/a.git", "org/" + 200 * "a"])
+def test_a_name_that_the_hub_takes_for_none_is_refused(name: str):
+    with pytest.raises(ModelNotFound, match=r"cannot be a Hub id"):
+        resolve_model(name)
+
+
+def test_a_cache_that_cannot_be_written_is_not_called_a_missing_network(
+    hub: FakeHub, tmp_path: Path
+):
+    (tmp_path / "file").touch()
+    code, _, errors = pull(hub, tmp_path / "file" / "cache", "org/model")
+    assert code == 2 and "Traceback" not in errors
+    [line] = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert f"the cache {tmp_path}/file/cache/hub cannot be written" in line and "HF_HOME" in line
 
 
 def test_pull_fetches_what_cannot_run_code_and_nothing_else(hub: FakeHub, tmp_path: Path):

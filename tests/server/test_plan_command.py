@@ -68,7 +68,7 @@ def test_what_does_not_fit_ends_with_code_2_and_numbers_to_change(shape: Path) -
     assert "weights" in done.stdout and "KV holds" not in done.stdout
     [line] = done.stderr.splitlines()
     assert line.startswith("error: memory: KV for one request of --max-model-len 40960 takes 5.62")
-    assert re.search(r"each of these makes it fit: --max-model-len \d+", line)
+    assert re.search(r"makes it fit: --max-model-len \d+", line)
 
 
 def test_without_a_card_it_is_this_machine_that_is_planned_for() -> None:

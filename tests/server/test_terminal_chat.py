@@ -53,7 +53,7 @@ def test_reset_forgets_and_system_stays(fake: FakeServer):
 
 def test_an_unknown_command_is_told_and_not_sent(fake: FakeServer):
     done = chat(fake.url, "/save this")
-    assert "/save is no command here" in done.stdout
+    assert "/save is not a command here" in done.stdout
     assert fake.engine.requests == []
 
 
