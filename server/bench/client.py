@@ -157,4 +157,9 @@ def _reason(error: BaseException) -> str:
 
 
 def _short(body: bytearray) -> str:
-    return " ".join(body[:300].decode(errors="replace").split())
+    """The message of an error in OpenAI's form; of anything else the beginning."""
+    try:
+        message = orjson.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = body.decode(errors="replace")
+    return " ".join(str(message)[:300].split())
