@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.batch import LAST, Batch, Ints, NewRow
+from runtime.config import MOST_SEQS
 from runtime.decoding import NONE, DecodeRows
 from runtime.sequence import Sequence
 from runtime.step_time import StepLoad
+
+# Columns of rows that decode, of which a step takes as many as it has; nobody writes to them.
+ZEROS: Ints = np.zeros(MOST_SEQS, dtype=np.int64)
+ONES: Ints = np.ones(MOST_SEQS, dtype=np.int64)
+LASTS: Ints = np.full(MOST_SEQS, LAST, dtype=np.int64)
+TRUES: NDArray[np.bool_] = np.ones(MOST_SEQS, dtype=np.bool_)
 
 
 class Launch(NamedTuple):
@@ -77,7 +83,7 @@ class Columns:
 
     def launch(self) -> Launch:
         first, rows = self.decoding, self.decode_rows
-        num_new_pages, sample = _zeros(rows), _trues(rows)
+        num_new_pages, sample = ZEROS[:rows], TRUES[:rows]
         if first.new_pages:
             num_new_pages = num_new_pages.copy()
             num_new_pages[first.crossing] = 1
@@ -87,8 +93,8 @@ class Columns:
         batch = Batch(
             slots=_joined(first.slots, self.slots),
             starts=_joined(first.starts, self.starts),
-            q_lens=_joined(_ones(rows), self.q_lens),
-            tokens=_joined(_lasts(rows), self.tokens),
+            q_lens=_joined(ONES[:rows], self.q_lens),
+            tokens=_joined(LASTS[:rows], self.tokens),
             num_new_pages=_joined(num_new_pages, self.num_new_pages),
             new_pages=np.array(new_pages, dtype=np.int64) if new_pages else NONE,
             sample=sample,
@@ -101,26 +107,3 @@ class Columns:
 
 def _joined(first: Ints, then: list[int]) -> Ints:
     return np.concatenate((first, np.array(then, dtype=np.int64))) if then else first
-
-
-# Of as many rows as a step may have; nobody writes to what these return.
-
-
-@cache
-def _zeros(count: int) -> Ints:
-    return np.zeros(count, dtype=np.int64)
-
-
-@cache
-def _ones(count: int) -> Ints:
-    return np.ones(count, dtype=np.int64)
-
-
-@cache
-def _lasts(count: int) -> Ints:
-    return np.full(count, LAST, dtype=np.int64)
-
-
-@cache
-def _trues(count: int) -> NDArray[np.bool_]:
-    return np.ones(count, dtype=np.bool_)

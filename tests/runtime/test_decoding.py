@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fake_model import VOCAB_SIZE, Bench, request
+
+from runtime.batch import LAST, Batch
+from runtime.columns import Columns
+from runtime.decoding import DecodeRows, Members
 
 
 def prompt(length: int, first: int = 1) -> list[int]:
@@ -50,3 +55,17 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_one_before() -> None:
     assert len(ends) == 2
     tokens = [token for output in told[ends[0] + 1 :] for token in output.tokens]
     assert tokens == bench.plain(again)
+
+
+def test_steps_of_all_sizes_share_the_columns_that_never_change() -> None:
+    """One copy a size would be gigabytes for a server of many thousand rows."""
+
+    def launched(count: int) -> Batch:
+        column = np.arange(count)
+        rows = DecodeRows(Members(column, column, column, column), column, [], [])
+        return Columns(rows).launch().batch
+
+    few, more = launched(3), launched(5)
+    assert more.tokens.tolist() == [LAST] * 5 and more.q_lens.tolist() == [1] * 5
+    for name in ("q_lens", "tokens", "num_new_pages", "sample"):
+        assert np.shares_memory(getattr(few, name), getattr(more, name)), name
