@@ -104,7 +104,8 @@ class ChatAnswer:
             return None
         top = len(self._body.reported_ids()) or self._body.top_logprobs or 0
         as_ids = bool(self._body.return_tokens_as_token_ids)
-        return chat_logprobs(self._tokenizer, scored, top, as_ids=as_ids, as_json=True)
+        content = chat_logprobs(self._tokenizer, scored, top, as_ids=as_ids)
+        return {"content": content, "refusal": None}
 
     async def stream(self, writer: EventWriter) -> None:
         """Write role, content, finish and usage chunks."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 
 from runtime.messages import TokenLogprob
@@ -25,7 +23,7 @@ def _name(tokenizer: ChatTokenizer, token: int, as_id: bool) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) -> dict[str, Any]:
+def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) -> dict[str, object]:
     raw = tokenizer.token_bytes(token)
     return {
         "token": _name(tokenizer, token, as_id),
@@ -35,26 +33,21 @@ def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) ->
 
 
 def chat_logprobs(
-    tokenizer: ChatTokenizer,
-    scored: list[ScoredToken],
-    top: int,
-    *,
-    as_ids: bool = False,
-    as_json: bool = False,
-) -> dict[str, object]:
-    """`choices[].logprobs` of a chat completion, with `top` alternatives a token.
+    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, *, as_ids: bool = False
+) -> list[orjson.Fragment]:
+    """`choices[].logprobs.content` of a chat completion, with `top` alternatives a token.
 
+    As JSON, which takes a quarter of the memory of objects and a sixth of the time.
     as_ids   tokens are called by their ids
-    as_json  entries are fragments of JSON, which take a quarter of the memory of objects
     """
-    content: list[object] = []
+    content: list[orjson.Fragment] = []
     for entry in scored:
         score = entry.score
         assert score is not None, "a generated token has a log-probability"
         item = _entry(tokenizer, entry.token, score.logprob, as_ids)
         item["top_logprobs"] = [_entry(tokenizer, *pair, as_ids) for pair in score.top[:top]]
-        content.append(orjson.Fragment(orjson.dumps(item)) if as_json else item)
-    return {"content": content, "refusal": None}
+        content.append(orjson.Fragment(orjson.dumps(item)))
+    return content
 
 
 def text_logprobs(

@@ -19,8 +19,9 @@ from server.chat_service import Answer, ChatFinish, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.dialects.errors import ollama_failure
 from server.dialects.tool_input import input_json
-from server.logprobs import chat_logprobs
+from server.logprobs import WORK_OF_TOKEN, chat_logprobs
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.routes.body import off_loop
 from server.sse import Wire
 from server.tokenizer import ChatTokenizer
 
@@ -70,10 +71,11 @@ class OllamaAnswer:
         self._top = top_logprobs
         self._call: ToolCallMade | None = None  # its arguments may go on
 
-    def whole(self, answer: Answer) -> bytes:
+    async def whole(self, answer: Answer) -> bytes:
         said = self._said(answer.content, answer.reasoning, answer.tool_calls)
-        scores = self._logprobs(answer.scored)
         end = figures(answer.choice, answer.finish)
+        work = WORK_OF_TOKEN * len(answer.scored) * (1 + (self._top or 0))
+        scores = await off_loop(work, lambda: self._logprobs(answer.scored))
         return orjson.dumps({**head(self._model), **said, **scores, **end})
 
     def render(self, choice: Choice, part: Part) -> bytes:
@@ -137,7 +139,7 @@ class OllamaAnswer:
     def _logprobs(self, scored: list[ScoredToken]) -> dict[str, Any]:
         if self._top is None or not scored:
             return {}
-        return {"logprobs": chat_logprobs(self._tokenizer, scored, self._top)["content"]}
+        return {"logprobs": chat_logprobs(self._tokenizer, scored, self._top)}
 
 
 def _line(data: Mapping[str, Any]) -> bytes:

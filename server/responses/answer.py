@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+
+import orjson
 
 from server.chat_service import ChatTurn, Part
 from server.choice import Choice, ScoredToken
@@ -13,7 +14,7 @@ from server.logprobs import chat_logprobs
 from server.responses.events import Events
 from server.responses.items import JsonItem
 from server.responses.output import OutputItems
-from server.schema.base import fields_of, items_of
+from server.schema.base import fields_of
 from server.schema.responses import ResponsesRequest
 from server.state import ServerState
 
@@ -110,11 +111,10 @@ class ResponseAnswer:
     def _tell(self, kind: str) -> bytes:
         return self.events.frame(kind, {"response": self.response})
 
-    def _scores(self, scored: list[ScoredToken]) -> list[dict[str, Any]]:
+    def _scores(self, scored: list[ScoredToken]) -> list[orjson.Fragment]:
         if not self._body.wants_logprobs:
             return []
-        logprobs = chat_logprobs(self._tokenizer, scored, self._body.top_logprobs or 0)
-        return items_of(logprobs["content"])
+        return chat_logprobs(self._tokenizer, scored, self._body.top_logprobs or 0)
 
 
 def new_response(id: str, state: ServerState, body: ResponsesRequest) -> JsonItem:

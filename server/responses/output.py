@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
@@ -14,7 +14,8 @@ from server.responses.events import Events
 from server.responses.items import JsonItem, new_id
 
 Status = Literal["completed", "incomplete"]
-Score = Callable[[list[ScoredToken]], list[dict[str, Any]]]
+Scores = list[orjson.Fragment]  # log-probabilities of tokens, as JSON
+Score = Callable[[list[ScoredToken]], Scores]
 
 
 class _TextItem:
@@ -25,7 +26,7 @@ class _TextItem:
         self.kind = kind
         self._events = events
         self._texts: list[str] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: Scores = []
         self._item: JsonItem = {"id": new_id("msg" if message else "rs"), "type": kind}
         self._item |= {"role": "assistant"} if message else {"summary": []}
         self._where = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
@@ -48,7 +49,7 @@ class _TextItem:
             "response.content_part.added", {**self._where, "part": self._part()}
         )
 
-    def add(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+    def add(self, text: str, logprobs: Scores) -> bytes:
         self._texts.append(text)
         if self.kind != "message":
             return self._delta.of(text)
@@ -121,7 +122,7 @@ class OutputItems:
         self._score = score
         self._closed: list[JsonItem] = []
         self._open: _TextItem | _CallItem | None = None
-        self._waiting: list[dict[str, Any]] = []  # scores of tokens whose text has not come yet
+        self._waiting: Scores = []  # of tokens whose text has not come yet
 
     def items(self) -> list[JsonItem]:
         """All items; the open one has the status in_progress."""
@@ -141,7 +142,7 @@ class OutputItems:
                 data += self._text(delta, scores)
         return data
 
-    def _text(self, delta: Delta, logprobs: list[dict[str, Any]]) -> bytes:
+    def _text(self, delta: Delta, logprobs: Scores) -> bytes:
         assert not isinstance(delta, ToolCallDelta)
         kind = "reasoning" if isinstance(delta, ReasoningDelta) else "message"
         data = b""

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat_service import Answer, Part, prepare_chat
+from server.chat_service import WORK_OF_MESSAGE, Answer, Part, prepare_chat
 from server.choice import Choice, Piece
 from server.dialects import ollama_models as models
 from server.dialects.names import callers_names
@@ -22,7 +22,7 @@ from server.dialects.ollama_raw import text_of
 from server.errors import RequestError
 from server.generation import Generation, require_ready
 from server.parsing.deltas import ContentDelta
-from server.routes.body import read_any, read_checked
+from server.routes.body import off_loop, read_any, read_checked
 from server.routes.completions import submit
 from server.routes.get_or_head import get_or_head
 from server.schema.base import Unsupported, parse
@@ -57,9 +57,9 @@ async def chat(request: Request) -> Response:
     answer = _answer_of(state, name, body, chat=True)
     if not body.messages:
         return _loaded(body, answer)
-    paths = [f"messages[{index}]" for index in range(len(body.messages))]
-    with callers_names(paths, FIELDS):
-        wanted = chat_of(body, state.tokenizer)
+    work = WORK_OF_MESSAGE * len(body.messages)
+    with callers_names((), FIELDS):  # the messages are called the same
+        wanted = await off_loop(work, lambda: chat_of(body, state.tokenizer))
         return await _answered(request, state, body, wanted, answer)
 
 
@@ -193,7 +193,7 @@ async def _answered(
         [whole] = await while_connected(request.receive, turn.collect())
     finally:
         turn.close()
-    return _json(answer.whole(whole))
+    return _json(await answer.whole(whole))
 
 
 async def _continued(
@@ -219,7 +219,7 @@ async def _continued(
     whole = Answer(generation.choices[0])
     for piece in pieces:
         whole.add(part_of(piece))
-    return _json(answer.whole(whole))
+    return _json(await answer.whole(whole))
 
 
 def _json(body: bytes) -> Response:
