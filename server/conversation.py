@@ -116,8 +116,12 @@ def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict
             "trained to call them: leave `tools` out, or serve a model that calls tools",
             param="tools",
         )
+    # Without copies of the schemas, which may be large.
     return [
-        {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
+        {
+            "type": "function",
+            "function": {name: value for name, value in tool.function if value is not None},
+        }
         for tool in tools
     ]
 

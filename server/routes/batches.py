@@ -56,7 +56,8 @@ async def list_batches(request: Request) -> Response:
     page, more = await asyncio.to_thread(
         store.page, owner_of(request), after=query.after, limit=query.limit
     )
-    return listed([msgspec.to_builtins(batch) for batch in page], more)
+    whole = listed([msgspec.to_builtins(batch) for batch in page], more)
+    return Response(whole, media_type="application/json")
 
 
 @router.get("/v1/batches/{batch_id}", summary="Describe a batch", response_model=None)

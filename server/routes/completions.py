@@ -84,17 +84,17 @@ async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) ->
     given = body.prompts()
     num_chars = 0
     for place, prompt in enumerate(given):
-        path = body.path(place)
+        size = len(prompt)
         if isinstance(prompt, str):
-            size = len(prompt) + len(body.suffix or "")
+            size += len(body.suffix or "")
             if cut is None:
-                check_chars(size, tokenizer, ready, path)
-        else:
-            size = len(prompt)
-            check_token_ids(prompt, ready.vocab_size, path)
+                check_chars(size, tokenizer, ready, body.path(place))
         num_chars += size
 
     def work() -> list[Prompt]:
+        for place, prompt in enumerate(given):
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, ready.vocab_size, body.path(place))
         return [_prompt(tokenizer, body, prompt, cut) for prompt in given]
 
     return await off_loop(num_chars, work)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import BinaryIO
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -52,9 +53,9 @@ def store_of(state: ServerState) -> BatchStore:
     return state.batches
 
 
-def listed(entries: list[Mapping[str, object]], has_more: bool) -> Response:
-    """OpenAI's page of a list."""
-    return JSONResponse(
+def listed(entries: list[Mapping[str, object]], has_more: bool) -> bytes:
+    """OpenAI's page of a list, as JSON."""
+    return orjson.dumps(
         {
             "object": "list",
             "data": entries,
@@ -91,15 +92,18 @@ async def upload_file(request: Request) -> Response:
 async def list_files(request: Request) -> Response:
     query = parse_query(FileQuery, request.query_params)
     files = store_of(state_of(request)).files
-    page, more = await asyncio.to_thread(
-        files.page,
-        owner_of(request),
-        after=query.after,
-        limit=query.limit,
-        ascending=query.order == "asc",
-        purpose=query.purpose,
-    )
-    return listed([file.shown() for file in page], more)
+
+    def work() -> bytes:
+        page, more = files.page(
+            owner_of(request),
+            after=query.after,
+            limit=query.limit,
+            ascending=query.order == "asc",
+            purpose=query.purpose,
+        )
+        return listed([file.shown() for file in page], more)
+
+    return Response(await asyncio.to_thread(work), media_type="application/json")
 
 
 async def _file(request: Request, file_id: str) -> StoredFile:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from server.chat_service import chat_prompt
 from server.generation import require_ready
@@ -47,15 +48,20 @@ async def tokenize(request: Request) -> Response:
         tokens = await off_loop(
             len(text), lambda: tokenizer.encode(text, add_special_tokens=special)
         )
-    answer: dict[str, object] = {
-        "count": len(tokens),
-        "max_model_len": ready.max_model_len,
-        "tokens": tokens,
-        "token_strs": None,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [tokenizer.tokenizer.id_to_token(token) for token in tokens]
-    return JSONResponse(answer)
+
+    def work() -> bytes:
+        spelled = None
+        if body.return_token_strs:
+            spelled = [tokenizer.tokenizer.id_to_token(token) for token in tokens]
+        answer: dict[str, object] = {
+            "count": len(tokens),
+            "max_model_len": ready.max_model_len,
+            "tokens": tokens,
+            "token_strs": spelled,
+        }
+        return orjson.dumps(answer)
+
+    return Response(await off_loop(len(tokens), work), media_type="application/json")
 
 
 def checked(fields: dict[str, Any]) -> TokenizeRequest:
@@ -79,9 +85,9 @@ async def detokenize(request: Request) -> Response:
     if body.model is not None:
         state.check_model(body.model)
     ready = require_ready(state)
-    check_token_ids(body.tokens, ready.vocab_size, "tokens")
 
-    def work() -> str:
-        return state.tokenizer.decode(body.tokens, skip_special=False)
+    def work() -> bytes:
+        check_token_ids(body.tokens, ready.vocab_size, "tokens")
+        return orjson.dumps({"prompt": state.tokenizer.decode(body.tokens, skip_special=False)})
 
-    return JSONResponse({"prompt": await off_loop(len(body.tokens), work)})
+    return Response(await off_loop(len(body.tokens), work), media_type="application/json")

@@ -1,0 +1,71 @@
+"""What takes long for a large request is done beside the event loop, on which all streams wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from fake_engine import FakeServer, fake_server
+
+from server.batches.store import BatchStore
+
+TURNS = [{"role": role, "content": "Hello"} for role in ("user", "assistant")] * 500
+TURNS += [{"role": "user", "content": "Hello"}]
+TEXT = "Hello world " * 10_000
+IDS = [1] * 20_000
+SCORED = {"messages": TURNS[:1], "stream": False, "logprobs": True, "top_logprobs": 20}
+# route, body, the function that takes long
+ROWS: list[tuple[str, dict[str, Any], str]] = [
+    ("/tokenize", {"prompt": TEXT}, "orjson.dumps"),
+    ("/detokenize", {"tokens": IDS}, "server.routes.tokenize.check_token_ids"),
+    ("/v1/completions", {"prompt": IDS}, "server.routes.completions.check_token_ids"),
+    ("/api/chat", {"messages": TURNS}, "server.routes.ollama.chat_of"),
+    ("/api/chat", SCORED, "server.dialects.ollama_lines.chat_logprobs"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    store = BatchStore(folder / "data", max_bytes=1 << 20)
+    with fake_server(folder, context=1 << 16, batches=store) as server:
+        yield server
+    store.close()
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, place: str) -> list[bool]:
+    """Of each call of a function from now on: whether it is on an event loop."""
+    module, _, name = place.rpartition(".")
+    real = getattr(import_module(module), name)
+    calls: list[bool] = []
+
+    def watch(*args: Any, **options: Any) -> Any:
+        calls.append(asyncio._get_running_loop() is not None)
+        return real(*args, **options)
+
+    monkeypatch.setattr(import_module(module), name, watch)
+    return calls
+
+
+@pytest.mark.parametrize(("route", "body", "place"), ROWS, ids=[f"{r[0]} {r[2]}" for r in ROWS])
+def test_a_large_request_is_worked_on_elsewhere(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, route: str, body: dict[str, Any], place: str
+):
+    fake.say("Hello world " * 300)
+    calls = watched(monkeypatch, place)
+    httpx.post(f"{fake.url}{route}", json={"model": "fake"} | body, timeout=60)
+    assert calls and not any(calls), calls
+
+
+def test_a_long_list_of_files_is_written_elsewhere(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    calls = watched(monkeypatch, "orjson.dumps")
+    answer = httpx.get(f"{fake.url}/v1/files")
+    nothing = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert answer.json() == nothing
+    assert calls == [False]
