@@ -58,7 +58,12 @@ async def chat_grammar(
     await _check_custom(state, body, ready)
     offered = body.offered_tools()
     size = sum([len(orjson.dumps(tool.function.parameters)) for tool in offered])
-    grammar = await off_loop(size, lambda: tool_grammar(body, wanted, formats.tools, source, marks))
+
+    def of_calls() -> Grammar | None:
+        thoughts = budget is None or not in_messages
+        return tool_grammar(body, wanted, formats.tools, source, marks, thoughts=thoughts)
+
+    grammar = await off_loop(size, of_calls)
     reasoning = formats.reasoning
     if reasoning is not None and splitting is not None and splitting.may_think:
         begun = splitting.starts_in_reasoning
@@ -103,7 +108,11 @@ def _budget(
             "none; use `max_tokens`",
             param="thinking_token_budget",
         )
-    return budget if splitting is not None and splitting.may_think else None
+    if splitting is None or not splitting.may_think:
+        return None
+    # What goes on is a message of the answer itself.
+    going_on = splitting.begins_messages and body.continue_final_message
+    return None if going_on else budget
 
 
 async def requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:

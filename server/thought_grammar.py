@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from server.errors import UnsupportedParameter
 from server.grammar_marks import TEXT, GrammarMarks, literal
 from server.parsing.formats import ReasoningFormat
 from server.structured import Grammar
 
 # Harmony's messages: thoughts and what is told before a call, then a call or the answer.
-CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
-NEXT = "<|end|><|start|>assistant"
+CHANNEL, MESSAGE, END = "<|channel|>", "<|message|>", "<|end|>"
+NEXT = f"{END}<|start|>assistant"
 MOST_BROKEN = 3  # beginnings of a mark before the mark itself
 GAP = "/\\s{0,4}/"  # between a thought and the answer
 
@@ -37,8 +39,10 @@ def after_thought(
     return _around(grammar, "answer", f"start: {before} @answer\n{thought}")
 
 
-def has_one_end(reasoning: ReasoningFormat | None) -> bool:
+def can_limit(reasoning: ReasoningFormat | None, marks: GrammarMarks) -> bool:
     """Whether after_short_thought can limit it."""
+    if reasoning is not None and reasoning.name == "harmony":
+        return marks.is_token(CHANNEL) and marks.is_token(END)
     return reasoning is not None and len(reasoning.closes) == 1
 
 
@@ -55,12 +59,14 @@ def after_short_thought(
     grammar  None: any answer
     Raises UnsupportedParameter for reasoning that more than one mark ends.
     """
-    if not has_one_end(reasoning):
+    if not can_limit(reasoning, marks):
         raise UnsupportedParameter(
             f"`thinking_token_budget` cannot be kept for reasoning in the format {reasoning.name}: "
             "use `max_tokens`, or a lower `reasoning_effort`",
             param="thinking_token_budget",
         )
+    if reasoning.name == "harmony":
+        return _after_short_message(grammar, marks, budget, begun=begun)
     opens, closes = reasoning.opens[0], reasoning.closes[0]
     more: list[dict[str, str]] = []
     if marks.is_token(closes):
@@ -76,6 +82,42 @@ def after_short_thought(
     answer = grammar or _any_answer(opens, marks)
     whole = _around(answer, "answer", f"start: {before} @answer\n{rules}")
     return Grammar([*whole.grammars, *more], whole.schemas, whole.param, whole.ebnf)
+
+
+def _after_short_message(
+    grammar: Grammar | None, marks: GrammarMarks, budget: int, *, begun: bool
+) -> Grammar:
+    """The same of harmony: one message of thoughts at most, so that its limit is that of all."""
+    thought = f"thought {marks.of(NEXT)}"
+    if not begun:
+        thought = f"({marks.of(CHANNEL)} /analysis/ {marks.of(MESSAGE)} {thought})?"
+    answer = grammar or _any_messages(marks)
+    rules, others = as_rule(answer, "answer")
+    lark = f"start: {thought} answer\nthought[max_tokens={budget}]: {TEXT}\n{rules}"
+    return Grammar([{"lark_grammar": lark}, *others], answer.schemas, answer.param, answer.ebnf)
+
+
+def as_rule(grammar: Grammar, name: str) -> tuple[str, list[dict[str, Any]]]:
+    """A grammar of harmony's messages as a rule of this name with those that it needs, and the
+    grammars that they need.
+
+    Where a rule has max_tokens, the library sees no further than a token when it chooses between
+    grammars that have names, and all messages begin with the same.
+    """
+    first, *others = grammar.grammars
+    return name + first["lark_grammar"].removeprefix("start"), others
+
+
+def _any_messages(marks: GrammarMarks) -> Grammar:
+    """Any row of harmony's messages but thoughts; a recipient may stand before the channel."""
+    lark = "\n".join(
+        [
+            "start: /( to=[^<]*)?/ message+",
+            f"message: {marks.of(CHANNEL)} /\\s*(commentary|final)[^<]*/ more",
+            f"more: ({marks.any_token_but(CHANNEL)} {TEXT})*",
+        ]
+    )
+    return Grammar([{"lark_grammar": lark}], param="thinking_token_budget")
 
 
 def _partly(mark: str) -> str:

@@ -19,7 +19,7 @@ from server.python_arguments import FREE_RULES, python_arguments
 from server.schema.chat import ChatRequest
 from server.schema.tools import INPUT, Tool
 from server.structured import WHITESPACE, Grammar
-from server.thought_grammar import CHANNEL, MESSAGE, NEXT
+from server.thought_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 
 MOST_CALLS = 32  # of one answer that must call
 MOST_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
@@ -32,11 +32,15 @@ def tool_grammar(
     format: ToolFormat | None,
     template: str,
     marks: GrammarMarks,
+    *,
+    thoughts: bool = True,
 ) -> Grammar | None:
     """The grammar of an answer that may call tools; None if any text will do.
 
     wanted   of the request's response_format or structured_outputs
     template the chat template's source
+    thoughts whether there may be some between harmony's messages; False: at most one before them,
+             of limited length
     Raises RequestError if the model's format is not known, or for a tool's schema.
     """
     tools = body.offered()
@@ -52,9 +56,9 @@ def tool_grammar(
     if body.must_call():
         return _only_calls(tools, form, most, marks, None)
     if wanted is not None:
-        return _only_calls(tools, form, most, marks, wanted)
+        return _only_calls(tools, form, most, marks, wanted, as_rules=not thoughts)
     if format.style == "harmony":
-        return _among_messages(tools, form, marks)
+        return _among_messages(tools, form, marks, thoughts=thoughts)
     return _among_text(tools, form, most, marks)
 
 
@@ -140,9 +144,18 @@ def _lark_input(index: int, lark: str, form: CallForm, marks: GrammarMarks) -> t
 
 
 def _only_calls(
-    tools: Offered, form: CallForm, most: int, marks: GrammarMarks, instead: Grammar | None
+    tools: Offered,
+    form: CallForm,
+    most: int,
+    marks: GrammarMarks,
+    instead: Grammar | None,
+    *,
+    as_rules: bool = False,
 ) -> Grammar:
-    """Calls and nothing else, or the answer that `instead` describes."""
+    """Calls and nothing else, or the answer that `instead` describes.
+
+    as_rules    it is one of harmony's messages, see thought_grammar.as_rule
+    """
     parts = _rules(tools, form, marks, all_strict=True)
     more = ""
     if form.between is not None and most > 1:
@@ -150,9 +163,14 @@ def _only_calls(
     start = "start: calls"
     grammars, schemas = parts.grammars, parts.schemas
     if instead is not None:
-        start = "start: calls | @instead"
         first, *others = instead.grammars
-        grammars = [*grammars, {**first, "name": "instead"}, *others]
+        if as_rules:
+            rules, others = as_rule(instead, "instead")
+            start = f"start: calls | instead\n{rules}"
+        else:
+            start = "start: calls | @instead"
+            others = [{**first, "name": "instead"}, *others]
+        grammars = [*grammars, *others]
         schemas = schemas | instead.schemas
     section = f"section: {marks.of(form.opens)} {marks.of(form.head)} {_section(form, most, marks)}"
     lark = "\n".join([start, f"calls: section{more}", section, *parts.rules])
@@ -187,14 +205,17 @@ def _among_text(tools: Offered, form: CallForm, most: int, marks: GrammarMarks) 
     return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")
 
 
-def _among_messages(tools: Offered, form: CallForm, marks: GrammarMarks) -> Grammar:
+def _among_messages(
+    tools: Offered, form: CallForm, marks: GrammarMarks, *, thoughts: bool
+) -> Grammar:
     """The same in harmony, where text may only stand in messages."""
     parts = _rules(tools, form, marks, all_strict=False)
     message, channel = marks.of(MESSAGE), marks.of(CHANNEL)
+    told = "analysis|commentary" if thoughts else "commentary"
     lark = "\n".join(
         [
             "start: told* last",
-            f"told: {channel} /analysis|commentary/ {message} told_text",
+            f"told: {channel} /{told}/ {message} told_text",
             marks.after_any("told_text", NEXT),
             f"last: {marks.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
             *parts.rules,

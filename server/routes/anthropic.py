@@ -20,7 +20,7 @@ from server.schema.base import parse
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
-from server.thought_grammar import has_one_end
+from server.thought_grammar import can_limit
 
 router = APIRouter()
 ROUTE = "messages"  # the metrics' name
@@ -81,7 +81,7 @@ async def _read(request: Request, model: type[B]) -> B:
 async def _prepare(state: ServerState, body: MessagesRequest, salt: bytes) -> ChatTurn:
     wanted = asked(body, state.tokenizer)
     thinking = body.thinking
-    if thinking is not None and has_one_end(state.formats.formats.reasoning):
+    if thinking is not None and can_limit(state.formats.formats.reasoning, state.grammar_marks):
         wanted.chat["thinking_token_budget"] = thinking.budget_tokens
     with callers_names(wanted.paths, FIELDS):
         return await prepare_chat(state, wanted.request(), salt, ROUTE, may_end_early=True)

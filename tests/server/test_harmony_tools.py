@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 from fake_engine import FakeServer
 from qwen_writer import PARAMETERS, QUESTION, qwen_server
@@ -52,6 +53,17 @@ def test_a_format_is_that_of_the_final_message(fake: FakeServer, more: dict[str,
     grammar = fake.engine.requests[-1].params.grammar
     assert "/final/" in grammar and "/analysis/" in grammar
     assert ("weather" in grammar) == bool(more)
+
+
+def test_a_limit_of_thoughts_needs_marks_that_are_tokens(fake: FakeServer):
+    body = {**BODY, "extra_body": {"thinking_token_budget": 5}}
+    with pytest.raises(openai.BadRequestError, match="in the format harmony"):
+        fake.client().chat.completions.create(**body)
+    begun = [*QUESTION, {"role": "assistant", "content": "It is "}]
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    extra = body["extra_body"] | goes_on
+    fake.client().chat.completions.create(model="fake", messages=begun, extra_body=extra)
+    assert fake.engine.requests[-1].params.grammar == ""  # thoughts are over
 
 
 def test_an_answer_that_goes_on_has_the_format_at_once(fake: FakeServer):

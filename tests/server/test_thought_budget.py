@@ -12,16 +12,26 @@ from fake_engine import FakeServer
 from llguidance import LLMatcher, LLTokenizer
 from qwen_writer import CAN_BE_QUIET, QUESTION, qwen_server
 from tokenizers import Tokenizer
-from tool_grammars import EOS, accepts, marks_of, tokenizer_with_marks
+from tool_grammars import (
+    EOS,
+    PARAMETERS,
+    accepts,
+    marks_of,
+    request,
+    tokenizer_with_marks,
+    tool,
+)
 
 from server.errors import UnsupportedParameter
 from server.grammar_marks import GrammarMarks
-from server.parsing.formats import REASONING_FORMATS
+from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.structured import json_grammar
-from server.thought_grammar import after_short_thought
+from server.thought_grammar import after_short_thought, in_final_message
+from server.tool_grammar import tool_grammar
 
 THINK = REASONING_FORMATS["think"]
 SEED = REASONING_FORMATS["seed_oss"]
+HARMONY = REASONING_FORMATS["harmony"]
 WORDS = "the quick brown fox jumps over the lazy dog and so on and on"
 
 
@@ -87,8 +97,62 @@ def test_the_form_of_the_answer_follows_the_thought(tokenizer: Tokenizer):
     assert not accepts(tokenizer, grammar, f"{WORDS}{end}", whole=False)
 
 
+HEAD = "<|channel|>analysis<|message|>"
+NEXT = "<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_harmonys_thought_is_one_message_of_so_many_tokens(tokenizer: Tokenizer, budget: int):
+    marks = marks_of(tokenizer)
+    begun = after_short_thought(None, HARMONY, marks, budget, begun=True)
+    assert taken(tokenizer, begun, WORDS) == budget
+    free = after_short_thought(None, HARMONY, marks, budget, begun=False)
+    head = len(tokenizer.encode(HEAD, add_special_tokens=False).ids)
+    assert taken(tokenizer, free, HEAD + WORDS) == head + budget
+    thought = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:budget])
+    for rest in (FINAL + f"{WORDS} {WORDS}", CALL, " to=functions.weather" + CALL):
+        assert accepts(tokenizer, begun, thought + NEXT + rest)
+        assert accepts(tokenizer, free, HEAD + thought + NEXT + rest)
+        assert accepts(tokenizer, free, rest)
+        again = CALL + NEXT + HEAD
+        assert not accepts(tokenizer, free, again, whole=False), "a second thought"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_harmonys_preambles_and_calls_follow_the_thought(tokenizer: Tokenizer, strict: bool):
+    told = f"<|channel|>commentary<|message|>I will look.{NEXT}"
+    tools = [tool("weather", parameters=PARAMETERS, strict=strict)]
+    format, marks = TOOL_FORMATS["harmony"], marks_of(tokenizer)
+    calls = tool_grammar(request(tools=tools), None, format, "", marks, thoughts=False)
+    assert (calls is None) == (not strict)
+    grammar = after_short_thought(calls, HARMONY, marks, 3, begun=False)
+    for before in ("", f"{HEAD}Hm.{NEXT}"):
+        for text in (CALL, told + CALL, told + FINAL + WORDS):
+            assert accepts(tokenizer, grammar, before + text), before + text
+        for text in (f"{told}{HEAD}", f"{HEAD}{WORDS}"):
+            assert not accepts(tokenizer, grammar, before + text, whole=False), before + text
+    assert accepts(tokenizer, grammar, CALL.replace('"Rome"', "1")) == (not strict)
+
+
+def test_the_form_of_harmonys_final_message_follows_the_thought(tokenizer: Tokenizer):
+    marks = marks_of(tokenizer)
+    schema = {"type": "object", "required": ["a"]}
+    wanted = in_final_message(json_grammar(schema, "response_format"), marks)
+    format = TOOL_FORMATS["harmony"]
+    calls = tool_grammar(request(), wanted, format, "", marks, thoughts=False)
+    for answer, may_call in ((wanted, False), (calls, True)):
+        grammar = after_short_thought(answer, HARMONY, marks, 3, begun=False)
+        for before in ("", f"{HEAD}Hm.{NEXT}"):
+            assert accepts(tokenizer, grammar, f'{before}{FINAL}{{"a": 1}}')
+            assert not accepts(tokenizer, grammar, f'{before}{FINAL}{{"b": 1}}')
+            assert accepts(tokenizer, grammar, before + CALL) == may_call
+            assert not accepts(tokenizer, grammar, before + CALL.replace('"Rome"', "1"))
+
+
 @pytest.mark.parametrize("name", ["harmony", "granite"])
-def test_formats_with_several_ends_are_refused_by_name(name: str):
+def test_formats_whose_end_is_no_one_token_are_refused_by_name(name: str):
     with pytest.raises(UnsupportedParameter, match=name) as refused:
         after_short_thought(None, REASONING_FORMATS[name], GrammarMarks({}), 5, begun=True)
     assert refused.value.param == "thinking_token_budget"
