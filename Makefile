@@ -31,9 +31,10 @@ clean:
 	@test -x $(BIN)/pip || $(PYTHON) -c "import sys; \
 		sys.exit(not (3, 11) <= sys.version_info < (3, 14))" || \
 		{ echo "$(PYTHON) is no Python 3.11 to 3.13: name one, such as PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/pip || echo "Installing into .venv: minutes the first time, since PyTorch is large."
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e .
+	$(BIN)/pip install -e .
 	touch $@
 
 .venv/test.stamp: .venv/serve.stamp

@@ -47,7 +47,7 @@ def test_the_report_tells_where_memory_and_time_went():
 
 def test_the_report_tells_the_limits():
     text = report()
-    assert "512 tokens a request | 64 running | 1024 in all | 512 tokens a step" in text
+    assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text
 
 
 def test_a_length_that_only_kv_limits_is_told_as_such():
