@@ -2,10 +2,11 @@
 
 decode_hopper: as decode.py's kernel, with the same plan and the same partial results.
   grid      plan.spec.programs, one an SM
-  load warp (hopper_load_pieces.py) walks all pieces of the program without a pause and runs ahead
+  load warp (decode_hopper_load.py) walks all pieces of the program without a pause and runs ahead
             across pieces, so that memory never waits for the end of one
-  compute   (hopper_piece.py) four warps share a tile of keys; scores and output by mma (m16),
-            online softmax in base 2, float32 accumulation; float8 becomes float16 in registers
+  compute   (decode_hopper_piece.py) four warps share a tile of keys; scores and output by mma
+            (m16), online softmax in base 2, float32 accumulation; float8 becomes float16 in
+            registers
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D], any strides; page_table [B, max_pages]
             int32; pages past a row's length or before its window are not touched
   writes    as decode.py
@@ -35,8 +36,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.kernels.combine import combine
-from attention.kernels.hopper_load_pieces import load_pieces, read_piece
-from attention.kernels.hopper_piece import (
+from attention.kernels.decode_hopper_load import load_pieces, read_piece
+from attention.kernels.decode_hopper_piece import (
     add_values,
     columns,
     fetch_queries,
@@ -46,13 +47,11 @@ from attention.kernels.hopper_piece import (
     without_poison,
     write_whole,
 )
-from attention.kernels.hopper_tile import LOG2E, NOTHING, write_partial
+from attention.kernels.hopper import meet, write_partial
 from attention.kernels.launch import dependent_launch
+from attention.kernels.softmax import LOG2E, NOTHING
 from attention.kv_pool import FP8
 from attention.planner.plan import SplitPlan
-
-# Triton 3.7 renamed it.
-meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 
 @gluon.jit

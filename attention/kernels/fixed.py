@@ -1,8 +1,8 @@
 """Attention over paged KV whose bits depend on a query's own keys: not on the batch, not on chunks.
 
 fixed: rows of any number of tokens, by one kernel.
-  grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes every
-            so-manieth (item, KV head)
+  grid      fixed (plan.spec.programs), so that a graph can replay any step; program p takes work
+            p, p + programs and so on, each an item of a KV head
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             of K and V nothing past the last position that a tile sees
   writes    out [T, heads, D], lse [T, heads]; of cut tiles partial_out and partial_lse of the plan,

@@ -1,7 +1,8 @@
 """merge_pieces: adds up the pieces of KV of tiles that a fixed plan has cut.
 
-grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes every
-          so-manieth (tile, KV head, ROWS packed query rows).  All exit at once if nothing is cut
+grid      fixed (2 * plan.spec.programs), so that a graph can replay any step; program p takes work
+          p, p + programs and so on, each ROWS packed query rows of a tile and KV head.  All exit at
+          once if nothing is cut
 reads     plan.partial_out, partial_lse, items, merges
 writes    out [T, heads, D], lse [T, heads]
 math      float32, base 2: `add_piece` for one piece after the other, as fixed.py does it in

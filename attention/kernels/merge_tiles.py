@@ -1,7 +1,8 @@
 """merge_tiles: merges the partial results of query tiles that were cut along KV.
 
-grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes every
-          so-manieth group of ROWS packed query rows.  With nothing to merge all exit at once
+grid      fixed (plan.spec.programs), so that a graph can replay any step; program p takes work
+          p, p + programs and so on, each ROWS packed query rows of a tile and KV head.  All exit at
+          once if nothing is cut
 reads     plan.partial_out, partial_lse, items, merges
 writes    out [T, heads, D], lse [T, heads]
 math      float32, base 2; pieces are summed in their order: same plan, same bits

@@ -4,10 +4,10 @@ prefill_hopper
   grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes the
             next (item, KV head) from the queue, longest items first, KV heads in such sections
             that what is in work stays in the L2 cache
-  warps     one loads Q, K and V by TMA, K and V a page a box (hopper_load.py); two groups of four
-            each attend with half of a tile's rows (hopper_tile.py), and take turns at starting
-            products, so that one multiplies while the other exponentiates; meanwhile the next
-            tile's Q is loaded
+  warps     one loads Q, K and V by TMA, K and V a page a box (prefill_hopper_load.py); two groups
+            of four each attend with half of a tile's rows (prefill_hopper_tile.py), and take turns
+            at starting products, so that one multiplies while the other exponentiates; meanwhile
+            the next tile's Q is loaded
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             nothing of pages past a row's length, or before a tile's window
   writes    out [T, heads, D], lse [T, heads]; of tiles cut along KV partial_out, partial_lse as
@@ -34,20 +34,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
-from attention.kernels.hopper_load import produce
-from attention.kernels.hopper_tile import (
+from attention.kernels.hopper import write_partial
+from attention.kernels.launch import dependent_launch
+from attention.kernels.merge_tiles import merge_tiles
+from attention.kernels.prefill_hopper_load import produce
+from attention.kernels.prefill_hopper_tile import (
     AT_K,
     AT_Q,
     AT_V,
     FIELDS,
     HALF,
-    LOG2E,
     attend,
-    write_partial,
     write_whole,
 )
-from attention.kernels.launch import dependent_launch
-from attention.kernels.merge_tiles import merge_tiles
+from attention.kernels.softmax import LOG2E
 from attention.planner.tiles import TilePlan
 
 

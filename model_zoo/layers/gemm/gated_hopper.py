@@ -1,9 +1,9 @@
 """silu(gate) * up of many rows on Hopper (sm_90), in Gluon: gates, ups and their product in one.
 
 gated_hopper
-  grid      one program a multiprocessor, or fewer if there are fewer tiles; a program takes every
-            so many-th tile.  Tiles of a group of rows follow each other down the rows, so that the
-            programs that run together read the same few rows of W, and x stays in the L2 cache
+  grid      one program a multiprocessor, or fewer if there are fewer tiles; program p takes tiles
+            p, p + programs and so on.  Tiles of a group of rows follow each other down the rows, so
+            that programs that run together read the same few rows of W, and x stays in the L2 cache
   tile      128 rows of x by 128 gates and the 128 ups that belong to them, from rows of W that lie
             `apart`: both sums of a result are in the same thread
   warps     one loads x and W by TMA into a ring of stages, running ahead into the next tile; two
@@ -29,12 +29,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from attention.kernels.softmax import LOG2E
+
 GROUPS = gl.constexpr(2)  # of four warps that multiply
 ROWS = gl.constexpr(64)  # of x that a group has
 HALF = gl.constexpr(128)  # gates of a tile
 DEPTH = gl.constexpr(64)  # columns of a stage: 128 bytes, the widest swizzle
 STAGES = gl.constexpr(4)
-LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit

@@ -34,8 +34,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Triton 3.7 renamed it.
-meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+from attention.kernels.hopper import meet
+
 AT_ONCE = gl.constexpr(16)  # numbers that a thread reads together where it sums parts
 
 

@@ -1,4 +1,4 @@
-"""Parts of prefill_hopper: what a consumer does with a block of K and V, and with its sums."""
+"""Parts of prefill_hopper: what the warps that compute do with a tile of queries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
-# The running maximum of a query that has seen no key: finite, so that no difference is NaN.
-NOTHING = gl.constexpr(-1.0e30)
+from attention.kernels.softmax import LN2, LOG2E, NOTHING
+
 HALF = gl.constexpr(64)  # packed query rows of a consumer: half a tile
 FIELDS = gl.constexpr(8)  # of an item
 # Where barriers of Q, K and V begin among those that tell of full, or of empty, buffers.  Few
@@ -218,17 +216,3 @@ def write_whole(
     at = (q_start + r // GROUP).to(gl.int64) * out_token + (head * GROUP + r % GROUP) * out_head
     inside = (r < q_len * GROUP)[:, None] & (d < D)[None, :]
     gl.store(OUT + at[:, None] + d[None, :], stage.load(wide), mask=inside)
-
-
-@gluon.jit
-def write_partial(acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D: gl.constexpr):
-    """The result of a piece of a tile's KV, for merge_tiles.py; slot [64] int64."""
-    some = gl.where(total == 0.0, 1.0, total)
-    lse = gl.where(total == 0.0, float("-inf"), m + gl.log2(some))
-    gl.store(PARTIAL_LSE + slot, lse, mask=real)
-    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    acc = acc / gl.convert_layout(some, rows)[:, None]
-    d = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-    at = gl.convert_layout(slot, rows)[:, None] * D + d[None, :]
-    inside = gl.convert_layout(real, rows)[:, None] & (d < D)[None, :]
-    gl.store(PARTIAL_OUT + at, acc, mask=inside)

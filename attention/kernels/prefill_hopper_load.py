@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from attention.kernels.hopper_tile import AT_K, AT_Q, AT_V, FIELDS, HALF
+from attention.kernels.prefill_hopper_tile import AT_K, AT_Q, AT_V, FIELDS, HALF
 
 # Bytes of K and V that programs should work on at a time: what stays in the L2 cache.
 CACHED = gl.constexpr(20 << 20)

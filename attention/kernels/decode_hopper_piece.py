@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 
-from attention.kernels.hopper_tile import LN2, LOG2E
+from attention.kernels.softmax import LN2, LOG2E
 
 EXPONENT = gl.constexpr(0x7F800000)  # of a float32
 LARGEST = gl.constexpr(253 << 23)  # power of two whose inverse is a normal number

@@ -1,0 +1,23 @@
+"""What the kernels for Hopper share."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# Triton 3.7 renamed it.
+meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
+
+@gluon.jit
+def write_partial(acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D: gl.constexpr):
+    """The result of a piece of KV, for combine.py or merge_tiles.py; slot [rows] int64."""
+    some = gl.where(total == 0.0, 1.0, total)
+    lse = gl.where(total == 0.0, float("-inf"), m + gl.log2(some))
+    gl.store(PARTIAL_LSE + slot, lse, mask=real)
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    acc = acc / gl.convert_layout(some, rows)[:, None]
+    d = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    at = gl.convert_layout(slot, rows)[:, None] * D + d[None, :]
+    inside = gl.convert_layout(real, rows)[:, None] & (d < D)[None, :]
+    gl.store(PARTIAL_OUT + at, acc, mask=inside)
