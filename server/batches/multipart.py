@@ -33,8 +33,8 @@ def boundary_of(content_type: str) -> bytes:
     if header.get_content_type() != "multipart/form-data":
         kind = content_type.partition(";")[0].strip()[:60] or "not given"
         raise UnsupportedMediaType(f"the content type is `{kind}`: send `multipart/form-data`")
-    boundary = header.get_param("boundary")
-    if not isinstance(boundary, str) or not BOUNDARY.fullmatch(boundary):
+    boundary = _parameter(header, "content-type", "boundary")
+    if boundary is None or not BOUNDARY.fullmatch(boundary):
         raise RequestError(
             "the content type has no valid boundary: use a client's own way to send forms",
             code="invalid_multipart",
@@ -132,10 +132,25 @@ def _names(head: bytes) -> tuple[str, str | None]:
         if key.strip().lower() == "content-disposition":
             header = Message()
             header["content-disposition"] = value.strip().replace("\r", " ").replace("\n", " ")
-            name = header.get_param("name", header="content-disposition")
-            if isinstance(name, str) and name:
-                return name, header.get_filename()
+            name = _parameter(header, "content-disposition", "name")
+            if name:
+                return name, _parameter(header, "content-disposition", "filename")
     raise _broken("a part has no Content-Disposition with a name")
+
+
+def _parameter(message: Message, header: str, name: str) -> str | None:
+    """A parameter of a header.
+
+    One that says in which charset it is, filename*=utf-8''a%20b, is read as UTF-8 in any case: with
+    other charsets Python raises, or makes half a surrogate pair.
+    """
+    try:
+        value = message.get_param(name, header=header)
+    except ValueError:  # filename*99...99=a, with thousands of digits
+        raise _broken(f"the parameters of {header} cannot be read") from None
+    if isinstance(value, tuple):
+        return value[2].encode("latin-1", "replace").decode("utf-8", "replace")
+    return value
 
 
 def _broken(why: str) -> RequestError:

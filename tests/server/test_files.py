@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from server.batches.database import Database, DataError
 from server.batches.files import FileStore
-from server.batches.multipart import MultipartReader
+from server.batches.multipart import MultipartReader, boundary_of
 from server.errors import NotFound, RateLimited, RequestError
 
 DAY = 86400
@@ -307,6 +307,9 @@ def test_no_body_breaks_the_reader_of_forms(noise: bytes, cuts: list[int], begun
         ("form-data; name=a", ("a", None)),
         ('form-data; name="file"; filename="b c.jsonl"', ("file", "b c.jsonl")),
         ("form-data; name=\"file\"; filename*=utf-8''%C3%A4.jsonl", ("file", "\u00e4.jsonl")),
+        ("form-data; name=\"file\"; filename*=undefined''a.jsonl", ("file", "a.jsonl")),
+        ("form-data; name=\"file\"; filename*=\0''a.jsonl", ("file", "a.jsonl")),
+        ("form-data; name=\"file\"; filename*=utf-7''+2AA-", ("file", "+2AA-")),
         ('FORM-DATA; NAME="file"; filename=""', ("file", "")),
     ],
 )
@@ -315,6 +318,15 @@ def test_names_of_parts_are_read_as_clients_write_them(
 ):
     body = b"--bound\r\nContent-Type: x\r\nContent-Disposition: %b\r\n\r\nv\r\n--bound--"
     assert read_in_pieces(body % header.encode(), [])[0][:2] == list(expected)
+
+
+def test_parameters_that_cannot_be_read_are_refused():
+    many = "9" * 5000  # more digits than Python turns into a number
+    head = f"Content-Disposition: form-data; name=file; filename*{many}=a\r\n\r\n"
+    with pytest.raises(RequestError, match="content-disposition cannot be read"):
+        read_in_pieces(b"--bound\r\n" + head.encode(), [])
+    with pytest.raises(RequestError, match="content-type cannot be read"):
+        boundary_of(f"multipart/form-data; boundary*{many}=b")
 
 
 async def test_reading_a_large_form_takes_no_longer_for_what_it_holds(server: BatchServer):
