@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import (
@@ -21,7 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
+from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, FinishReason, Ready, Stats
 from server.gathered import Gathered
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,6 +40,13 @@ WHOLE = (
     327.68, 655.36,
 )  # fmt: skip
 PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
+# Values of a counter's label that begin at 0: no rate sees the first number of a series.
+KNOWN: dict[str, tuple[str, ...]] = {
+    "requests": get_args(FinishReason),
+    "admission_rejections": ("queue_full",),
+    "aborted": ("disconnect", "error"),
+    "batch_lines": ("completed", "failed"),
+}
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 # alias -> native histogram
@@ -97,7 +105,11 @@ class Metrics(Collector):
         self._generated = self._histogram("request_generation_tokens", "Tokens generated.", TOKENS)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"wavefill_{name}", text, ("model_name", *labels), registry=self._registry)
+        own = self._registry
+        counter = Counter(f"wavefill_{name}", text, ("model_name", *labels), registry=own)
+        for value in KNOWN.get(name, ()):
+            counter.labels(*self._label.values(), value)
+        return counter
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(

@@ -86,6 +86,19 @@ def test_native_names_follow_the_rules_of_prometheus(metrics: Metrics):
             assert ends_in_total == (family.type == "counter") or "_created" in sample.name
 
 
+def test_what_has_not_happened_yet_is_counted_as_0(metrics: Metrics):
+    lines = metrics.render().decode().splitlines()
+    for name, label, known in (
+        ("requests", "finished_reason", {"stop", "length", "abort", "error"}),
+        ("admission_rejections", "reason", {"queue_full"}),
+        ("aborted", "by", {"disconnect", "error"}),
+        ("batch_lines", "outcome", {"completed", "failed"}),
+    ):
+        found = {line for line in lines if line.startswith(f"wavefill_{name}_total{{")}
+        labels = {re.search(f'{label}="(.*?)"', line)[1] for line in found}  # type: ignore[index]
+        assert labels == known and all(line.endswith(" 0.0") for line in found)
+
+
 def test_the_engines_numbers_are_read_at_the_scrape(metrics: Metrics):
     found = values(metrics)
     assert found["wavefill_requests_running"] == found["vllm:num_requests_running"] == 3
