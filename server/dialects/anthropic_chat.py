@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -22,8 +22,6 @@ from server.schema.anthropic import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from server.schema.base import parse
-from server.schema.chat import ChatRequest
 from server.tokenizer import ChatTokenizer
 
 # For callers_names: ChatRequest's name of a field -> Anthropic's
@@ -37,18 +35,11 @@ FIELDS = {
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class Asked(NamedTuple):
-    """A ChatRequest, and where each of its messages came from in the caller's body."""
+def asked(body: CountRequest, tokenizer: ChatTokenizer) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a ChatRequest, and where each of its messages came from in the body.
 
-    chat: dict[str, Any]
-    paths: list[str]
-
-    def request(self) -> ChatRequest:
-        return parse(ChatRequest, self.chat)
-
-
-def asked(body: CountRequest, tokenizer: ChatTokenizer) -> Asked:
-    """Raises RequestError for what the model cannot do."""
+    Raises RequestError for what the model cannot do.
+    """
     messages, paths = _messages(body)
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     last = messages[-1]
@@ -71,7 +62,7 @@ def asked(body: CountRequest, tokenizer: ChatTokenizer) -> Asked:
             "stop": body.stop_sequences,
             "stream": body.stream,
         }
-    return Asked(chat, paths)
+    return chat, paths
 
 
 def _check_prefill(last: dict[str, Any], path: str) -> None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat_service import ChatTurn, chat_prompt, prepare_chat
+from server.chat_service import chat_prompt, prepare_chat
 from server.dialects.anthropic_chat import FIELDS, asked
 from server.dialects.anthropic_checks import UNSUPPORTED, check_turns, refuse_known
 from server.dialects.anthropic_events import STREAM, MessageEvents, whole_message
@@ -17,9 +17,10 @@ from server.dialects.names import callers_names
 from server.routes.body import read_checked
 from server.schema.anthropic import CountRequest, MessagesRequest
 from server.schema.base import parse
+from server.schema.chat import ChatRequest
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
-from server.state import ServerState, prefix_salt, state_of
+from server.state import prefix_salt, state_of
 from server.thought_grammar import can_limit
 
 router = APIRouter()
@@ -35,8 +36,10 @@ B = TypeVar("B", bound=CountRequest)
 )
 async def messages(request: Request) -> Response:
     state = state_of(request)
-    body = await _read(request, MessagesRequest)
-    turn = await _prepare(state, body, prefix_salt(request, None))
+    body, chat, paths = await _read(request, MessagesRequest)
+    with callers_names(paths, FIELDS):
+        salt = prefix_salt(request, None)
+        turn = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
     if body.stream:
 
@@ -59,32 +62,29 @@ async def messages(request: Request) -> Response:
     openapi_extra=openapi_body(CountRequest),
 )
 async def count_tokens(request: Request) -> Response:
-    state = state_of(request)
-    body = await _read(request, CountRequest)
-    wanted = asked(body, state.tokenizer)
-    with callers_names(wanted.paths, FIELDS):
-        _, prompt = await chat_prompt(state, wanted.request())
+    _, chat, paths = await _read(request, CountRequest)
+    with callers_names(paths, FIELDS):
+        _, prompt = await chat_prompt(state_of(request), chat)
     return _json(orjson.dumps({"input_tokens": len(prompt)}))
 
 
-async def _read(request: Request, model: type[B]) -> B:
-    def checked(fields: dict[str, Any]) -> B:
+async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[str]]:
+    """The checked body, what it asks for, and where each message of that came from."""
+    state = state_of(request)
+
+    def checked(fields: dict[str, Any]) -> tuple[B, ChatRequest, list[str]]:
         refuse_known(fields)
         body = parse(model, fields, UNSUPPORTED)
         body.check()
         check_turns(body.messages)
-        return body
+        wanted, paths = asked(body, state.tokenizer)
+        reasoning, thinking = state.formats.formats.reasoning, body.thinking
+        if thinking is not None and can_limit(reasoning, state.grammar_marks):
+            wanted["thinking_token_budget"] = thinking.budget_tokens
+        with callers_names(paths, FIELDS):
+            return body, parse(ChatRequest, wanted), paths
 
     return await read_checked(request, checked)
-
-
-async def _prepare(state: ServerState, body: MessagesRequest, salt: bytes) -> ChatTurn:
-    wanted = asked(body, state.tokenizer)
-    thinking = body.thinking
-    if thinking is not None and can_limit(state.formats.formats.reasoning, state.grammar_marks):
-        wanted.chat["thinking_token_budget"] = thinking.budget_tokens
-    with callers_names(wanted.paths, FIELDS):
-        return await prepare_chat(state, wanted.request(), salt, ROUTE, may_end_early=True)
 
 
 def _json(body: bytes) -> Response:
