@@ -36,7 +36,11 @@ def forecasts(config: EngineConfig, capability: tuple[int, int]) -> list[Forecas
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     if capability[0] != 9 or dtype not in HALVES or config.deterministic:
         return []
-    found = [Forecast(partial(sample, model.vocab_size, dtype), ("trim_rows", "finish_rows"))]
+    found = [
+        Forecast(partial(sample, model.vocab_size, dtype), ("trim_rows", "finish_rows")),
+        # With a logit bias.  Nobody waits for it: most rows need the first one.
+        Forecast(partial(sample, model.vocab_size, "float32"), ()),
+    ]
     if (
         config.attention in ("auto", "flash2")
         and config.split_planner in ("auto", "uneven")
@@ -72,8 +76,8 @@ def attend(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> 
     prefill_hopper(q, kv, kv, table, tiles, q, scale=head_dim**-0.5, beside=True)
 
 
-def sample(vocab: int, dtype: Half) -> None:
-    """Tokens from logits, as runtime/whole_step.py has them chosen."""
+def sample(vocab: int, dtype: Half | Literal["float32"]) -> None:
+    """Tokens from logits, as whole_step.py and special_rows.py have them chosen."""
     _compile_only()
     import torch
 

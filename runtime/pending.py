@@ -43,7 +43,10 @@ class Pending:
         pooled: Pooled | None,
         device: torch.device,
     ) -> None:
-        """chosen: tokens that the step itself chose; the other arguments are of the rest."""
+        """chosen: tokens that the step itself chose; the other arguments are of the rest.
+
+        drawn_rows: those for which `drawn` has tokens, and behind them any that it only scored
+        """
         self._num_rows = num_rows
         self._chosen = chosen
         self._rows = drawn_rows
@@ -76,7 +79,8 @@ class Pending:
                     errors[row] = NOT_FINITE
         if self._drawn is not None:
             chosen, usable, *arrived = arrived
-            for row, token, fine in zip(self._rows, chosen.tolist(), usable.tolist(), strict=True):
+            rows = self._rows[: len(chosen)]
+            for row, token, fine in zip(rows, chosen.tolist(), usable.tolist(), strict=True):
                 tokens[row] = token
                 if not fine:
                     errors[row] = NOT_FINITE

@@ -22,6 +22,7 @@ from runtime.sampler import Allowed, Drawn, draw
 from runtime.slots import Slots
 
 if TYPE_CHECKING:
+    from runtime.special_rows import Left
     from runtime.steps import Steps
 
 
@@ -60,6 +61,7 @@ class Runner:
                 device=device,
             )
         self._chosen: Chosen | None = None
+        self._left: Left | None = None
         self._drawn_rows: Ints = np.zeros(0, dtype=np.int64)
         self._logits: Tensor | None = None
         self._prompt_scores: list[PromptScores] = []
@@ -105,11 +107,9 @@ class Runner:
 
     def _launch(self, steps: Steps, batch: Batch) -> tuple[Tensor, bool]:
         launched = steps.launch(batch)
-        self._chosen, self._drawn_rows = launched.chosen, launched.special
-        self._logits = None
-        if len(self._drawn_rows):
-            rows = upload(self._drawn_rows, self.device)
-            self._logits = launched.outcome.logits.index_select(0, rows)
+        self._chosen, self._left = launched.chosen, launched.left
+        self._drawn_rows = launched.left.rows
+        self._logits = launched.outcome.logits if launched.left else None
         return launched.outcome.hidden, launched.every_state
 
     @torch.inference_mode()
@@ -118,15 +118,21 @@ class Runner:
         drawn: Drawn | None = None
         rows = self._drawn_rows
         if self._logits is not None:
-            ends = batch.starts + batch.q_lens
-            allowed = None if masks is None else _allowed(masks, rows)
-            drawn = draw(self._logits, self._slots, batch.slots[rows], ends[rows], allowed)
+            drawn = self._draw(self._logits, batch, masks)
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
         pooled, self._pooled = self._pooled, None
         return Pending(
             len(batch.slots), self._chosen, rows.tolist(), drawn, scores, pooled, self.device
         )
+
+    def _draw(self, logits: Tensor, batch: Batch, masks: Masks | None) -> Drawn:
+        if self.steps is not None and self._left is not None:
+            allowed = None if masks is None else _allowed(masks, self._left.special)
+            return self.steps.special_rows.draw(logits, self._left, batch, allowed)
+        rows, ends = self._drawn_rows, batch.starts + batch.q_lens
+        allowed = None if masks is None else _allowed(masks, rows)
+        return draw(logits, self._slots, batch.slots[rows], ends[rows], allowed)
 
 
 def _allowed(masks: Masks, drawn: Ints) -> Allowed:

@@ -1,8 +1,8 @@
 """Logits -> tokens.  Rows that ask for nothing pay for nothing.
 
     what the row's grammar does not allow is masked
-    -> logit bias; repetition, presence and frequency penalties; stop ids masked before min_tokens;
-       then all but the allowed tokens, and what would complete a banned sequence
+    -> logit bias; what would complete a banned sequence is pushed down; repetition, presence and
+       frequency penalties; stop ids masked before min_tokens; then all but the allowed tokens
     -> greedy rows take the largest logit
     -> others: temperature, top-k, top-p of what top-k left, min-p; then one draw by the inverse of
        the cumulative distribution
@@ -36,7 +36,8 @@ PIECE = 5 << 20  # logits drawn at once: 32 rows of 160,000, enough to keep a GP
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """tokens [R] int64 and usable [R] bool on the device; scores of `scored`, some of the rows."""
+    """tokens [R], integers, and usable [R], bool or int8, on the device; scores of `scored`, some
+    of the rows."""
 
     tokens: Tensor
     usable: Tensor  # False: the row's logits are not finite, and its token means nothing
@@ -226,6 +227,8 @@ def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, posit
         bias = slots.bias[slot_ids[row]]
         assert bias is not None
         logits[row, bias[0]] += bias[1]
+    for row in np.flatnonzero(params["banned"]).tolist():
+        slots.sets.ban(logits[row], int(slot_ids[row]))
     if params["penalties"].any():
         _penalize(logits, slots, slot_ids, params)
     too_early = positions - params["prompt_len"] < params["min_tokens"]
@@ -233,8 +236,6 @@ def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, posit
         _mask_stop_ids(logits, slots, slot_ids, np.flatnonzero(too_early))
     for row in np.flatnonzero(params["allowed"]).tolist():
         slots.sets.keep_allowed(logits[row], int(slot_ids[row]))
-    for row in np.flatnonzero(params["banned"]).tolist():
-        slots.sets.ban(logits[row], int(slot_ids[row]))
 
 
 def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:

@@ -30,17 +30,22 @@ ROW_WORDS = WIDTH.value
 
 
 def is_special(params: SamplingParams) -> bool:
-    """Whether sampling needs what the kernels do not do, and runtime/sampler.py does.
+    """Whether logits have to be changed in other ways than `sample` does before it chooses.
 
-    Grammars, pooling and scores of prompts are not looked at: they are no matter of one token.
+    runtime/special_rows.py does it, behind the step.
     """
     return (
         bool(params.logit_bias)
         or bool(params.allowed_ids)
         or bool(params.banned)
-        or params.logprobs is not None
-        or (params.min_tokens > 0 and len(params.stop_ids) > STOP_IDS)
+        or bool(params.grammar)
+        or has_many_stop_ids(params)
     )
+
+
+def has_many_stop_ids(params: SamplingParams) -> bool:
+    """Whether more ids are masked before min_tokens than a row of the state holds."""
+    return params.min_tokens > 0 and len(params.stop_ids) > STOP_IDS
 
 
 class SamplerState:
@@ -97,8 +102,8 @@ def _packed(new: NewRow, vocab_size: int) -> tuple[Any, ...]:
     top_k = params.top_k if 0 < params.top_k < vocab_size else 0
     seed = new.seed & 0xFFFF_FFFF_FFFF_FFFF
     min_p = min(params.min_p, 1.0)  # the most likely token always stays
-    early = params.min_tokens > 0
-    assert not (early and len(params.stop_ids) > STOP_IDS), "is_special: the kernels cannot mask it"
+    # A grammar settles where its row may end; stop ids that are too many are masked beforehand.
+    early = params.min_tokens > 0 and not params.grammar and not has_many_stop_ids(params)
     stop_ids = params.stop_ids if early else ()
     return (
         new.slot,

@@ -67,8 +67,7 @@ class Slots:
         self.pools = Pools()
         self.numbers = Numbers(num_slots)
         self._counts: Tensor | None = None
-        # Whose tokens `sampler.draw` chooses: all, unless Steps does it for most.
-        self.special = np.ones(num_slots, dtype=np.bool_)
+        self.eager = True  # `sampler.draw` chooses the tokens; else Steps do, with all they need
         self._num_pages = np.zeros(num_slots, dtype=np.int64)
 
     @property
@@ -115,13 +114,15 @@ class Slots:
         self._num_pages[slot] = 0
         self.before[slot] = None
         self.stop_ids[slot] = params.stop_ids
-        self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
-        self.sets.start_over(slot, params, row.history[row.prompt_len :])
+        self.sets.start_banning(slot, params, row.history[row.prompt_len :])
         self.pools.start_over(row)
-        self.numbers.start_over(slot)
         self.params[slot] = _columns(row)
-        if params.has_penalties and self.special[slot]:
-            self._count(row)
+        if self.eager:
+            self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
+            self.sets.start_over(slot, params)
+            self.numbers.start_over(slot)
+            if params.has_penalties:
+                self._count(row)
 
     def _upload_bias(self, bias: dict[int, float]) -> tuple[Tensor, Tensor]:
         ids = np.fromiter(bias.keys(), np.int64, len(bias))

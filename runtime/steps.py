@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
@@ -19,20 +18,22 @@ from runtime.inputs import Model
 from runtime.results import Arrival
 from runtime.sampler_state import ROW_WORDS, SamplerState, is_special
 from runtime.slots import Slots
+from runtime.special_rows import Left, SpecialRows
 from runtime.step_buffers import Layout, StepBuffers
 from runtime.whole_step import Outcome, WholeStep
 
 NOTHING = make_batch()
 NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
+NOTHING_LEFT = Left(NO_ROWS, NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step that is queued.  `special`: rows that sample, but not within the step."""
+    """A step that is queued, and what is left to do behind it."""
 
     outcome: Outcome
     every_state: bool  # its hidden states are those of all tokens
-    special: NDArray[np.int64]
+    left: Left
     chosen: Arrival
 
 
@@ -51,6 +52,11 @@ class Steps:
         buckets = Buckets(most_rows, most_tokens)
         self._model, self._slots = model, slots
         self._sampler = SamplerState(most_rows, slots.vocab_size, device)
+        self.special_rows = SpecialRows(slots, self._sampler)
+        slots.eager = False
+        # Of slots: whose tokens a step does not choose, and whose it does, but does not score.
+        self._special = np.zeros(most_rows, dtype=np.bool_)
+        self._scored = np.zeros(most_rows, dtype=np.bool_)
         self._buffers = StepBuffers(buckets.largest, device)
         self._step = WholeStep(
             model,
@@ -73,47 +79,51 @@ class Steps:
         self.graphs.capture_missed()
         bucket = self.graphs.fit(len(batch.tokens), len(batch.slots))
         layout = Layout.of(bucket)
-        plain = self._begin(batch, layout)
+        new_rows = self._begin(batch, layout)
         pages_before = self._slots.begin_on_host(batch)
         if len(batch.new_pages) > layout.page_room:
             self._slots.append_pages(batch, pages_before)
             pages_before = pages_before + batch.num_new_pages
             none = np.zeros(len(batch.slots), dtype=np.int64)
             batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
-        sample_slots, special = self._who_samples(batch)
-        self._buffers.send(bucket, batch, pages_before, sample_slots, plain, self._sampler)
+        sample_slots, left = self._who_samples(batch)
+        self._buffers.send(bucket, batch, pages_before, sample_slots, new_rows, self._sampler)
         every_state = self._slots.wants_every_state(batch)
         outcome = self.graphs.run(bucket, every_state=every_state)
         chosen = self._step.results.fetch(bucket.rows)
-        return Launched(outcome, every_state, special, chosen)
+        return Launched(outcome, every_state, left, chosen)
 
-    def _who_samples(self, batch: Batch) -> tuple[Ints, Ints]:
-        """The slots whose tokens the step chooses, -1 in other rows; and special rows."""
+    def _who_samples(self, batch: Batch) -> tuple[Ints, Left]:
+        """The slots whose tokens the step chooses, -1 in other rows; and what it leaves to do."""
         slots, samples = batch.slots, batch.sample
-        special = self._slots.special[slots] & samples
-        if batch.decode_rows == len(slots) and not np.count_nonzero(special):
-            return slots, NO_ROWS
-        return np.where(samples & ~special, slots, -1), special.nonzero()[0]
+        special, scored = self._special[slots] & samples, self._scored[slots] & samples
+        left = NOTHING_LEFT
+        if np.count_nonzero(special | scored):
+            left = Left(special.nonzero()[0], scored.nonzero()[0])
+        if batch.decode_rows == len(slots) and not len(left.special):
+            return slots, left
+        return np.where(samples & ~special, slots, -1), left
 
     def _begin(self, batch: Batch, layout: Layout) -> list[NewRow]:
-        """Those of the new rows whose tokens the step will choose, as many as its block can take.
+        """The new rows, as many as the step's block can take.
 
         The slots of the others learn at once what is asked of them.
         """
-        plain: list[NewRow] = []
-        for row in batch.new_rows:
-            special = is_special(row.params) or bool(row.params.grammar)
-            self._slots.special[row.slot] = special
-            if not special:
-                plain.append(row)
-                if row.params.has_penalties:
-                    self._sampler.count(row.slot, row.history, row.prompt_len)
-        rest = plain[layout.num_new_rows :]
+        new_rows = batch.new_rows
+        for row in new_rows:
+            special = is_special(row.params)
+            scored = row.params.logprobs is not None
+            self._special[row.slot], self._scored[row.slot] = special, scored and not special
+            if special or scored:
+                self.special_rows.start_over(row)
+            if row.params.has_penalties:
+                self._sampler.count(row.slot, row.history, row.prompt_len)
+        rest = new_rows[layout.num_new_rows :]
         if rest:
             block = np.empty((len(rest), ROW_WORDS), dtype=np.int32)
             self._sampler.pack(rest, block)
             self._sampler.apply(upload(block, self._slots.device))
-        return plain[: layout.num_new_rows]
+        return new_rows[: layout.num_new_rows]
 
     def _rehearse(self, bucket: Bucket) -> None:
         """Run a step without rows, which changes nothing, through as few layers as tell all."""

@@ -49,14 +49,20 @@ class TokenSets:
             self._recent = torch.full(shape, NOTHING, dtype=torch.int64, device=self._device)
         return self._recent
 
-    def start_over(self, slot: int, params: SamplingParams, answer: Sequence[int]) -> None:
-        """A sequence moves in that has said `answer` so far (only used if it bans something)."""
+    def start_over(self, slot: int, params: SamplingParams) -> None:
+        """A sequence moves in: what it allows and reports."""
         self._allowed[slot] = self._upload(params.allowed_ids) if params.allowed_ids else None
         self._reported[slot] = self._upload(params.logprob_ids) if params.logprob_ids else None
+
+    def start_banning(self, slot: int, params: SamplingParams, answer: Sequence[int]) -> None:
+        """The same, of what it bans; `answer` is what it has said so far."""
         self._banned[slot] = self._table(params.banned) if params.banned else None
         if params.banned:
             last = list(answer[-WINDOW:])
             self.recent[slot] = self._upload([NOTHING] * (WINDOW - len(last)) + last)
+
+    def banned(self, slot: int) -> Banned | None:
+        return self._banned[slot]
 
     def _table(self, banned: Sequence[Sequence[int]]) -> Banned:
         width = max(map(len, banned)) - 1

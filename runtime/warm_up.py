@@ -11,6 +11,7 @@ from runtime.messages import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9)
+LISTED = SamplingParams(max_tokens=1, allowed_ids=(0,))
 # All that takes memory when rows ask for it; a token's history is needed, too.
 EVERYTHING = SamplingParams(
     max_tokens=2,
@@ -24,6 +25,7 @@ EVERYTHING = SamplingParams(
     min_tokens=1,
     stop_ids=(0,),
     logprobs=20,
+    banned=((0, 0),),
 )
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, prompt_logprobs=20)
 SCORED_TOKENS = 256
@@ -66,7 +68,7 @@ def every_kind(resolved: Resolved) -> Iterator[Batch]:
     most_rows = resolved.max_num_seqs if on_gpu else 1
     for rows in _powers(1, most_rows):
         yield decode_rows(resolved, rows, DRAWN)
-    for params in (GREEDY, EVERYTHING):
+    for params in (GREEDY, LISTED, EVERYTHING):
         yield decode_rows(resolved, 1, params)
     if resolved.max_num_seqs > 1 and longest > 1:
         yield mixed(resolved, min(7, longest - 1))

@@ -31,7 +31,10 @@ from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from runtime.kernels.prepare import prepare
 from runtime.kernels.sample import sample
+from runtime.kernels.sample_limit import ban, limit, shift
+from runtime.kernels.sample_scores import Scored, score
 from runtime.sampler_state import ROW_WORDS, SamplerState
+from runtime.token_sets import WINDOW, Banned
 
 META = torch.device("meta")
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -233,6 +236,17 @@ def call_sample(dtype: torch.dtype) -> None:
     sample(tensor(ROWS, vocab, dtype=dtype), slots, positions, state, last_token, tokens, usable)
 
 
+def call_special(dtype: torch.dtype) -> None:
+    logits = tensor(ROWS, 151936, dtype=dtype)
+    numbers, words = tensor(ROWS, dtype=INT32), tensor(1 << 20, dtype=INT32)
+    aside = tensor(ROWS, 151936, dtype=FP32)
+    limit(logits, numbers, numbers, words, aside)
+    shift(aside, numbers, numbers, numbers)
+    ids = tensor(ROWS, 7, dtype=torch.int64)
+    ban(aside[0], Banned(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
+    score(logits, Scored(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), 20)
+
+
 SHIPPED: dict[str, Callable[[], None]] = {
     "planner": call_planner,
     "tiler": call_tiler,
@@ -241,6 +255,8 @@ SHIPPED: dict[str, Callable[[], None]] = {
     "gated fp16": partial(call_gated, torch.float16),
     "sample bf16": partial(call_sample, BF16),
     "sample fp32": partial(call_sample, FP32),
+    "special bf16": partial(call_special, BF16),
+    "special fp32": partial(call_special, FP32),
 }
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)

@@ -190,7 +190,7 @@ def test_who_wants_what_is_being_forecast_waits_for_it_and_a_job_that_dies_is_an
 
 @pytest.mark.parametrize(
     ("wish", "number"),
-    [({}, 2), ({"deterministic": True}, 0), ({"dtype": "float32"}, 0), ({"attention": "mha"}, 1)],
+    [({}, 3), ({"deterministic": True}, 0), ({"dtype": "float32"}, 0), ({"attention": "mha"}, 2)],
 )
 def test_only_what_will_be_used_is_forecast(tmp_path: Path, wish: dict[str, object], number: int):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))

@@ -17,11 +17,14 @@ from attention.kv_pool import KVPool
 from model_zoo.config import read_config
 from model_zoo.loader import load_model
 from runtime import step_buffers
+from runtime.batch import Batch
 from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.executor import Local
 from runtime.messages import Output, Pooling, Request, SamplingParams
 from runtime.runner import Runner
+from runtime.sampler import Allowed, Drawn
+from runtime.special_rows import Left
 from runtime.step_buffers import Layout
 from runtime.steps import Steps
 
@@ -201,6 +204,28 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
                 got[output.id].append(output)
         found.append([told(got[request.id])[0] for request in wanted])
     assert found[0] == found[1] and all(len(tokens) == 5 for tokens in found[0])
+
+
+def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
+    engine, runner = make_engine(checkpoint, device, whole_steps=True, pages=20)
+    assert runner.steps is not None
+    behind, found = runner.steps.special_rows, list[tuple[list[int], list[int]]]()
+    draw = behind.draw
+
+    def note(logits: torch.Tensor, left: Left, batch: Batch, allowed: Allowed | None) -> Drawn:
+        found.append((batch.slots[left.special].tolist(), batch.slots[left.scored].tolist()))
+        return draw(logits, left, batch, allowed)
+
+    behind.draw = note  # type: ignore[method-assign]
+    for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
+        engine.add(Request(id, 0, [id + 1], wishes))
+    while engine.has_work:
+        engine.step()
+    # They have the slots 0 to 3; of five steps, three have such rows.
+    assert found == [([2], [1])] * 3
 
 
 @pytest.mark.gpu
