@@ -111,10 +111,11 @@ class TritonBackend(KernelBackend):
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
         self._max_decode_tokens = max_decode_tokens
-        try:
-            self._planners = {
+
+        def planners(resident: int) -> dict[int, DevicePlanner]:
+            return {
                 window: DevicePlanner(
-                    decode_spec(self._decode, shape, device, window, max_decode_tokens),
+                    decode_spec(self._decode, shape, device, window, max_decode_tokens, resident),
                     choice.planner,
                     max_rows=capacity.rows,
                     group=shape.group,
@@ -123,6 +124,10 @@ class TritonBackend(KernelBackend):
                 )
                 for window in windows
             }
+
+        try:
+            residents = {self._decode.resident, self._decode.crowded or self._decode.resident}
+            self._planners = {resident: planners(resident) for resident in residents}
         except ValueError as error:  # an unknown planner, or a file of costs that is damaged
             raise UnsupportedAttention(f"--split-planner: {error}") from None
         self._tilers = {
@@ -144,18 +149,20 @@ class TritonBackend(KernelBackend):
         self._capacity.check(meta.num_rows, len(meta.write_slots))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plan = TritonPlan({}, {})
+        prompts = meta.max_seqlen_q > self._max_decode_tokens
         if meta.decode_rows or min(meta.q_lens, default=0) <= self._max_decode_tokens:
-            plan.decode.update((w, planner.plan(*lengths)) for w, planner in self._planners.items())
-        if meta.max_seqlen_q > self._max_decode_tokens:
+            planners = self._planners[self._decode.programs(meta.num_rows, prompts=prompts)]
+            plan.decode.update((w, planner.plan(*lengths)) for w, planner in planners.items())
+        if prompts:
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())
         return replace(meta, plan=plan)
 
     def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
         plan = meta.plan
         assert isinstance(plan, TritonPlan), "plan() comes first"
-        if window not in self._planners:
+        if window not in self._tilers:
             raise UnsupportedAttention(
-                f"a window of {window} positions: this back end plans {sorted(self._planners)}: "
+                f"a window of {window} positions: this back end plans {sorted(self._tilers)}: "
                 "name all windows of the model when it is made"
             )
         if self._mixed and window in plan.decode and window in plan.prefill:

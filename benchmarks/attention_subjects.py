@@ -92,7 +92,8 @@ def decoding(
         packed = replace(shape, heads=shape.heads * tokens)
         name = dispatch(Machine.of(device), "flash2", packed, planner).decode
     kernel = decode_kernel(name, shape, tokens)
-    return kernel, decode_spec(kernel, shape, device, case.window, tokens)
+    resident = kernel.programs(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
+    return kernel, decode_spec(kernel, shape, device, case.window, tokens, resident)
 
 
 def prompting(

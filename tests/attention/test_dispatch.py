@@ -20,6 +20,7 @@ from attention.backend import (
     choose,
     dispatch,
 )
+from attention.chosen import decode_kernel
 
 FP8 = torch.float8_e4m3fn
 CPU = Machine(None)
@@ -153,6 +154,24 @@ def test_the_hopper_prefill_kernel_is_taken_for_what_it_serves(machine, changes,
 )
 def test_the_hopper_decode_kernel_is_taken_for_what_it_serves(machine, changes, planner, decode):
     assert dispatch(machine, "flash2", replace(SHAPE, **changes), planner).decode == decode
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "prompts", "programs"),
+    [
+        ({}, 8, False, 2),
+        ({}, 7, False, 1),
+        ({}, 256, True, 1),
+        ({"heads": 8, "kv_heads": 1}, 256, False, 1),
+        ({"head_dim": 256}, 256, False, 1),  # one takes most of an SM's registers
+        ({"kv_dtype": FP8}, 256, False, 1),
+    ],
+)
+def test_rows_that_all_decode_get_two_programs_an_sm_where_they_fit(
+    changes, rows, prompts, programs
+):
+    kernel = decode_kernel("decode_hopper", replace(SHAPE, **changes), 1)
+    assert kernel.programs(rows, prompts=prompts) == programs
 
 
 @pytest.mark.parametrize("kernels", [FLASH1, DECODE, PREFILL])
