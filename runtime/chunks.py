@@ -38,6 +38,9 @@ SHARE, LARGEST_SHARE = 0.5, 0.6
 SHARE_SECONDS = 1.5  # of prompts that wait: the share has grown to the largest
 READING_ROWS = 48  # at most, in steps that mostly read the weights
 READING_STEPS = 30  # of that kind, at most, until all that waits is fed
+# Steps with prompts in a row, until one only decodes.  Steps of one size alone would not tell which
+# part of their time is the prompts', and what is guessed instead could keep them at that size.
+MIXED_IN_A_ROW = 200
 STEPS = 4  # that what waits is spread over, at least
 SMALLER, LARGER = 0.6, 1.5  # times the size: as good, if the device computes it better
 FASTER = 1.15  # times the tokens that should end in time: as many do if they fill the device
@@ -79,6 +82,8 @@ class ChunkBudget:
         # A prompt that is alone harms nobody.
         if not self._limited or (not rows and prompts.number == 1):
             return room
+        if rows > FEW_ROWS and self._times.mixed_in_a_row >= MIXED_IN_A_ROW:
+            return 0
         if self._little_waits(rows, prompts.tokens):
             return min(room, self._grain.reading - rows)
         fewest, tile, _ = self._grain

@@ -41,6 +41,7 @@ class StepTimes:
         self._weights: Vector | None = None
         self._knows_prompts = False
         self._correction = 1.0
+        self.mixed_in_a_row = 0  # steps that fed prompts, since one that only decoded
         self._too_short = 0  # in a row
         self._samples: dict[tuple[int, int], deque[Vector]] = {}
         self._fresh: dict[tuple[int, int], int] = {}  # how many of them the sums have not yet
@@ -52,6 +53,7 @@ class StepTimes:
 
     def note(self, load: StepLoad, seconds: float) -> None:
         """A step took so long."""
+        self.mixed_in_a_row = self.mixed_in_a_row + 1 if load.prompt_tokens else 0
         expected = self._sum(self._weights, load) if self._weights is not None else 0.0
         self._too_short = self._too_short + 1 if TOO_SHORT * seconds < expected else 0
         if 0 < self._too_short < IN_A_ROW:

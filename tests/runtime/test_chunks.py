@@ -10,7 +10,7 @@ from msgspec import structs
 from benchmarks.bench_schedule import Clock, ReckonedDevice, load_of, step_ms
 from benchmarks.host_step import fake_config
 from runtime.batch import Batch
-from runtime.chunks import GPU, STEPS, ChunkBudget, Prompts
+from runtime.chunks import GPU, MIXED_IN_A_ROW, STEPS, ChunkBudget, Prompts
 from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams
 from runtime.step_time import StepLoad, StepTimes
@@ -135,6 +135,20 @@ def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> No
         longer.append(step_ms(load) / step_ms(StepLoad(load.rows, 0, load.kv_tokens, 0.0)))
     assert 1.4 < longer[0] < longer[1]
     assert longer[1] > 1.8
+
+
+def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() -> None:
+    """Else nothing tells what decoding alone takes, and prompts could stay in too small parts."""
+    server = Server()
+    warmed(server, 64)
+    for id in range(1000):
+        server.add(2000 + id, 4000)
+    server.step(MIXED_IN_A_ROW // 2)
+    began = len(server.batches)
+    server.step(2 * MIXED_IN_A_ROW)
+    loads = [load_of(batch) for batch in server.batches[began:]]
+    assert server.engine.scheduler.running.prefilling
+    assert 1 <= sum(load.rows > 0 and not load.prompt_tokens for load in loads) <= 6
 
 
 def test_beside_some_rows_steps_stay_small_while_little_waits() -> None:
