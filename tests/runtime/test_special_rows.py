@@ -231,10 +231,10 @@ def test_every_row_gets_the_token_that_the_definitions_give(
     device: str, rows: list[Row], seed: int
 ) -> None:
     rows = [replace(row, prompt_len=min(row.prompt_len, len(row.history))) for row in rows]
-    logits, masks = noise(len(rows), 600, seed).to(torch.bfloat16), some_masks(rows, 600, seed)
+    logits, masks = noise(len(rows), seed=seed).to(torch.bfloat16), some_masks(rows, VOCAB, seed)
     for row, flags in masks.items():  # a list and a grammar that have nothing in common are errors
         flags[list(rows[row].params.allowed_ids[:1])] = True
-    behind = Behind(rows, 600, device)
+    behind = Behind(rows, VOCAB, device)
     drawn, order = behind.draw(logits, [len(row.history) for row in rows], masks)
     assert drawn.usable.all()
     for token, row in zip(drawn.tokens.tolist(), order[: len(drawn.tokens)], strict=True):
