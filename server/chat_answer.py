@@ -76,14 +76,15 @@ class ChatAnswer:
         return whole
 
     def _choice(self, answer: Answer) -> dict[str, object]:
+        content, reasoning = answer.content, answer.reasoning
         message: dict[str, object] = {
             "role": "assistant",
             # OpenAI's null: an answer that only calls tools has no content.
-            "content": None if answer.tool_calls and not answer.content else answer.content,
+            "content": None if answer.tool_calls and not content else content,
             "refusal": None,
         }
-        if answer.reasoning and self._body.include_reasoning is not False:
-            message |= _reasoning(answer.reasoning)
+        if reasoning and self._body.include_reasoning is not False:
+            message |= _reasoning(reasoning)
         if answer.tool_calls:
             message["tool_calls"] = [_call(call) for call in answer.tool_calls]
         entry: dict[str, object] = {

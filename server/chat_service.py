@@ -55,8 +55,13 @@ class Part(NamedTuple):
 class ToolCallMade:
     id: str
     name: str
-    arguments: str  # JSON text; a custom tool's input
+    texts: list[str]  # a text that grew with every token would be copied as often
     custom: bool = False
+
+    @property
+    def arguments(self) -> str:
+        """JSON text; a custom tool's input."""
+        return "".join(self.texts)
 
 
 @dataclass
@@ -64,25 +69,33 @@ class Answer:
     """A choice that has ended."""
 
     choice: Choice
-    content: str = ""
-    reasoning: str = ""
+    contents: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
     tool_calls: list[ToolCallMade] = field(default_factory=list["ToolCallMade"])
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish: ChatFinish = "stop"
     tokens: list[int] = field(default_factory=list[int])
 
+    @property
+    def content(self) -> str:
+        return "".join(self.contents)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.thoughts)
+
     def add(self, part: Part) -> None:
         for delta in part.deltas:
             if isinstance(delta, ContentDelta):
-                self.content += delta.text
+                self.contents.append(delta.text)
             elif isinstance(delta, ReasoningDelta):
-                self.reasoning += delta.text
+                self.thoughts.append(delta.text)
             elif delta.id is not None:
                 name = delta.name or ""
-                call = ToolCallMade(delta.id, name, delta.arguments, delta.custom)
+                call = ToolCallMade(delta.id, name, [delta.arguments], delta.custom)
                 self.tool_calls.append(call)
             else:
-                self.tool_calls[delta.index].arguments += delta.arguments
+                self.tool_calls[delta.index].texts.append(delta.arguments)
         self.scored += part.scored
         self.tokens += part.tokens
         self.finish = part.finish or self.finish

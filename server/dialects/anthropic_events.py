@@ -91,12 +91,13 @@ def message_of(
 def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> bytes:
     """The JSON of a message."""
     content: list[dict[str, Any]] = []
-    if answer.reasoning:
-        shown = answer.reasoning if show_thinking else ""
-        signature = Signature(answer.reasoning).text()
+    thinking, text = answer.reasoning, answer.content
+    if thinking:
+        shown = thinking if show_thinking else ""
+        signature = Signature(thinking).text()
         content.append({"type": "thinking", "thinking": shown, "signature": signature})
-    if answer.content:
-        content.append({"type": "text", "text": answer.content})
+    if text:
+        content.append({"type": "text", "text": text})
     content += [
         {
             "type": "tool_use",

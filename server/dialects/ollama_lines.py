@@ -109,10 +109,10 @@ class OllamaAnswer:
             return self._said("", delta.text)
         if delta.id is None:
             assert self._call is not None, "arguments without a call"
-            self._call.arguments += delta.arguments
+            self._call.texts.append(delta.arguments)
             return None
         line = self._finished_call()
-        self._call = ToolCallMade(delta.id, delta.name or "", delta.arguments)
+        self._call = ToolCallMade(delta.id, delta.name or "", [delta.arguments])
         return line
 
     def _finished_call(self) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.messages import Progress
+from server.chat_service import Answer, Part
+from server.parsing.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from server.stop import StopStrings
 
 CHAT = "/v1/chat/completions"
@@ -309,3 +311,15 @@ def test_a_wrong_request_is_refused_even_while_loading(fake: FakeServer):
     fake.engine.ready = None
     refused(fake, 400, "invalid_value", temperature=9)
     refused(fake, 404, "model_not_found", model="other")
+
+
+@pytest.mark.timeout(15)
+def test_a_long_answer_is_put_together_once():
+    answer, number = Answer(None), 200_000  # type: ignore[arg-type]
+    deltas = [ReasoningDelta("think"), ContentDelta("hello"), ToolCallDelta(0, "12345")]
+    answer.add(Part([ToolCallDelta(0, "", "call_1", "f")], [], None))
+    for _ in range(number):
+        answer.add(Part(list(deltas), [], None))
+    assert answer.reasoning == "think" * number
+    assert answer.content == "hello" * number
+    assert answer.tool_calls[0].arguments == "12345" * number
