@@ -105,8 +105,8 @@ def _softmax(
     q, K, V, table, first, end, position, lowest, highest,
     k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    EDGE_N: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE_N: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Keys first..end, seen by queries at lowest..highest -> maximum and sum, weighted values.
 
@@ -120,7 +120,7 @@ def _softmax(
         bottom = tl.maximum(lowest + 1 - WINDOW, 0)
         low = tl.maximum(highest - WINDOW + BLOCK_N, first) // BLOCK_N * BLOCK_N
     high = tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end)
-    if (high <= low) | (end - first <= SHORT):  # one loop: each has to fill its pipeline
+    if high <= low:  # one loop: each has to fill its pipeline
         low, high = first, first
     if WINDOW > 0:
         m, total, acc = _visit(
@@ -147,8 +147,8 @@ def _tile(
     out_token, out_head, lse_token, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_N: tl.constexpr,
-    SHORT: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     item = ITEMS + index * 8
     row, tile = tl.load(item), tl.load(item + 1)
@@ -172,7 +172,7 @@ def _tile(
         TABLE + row.to(tl.int64) * table_row, first, end, before + r // GROUP,
         before + tile * BLOCK_M // GROUP, before + (tile * BLOCK_M + (BLOCK_M - 1)) // GROUP,
         k_page, k_token, v_page, v_token, scale, softcap,
-        D, BLOCK_D, PAGE, BLOCK_N, EDGE_N, SHORT, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
+        D, BLOCK_D, PAGE, BLOCK_N, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
 
     if V_SCALE is not None:
@@ -199,8 +199,8 @@ def _prefill(
     out_token, out_head, lse_token, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_N: tl.constexpr,
-    SHORT: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
@@ -212,7 +212,7 @@ def _prefill(
             ITEMS, w // KV_HEADS, w % KV_HEADS,
             q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
             out_token, out_head, lse_token, scale, softcap, KV_HEADS, GROUP, BLOCK_M, D, BLOCK_D,
-            PAGE, BLOCK_N, EDGE_N, SHORT, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
+            PAGE, BLOCK_N, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
         w = tl.atomic_add(QUEUE, 1, sem="relaxed")
     if w == work + tl.num_programs(0) - 1:  # each program ends with one number too many
@@ -230,7 +230,6 @@ class PrefillConfig:
     stages: int
     resident: int = 1  # programs that fit on an SM
     registers: int | None = None  # of a thread at most, so that they do
-    short: int = 0  # tiles of so many keys are visited in one loop, by blocks of edge_n
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
@@ -288,8 +287,8 @@ def prefill(
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=spec.block_n,
-        EDGE_N=config.edge_n, SHORT=config.short, STAGES=config.stages,
-        ALIKE=k.stride() == v.stride(), WINDOW=spec.window, SOFTCAP=softcap > 0,
+        EDGE_N=config.edge_n, STAGES=config.stages, ALIKE=k.stride() == v.stride(),
+        WINDOW=spec.window, SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, maxnreg=config.registers, **dependent_launch(q.device),
     )  # fmt: skip

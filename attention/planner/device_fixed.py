@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.planner.device_rows import pair_of, read_queries
+from attention.planner.device_rows import pair_of, read_lengths, write_line
 from attention.planner.fixed import UNIT_ROWS, FixedPlan, FixedSpec
 
 ITEMS_EACH = 8
@@ -50,8 +50,7 @@ def plan_fixed(
     MAX_ROWS: tl.constexpr, ITEMS_EACH: tl.constexpr,
 ):  # fmt: skip
     rows = tl.arange(0, MAX_ROWS)
-    _, q_lens = read_queries(CU_SEQLENS_Q, rows, rows < num_rows)
-    kv_lens = tl.load(CACHE_SEQLENS + rows, mask=rows < num_rows, other=0)
+    _, q_lens, kv_lens = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, rows, rows < num_rows)
     tiles = (q_lens * GROUP + (BLOCK_M - 1)) // BLOCK_M
     _, pieces = _pieces(q_lens, kv_lens, PIECE, WINDOW)
     share = tl.sum((tiles * pieces).to(tl.int64), 0) * KV_HEADS // PROGRAMS
@@ -72,8 +71,7 @@ def plan_fixed(
     real = index < total
     row = tl.sum((item_ends[None, :] <= index[:, None]).to(tl.int32), 1)
     is_row = rows[None, :] == row[:, None]
-    q_start, q_len = read_queries(CU_SEQLENS_Q, row, real)
-    kv_len = tl.load(CACHE_SEQLENS + row, mask=real, other=0)
+    q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
     first, each = _pieces(q_len, kv_len, PIECE, WINDOW)
     is_cut = _of_row(cut.to(tl.int32), is_row) > 0
     each = tl.where(is_cut, each, 1)
@@ -90,11 +88,7 @@ def plan_fixed(
     end = tl.where(is_cut, tl.minimum(begin + PIECE, end), end)
     height = tl.minimum((q_len * GROUP + (UNIT_ROWS - 1)) // UNIT_ROWS, BLOCK_M // UNIT_ROWS)
     unit = tl.where(is_cut, _of_row(unit_ends - wanted, is_row) + within * height, -1)
-    line = ITEMS.to(tl.pointer_type(tl.int64)) + index.to(tl.int64) * 4
-    tl.store(line, pair_of(row, tile), mask=real)
-    tl.store(line + 1, pair_of(begin, end), mask=real)
-    tl.store(line + 2, pair_of(q_start, q_len), mask=real)
-    tl.store(line + 3, pair_of(kv_len, unit), mask=real)
+    write_line(ITEMS, index, row, tile, begin, end, q_start, q_len, kv_len, unit, real)
     merge = _of_row(merge_ends - merges, is_row) + place
     line = MERGES.to(tl.pointer_type(tl.int64)) + merge.to(tl.int64)
     tl.store(line, pair_of(index, each), mask=real & is_cut & (piece == 0))

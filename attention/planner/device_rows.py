@@ -1,4 +1,4 @@
-"""What the plan kernels share: a row's lengths as `planned_rows`, a piece as `pieces_of`."""
+"""What the plan kernels share: rows' lengths, rows and pieces as in plan.py, a line of a plan."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ def read_queries(CU_SEQLENS_Q, row, mask):
     """-> (q_start, q_len)"""
     q_start = tl.load(CU_SEQLENS_Q + row, mask=mask, other=0)
     return q_start, tl.load(CU_SEQLENS_Q + row + 1, mask=mask, other=0) - q_start
+
+
+@triton.jit
+def read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, mask):
+    """-> (q_start, q_len, kv_len)"""
+    q_start, q_len = read_queries(CU_SEQLENS_Q, row, mask)
+    return q_start, q_len, tl.load(CACHE_SEQLENS + row, mask=mask, other=0)
 
 
 @triton.jit
@@ -27,9 +34,9 @@ def read_rows(
     CU_SEQLENS_Q, CACHE_SEQLENS, row, mask,
     MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """-> (planned, q_start, q_len, kv_len, first_block, blocks) of rows; not planned: 0 blocks."""
-    q_start, q_len = read_queries(CU_SEQLENS_Q, row, mask)
-    kv_len = tl.load(CACHE_SEQLENS + row, mask=mask, other=0)
+    """As `planned_rows`: (planned, q_start, q_len, kv_len, first_block, blocks); not planned: 0
+    blocks."""
+    q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, mask)
     planned = (q_len >= 1) & (q_len <= MAX_Q_LEN)
     first, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
     return planned, q_start, q_len, kv_len, first, tl.where(planned, blocks, 0)
@@ -40,15 +47,23 @@ def write_pieces(
     WORK, index, row, head, first, end, q_start, q_len, kv_len, first_block, blocks, mask,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """WORK[index] = blocks first..end of a row and head; two columns a store."""
+    """WORK[index] = blocks first..end of a row and head, as `pieces_of`."""
     first_token = (first_block + first) * BLOCK
     end_token = tl.minimum((first_block + end) * BLOCK, kv_len)
     partial = (end - first < blocks).to(tl.int32)
-    line = WORK.to(tl.pointer_type(tl.int64)) + index.to(tl.int64) * 4
-    tl.store(line, pair_of(row, head), mask=mask)
-    tl.store(line + 1, pair_of(first_token, end_token), mask=mask)
-    tl.store(line + 2, pair_of(q_start, q_len), mask=mask)
-    tl.store(line + 3, pair_of(kv_len, partial), mask=mask)
+    write_line(
+        WORK, index, row, head, first_token, end_token, q_start, q_len, kv_len, partial, mask
+    )
+
+
+@triton.jit
+def write_line(LINES, index, a, b, c, d, e, f, g, h, mask):
+    """LINES[index] = eight numbers, two a store."""
+    line = LINES.to(tl.pointer_type(tl.int64)) + index.to(tl.int64) * 4
+    tl.store(line, pair_of(a, b), mask=mask)
+    tl.store(line + 1, pair_of(c, d), mask=mask)
+    tl.store(line + 2, pair_of(e, f), mask=mask)
+    tl.store(line + 3, pair_of(g, h), mask=mask)
 
 
 @triton.jit

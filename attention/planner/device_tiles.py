@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.planner.device_rows import pair_of
+from attention.planner.device_rows import pair_of, read_lengths, write_line
 from attention.planner.tiles import TilePlan, TileSpec
 
 TILES_EACH = 8
@@ -35,13 +35,6 @@ def _longer(blocks, tiles, q_len, kv_len, GROUP: tl.constexpr, BLOCK_M: tl.const
     query = blocks * BLOCK_N - (kv_len - q_len)  # the first whose tile ends past those blocks
     tile = tl.minimum(tl.maximum(query, 0) * GROUP // BLOCK_M, tiles)
     return tl.where((query < q_len) & (blocks < LONGEST), tiles - tile, 0)
-
-
-@triton.jit
-def _read_rows(CU_SEQLENS_Q, CACHE_SEQLENS, row, real):
-    q_start = tl.load(CU_SEQLENS_Q + row, mask=real, other=0)
-    q_len = tl.load(CU_SEQLENS_Q + row + 1, mask=real, other=0) - q_start
-    return q_start, q_len, tl.load(CACHE_SEQLENS + row, mask=real, other=0)
 
 
 @triton.jit
@@ -58,15 +51,6 @@ def _extent(tile, q_len, kv_len, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
 
 
 @triton.jit
-def _write_items(ITEMS, index, row, tile, first, end, q_start, q_len, kv_len, partial, mask):
-    line = ITEMS.to(tl.pointer_type(tl.int64)) + index.to(tl.int64) * 4
-    tl.store(line, pair_of(row, tile), mask=mask)
-    tl.store(line + 1, pair_of(first, end), mask=mask)
-    tl.store(line + 2, pair_of(q_start, q_len), mask=mask)
-    tl.store(line + 3, pair_of(kv_len, partial), mask=mask)
-
-
-@triton.jit
 def _place_tiles(
     CU_SEQLENS_Q, CACHE_SEQLENS, ITEMS, rows, tiles, ends, q_lens, kv_lens, total,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
@@ -77,7 +61,7 @@ def _place_tiles(
     earlier = ends[None, :] <= index[:, None]  # [TILES_EACH, MAX_ROWS]
     row = tl.sum(earlier.to(tl.int32), 1)
     tile = index - tl.sum(tl.where(earlier, tiles[None, :], 0), 1)
-    q_start, q_len, kv_len = _read_rows(CU_SEQLENS_Q, CACHE_SEQLENS, row, index < total)
+    q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, index < total)
     first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     key = tl.minimum((end + (BLOCK_N - 1)) // BLOCK_N, LONGEST)
     # Rows before count tiles as long as this one, later rows only longer ones; so does its own
@@ -88,7 +72,7 @@ def _place_tiles(
     own = (q_len * GROUP + (BLOCK_M - 1)) // BLOCK_M
     as_long = _longer(key - 1, own, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, LONGEST)
     place = tl.sum(longer, 1) + tile - (own - as_long)
-    _write_items(
+    write_line(
         ITEMS, place, row, tile, first * BLOCK_N, end, q_start, q_len, kv_len,
         tl.zeros_like(row), index < total,
     )  # fmt: skip
@@ -105,7 +89,7 @@ def _cut_tiles(
     row = tl.cumsum(tl.histogram(ends, BLOCK), 0)  # rows that end before each tile
     row = tl.minimum(row, tiles.shape[0] - 1)
     real = index < total
-    q_start, q_len, kv_len = _read_rows(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
+    q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
     tile = index - tl.gather(ends - tiles, row, 0)
     first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     blocks = tl.where(real, (end + (BLOCK_N - 1)) // BLOCK_N - first, 0)
@@ -138,14 +122,14 @@ def _cut_tiles(
     piece = index - tl.gather(item_ends - pieces, owner, 0)
     pieces = tl.gather(pieces, owner, 0)
     real = index < items
-    q_start, q_len, kv_len = _read_rows(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
+    q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
     first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     blocks = (end + (BLOCK_N - 1)) // BLOCK_N - first
     pieces = tl.maximum(pieces, 1)
     size = (blocks + pieces - 1) // pieces
     piece_first = (first + tl.minimum(piece * size, blocks)) * BLOCK_N
     piece_end = tl.minimum((first + tl.minimum((piece + 1) * size, blocks)) * BLOCK_N, end)
-    _write_items(
+    write_line(
         ITEMS, index, row, tile, piece_first, piece_end, q_start, q_len, kv_len,
         (pieces > 1).to(tl.int32), real,
     )  # fmt: skip
@@ -163,7 +147,7 @@ def plan_tiles(
     TILES_EACH: tl.constexpr,
 ):  # fmt: skip
     rows = tl.max_contiguous(tl.arange(0, MAX_ROWS), 1)
-    _, q_lens, kv_lens = _read_rows(CU_SEQLENS_Q, CACHE_SEQLENS, rows, rows < num_rows)
+    _, q_lens, kv_lens = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, rows, rows < num_rows)
     tiles = tl.where(q_lens >= MIN_Q_LEN, (q_lens * GROUP + (BLOCK_M - 1)) // BLOCK_M, 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0)
