@@ -176,7 +176,7 @@ async def prepare_chat(
     """Check a parsed body, render its prompt and submit it.
 
     salt           of state.prefix_salt
-    route          the metrics' name for where it came from
+    route          where it came from, as its record says
     may_end_early  the answer ends where the context does, if that comes before its max_tokens;
                    else such a request is refused
     Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
@@ -193,7 +193,7 @@ async def prepare_chat(
     grammar = await chat_grammar(state, body, ready, splitting, params.max_tokens)
     params = msgspec.structs.replace(params, grammar=grammar)
     marks = None if splitting is None else state.formats.marks
-    generation = Generation(state, route, body, [prompt], [params], salt, marks=marks)
+    generation = Generation(state, route, body, [prompt], params, salt, marks=marks)
     return ChatTurn(body, generation, splitting)
 
 

@@ -70,31 +70,29 @@ class Generation:
         route: str,
         body: SamplingBody,
         prompts: list[list[int]],
-        params: list[SamplingParams],
+        params: SamplingParams,
         salt: bytes,
         *,
         copies: int | None = None,
         marks: Marks | None = None,
     ) -> None:
-        """Submits every prompt `copies` times, by default `n`; `params` has one entry a prompt.
+        """Submits every prompt `copies` times, by default `n`.
 
-        `marks` are special tokens that stay in the text.
-        `salt` is that of state.prefix_salt.
-
+        salt    that of state.prefix_salt
+        marks   special tokens that stay in the text
         Raises RequestError if the server does not take so many.
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
-        self.state = state
-        self.route = route
-        self.prompts = prompts
+        self._state = state
+        self._prompts = prompts
         self._salt = salt
         self._marks = marks
         n = copies or body.n or 1
         admit(state, n * len(prompts))
         self.choices: list[Choice] = []
-        for prompt, wanted in zip(prompts, params, strict=True):
+        for prompt in prompts:
             for copy in range(n):
-                self.choices.append(self._submit(body, prompt, wanted, copy))
+                self.choices.append(self._submit(body, prompt, params, copy))
         self._n = n
         facts: dict[str, object] = {
             "route": route,
@@ -108,11 +106,11 @@ class Generation:
     ) -> Choice:
         if copy and params.seed is not None:
             params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
-        mailbox = self.state.client.submit(
+        mailbox = self._state.client.submit(
             prompt, params, priority=body.priority or 0, salt=self._salt
         )
         return new_choice(
-            self.state.tokenizer,
+            self._state.tokenizer,
             len(self.choices),
             mailbox,
             stops=body.stop_strings(),
@@ -189,7 +187,7 @@ class Generation:
         if output.tokens:
             now = time.monotonic()
             if choice.last_token:
-                self.state.metrics.inter_token(now - choice.last_token)
+                self._state.metrics.inter_token(now - choice.last_token)
             else:
                 choice.first_token = now
             choice.last_token = now
@@ -202,22 +200,20 @@ class Generation:
         piece = choice.feed(output)
         if piece.finish is not None:
             if output.finish is None:  # a stop string: the engine does not know of it
-                self.state.client.abort(choice.mailbox.id)
+                self._state.client.abort(choice.mailbox.id)
             self._count(choice)
         return render(choice, piece)
 
     def _count(self, choice: Choice) -> None:
         choice.ended = time.monotonic()
-        self.state.metrics.request_finished(
-            self.route,
+        self._state.metrics.request_finished(
             choice.finish,
             len(choice.prompt),
-            choice.cached,
             choice.generated,
-            choice.mailbox.arrived,
-            choice.started,
-            choice.first_token,
-            choice.ended,
+            arrived=choice.mailbox.arrived,
+            started=choice.started,
+            first_token=choice.first_token,
+            ended=choice.ended,
         )
 
     def _abort(self, by: str) -> None:
@@ -225,12 +221,12 @@ class Generation:
             if choice.finish is None:
                 choice.finish = "abort"
                 choice.ended = time.monotonic()
-                self.state.client.abort(choice.mailbox.id)
-                self.state.metrics.aborted(by)
+                self._state.client.abort(choice.mailbox.id)
+                self._state.metrics.aborted(by)
 
     def usage(self, generated: int | None = None) -> dict[str, object]:
         """OpenAI's usage object: each prompt once, all tokens that were generated."""
-        prompt = sum(map(len, self.prompts))
+        prompt = sum(map(len, self._prompts))
         if generated is None:
             generated = sum(choice.generated for choice in self.choices)
         cached = sum(choice.cached for choice in self.choices[:: self._n])

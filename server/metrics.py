@@ -26,7 +26,6 @@ from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, FinishReason
 from server.gathered import Gathered
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-INF = float("inf")
 FIRST_TOKEN = (
     0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
@@ -129,11 +128,10 @@ class Metrics(Collector):
 
     def request_finished(
         self,
-        route: str,
         finish: str | None,
         prompt_tokens: int,
-        cached_tokens: int,
         generated_tokens: int,
+        *,
         arrived: float,
         started: float,
         first_token: float,

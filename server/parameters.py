@@ -153,6 +153,6 @@ def cut_of(body: SamplingBody, wanted: int, ready: Ready) -> Cut | None:
     return Cut(kept, body.truncation_side or "left")
 
 
-def seed_of(seed: int | None, index: int) -> int | None:
+def seed_of(seed: int, index: int) -> int:
     """Each of `n` completions draws its own numbers from one seed."""
-    return None if seed is None else (seed + index + INT64) % (2 * INT64) - INT64
+    return (seed + index + INT64) % (2 * INT64) - INT64

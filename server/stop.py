@@ -10,11 +10,10 @@ class StopStrings:
     text was cut into pieces.
     """
 
-    __slots__ = ("_held", "_include", "_longest", "_stops", "hit")
+    __slots__ = ("_held", "_include", "_stops", "hit")
 
     def __init__(self, stops: list[str], *, include: bool = False) -> None:
         self._stops = stops
-        self._longest = max(map(len, stops))
         self._include = include  # whether the stop string itself is part of the text
         self._held = ""
         self.hit: str | None = None
@@ -22,8 +21,8 @@ class StopStrings:
     def feed(self, text: str) -> str:
         """The text that is certain to come before any stop string.  Sets `hit` at the end."""
         buffer = self._held + text
-        found = [(place + len(stop), place, stop) for stop in self._stops
-                 if (place := buffer.find(stop)) >= 0]  # fmt: skip
+        places = [(buffer.find(stop), stop) for stop in self._stops]
+        found = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if found:
             end, place, self.hit = min(found)
             self._held = ""

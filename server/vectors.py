@@ -108,7 +108,6 @@ class Vectors:
         """Nothing is submitted yet.  Raises RateLimited if the server does not take so many."""
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
-        self._route = route
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=0, pooling=pooling)
         self._salt = salt
@@ -154,15 +153,13 @@ class Vectors:
         self._cached += output.cached
         self._started = min(self._started, output.started)
         self._state.metrics.request_finished(
-            self._route,
             output.finish,
             len(prompt),
-            output.cached,
             0,
-            mailbox.arrived,
-            output.started,
-            0.0,  # there is no first token
-            time.monotonic(),
+            arrived=mailbox.arrived,
+            started=output.started,
+            first_token=0.0,  # there is none
+            ended=time.monotonic(),
         )
         if output.finish != "stop":
             raise EngineFailed(f"no vector was made: {output.error or 'it was aborted'}")

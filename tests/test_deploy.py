@@ -32,7 +32,7 @@ def exported() -> tuple[set[str], set[str]]:
     metrics = Metrics("tiny-chat")
     ready = Ready(1, "m", "cpu", "float32", "mha", 99, 64, 16, 4, 8, 64, 1, 1, 0.5)
     metrics.watch(ready=lambda: ready, stats=Stats, alive=lambda: True)
-    metrics.request_finished("chat", "stop", 1, 0, 2, 1.0, 2.0, 3.0, 4.0)
+    metrics.request_finished("stop", 1, 2, arrived=1.0, started=2.0, first_token=3.0, ended=4.0)
     metrics.inter_token(0.1)
     metrics.rejected("queue_full")
     metrics.aborted("client")

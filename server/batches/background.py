@@ -43,7 +43,7 @@ class BackgroundClient:
 class BackgroundMetrics:
     """Nobody waits for a line: how long it took says nothing about what callers see."""
 
-    def request_finished(self, *numbers: object) -> None:
+    def request_finished(self, *numbers: object, **times: float) -> None:
         pass
 
     def inter_token(self, seconds: float) -> None:

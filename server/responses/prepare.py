@@ -16,7 +16,7 @@ from server.state import ServerState
 
 T = TypeVar("T")
 
-ROUTE = "responses"  # the metrics' name
+ROUTE = "responses"  # as records of requests say
 WORK_OF_ITEM = 256  # characters that take as long to look through as an item
 
 

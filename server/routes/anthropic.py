@@ -24,7 +24,7 @@ from server.state import prefix_salt, state_of
 from server.thought_grammar import can_limit
 
 router = APIRouter()
-ROUTE = "messages"  # the metrics' name
+ROUTE = "messages"  # as records of requests say
 B = TypeVar("B", bound=CountRequest)
 
 

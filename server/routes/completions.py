@@ -74,8 +74,7 @@ async def submit(
     params = _params(state, ready, body, grammar)
     names = ("logprobs", "best_of" if body.best_of else "n")
     check_scores(body, tokens, params, copies=body.copies, names=names)
-    several = [params] * len(prompts)
-    return Generation(state, route, body, tokens, several, salt, copies=body.copies), prompts
+    return Generation(state, route, body, tokens, params, salt, copies=body.copies), prompts
 
 
 async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:

@@ -40,7 +40,7 @@ from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
 
 router = APIRouter()
-ROUTE = "ollama"  # the metrics' name
+ROUTE = "ollama"  # as records of requests say
 T = TypeVar("T")
 B = TypeVar("B", bound=OllamaCall)
 

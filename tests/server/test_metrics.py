@@ -112,7 +112,7 @@ def test_the_engines_numbers_are_read_at_the_scrape(metrics: Metrics):
 
 
 def test_a_request_is_split_into_its_phases(metrics: Metrics):
-    metrics.request_finished("chat", "stop", 10, 0, 5, 1.0, 1.5, 2.0, 4.0)
+    metrics.request_finished("stop", 10, 5, arrived=1.0, started=1.5, first_token=2.0, ended=4.0)
     found = values(metrics)
     assert found["wavefill_request_queue_time_seconds_sum"] == 0.5
     assert found["wavefill_request_prefill_time_seconds_sum"] == 0.5
@@ -123,7 +123,7 @@ def test_a_request_is_split_into_its_phases(metrics: Metrics):
 
 
 def test_a_request_that_never_started_has_no_phases(metrics: Metrics):
-    metrics.request_finished("chat", "abort", 10, 0, 0, 1.0, 0.0, 0.0, 4.0)
+    metrics.request_finished("abort", 10, 0, arrived=1.0, started=0.0, first_token=0.0, ended=4.0)
     found = values(metrics)
     assert found["wavefill_e2e_request_latency_seconds_count"] == 1
     assert found["wavefill_time_to_first_token_seconds_count"] == 0
@@ -150,7 +150,7 @@ def test_a_token_time_below_a_millisecond_is_told_from_one_above(metrics: Metric
 
 
 def test_every_name_that_other_tools_read_is_there_with_the_native_value(metrics: Metrics):
-    metrics.request_finished("chat", "stop", 10, 0, 5, 1.0, 1.5, 2.0, 4.0)
+    metrics.request_finished("stop", 10, 5, arrived=1.0, started=1.5, first_token=2.0, ended=4.0)
     names = {f.name for f in text_string_to_metric_families(metrics.render().decode())}
     assert names >= READ_BY_OTHERS
     found = values(metrics)
@@ -169,7 +169,8 @@ import sys
 from server.gathered import Gathered
 from server.metrics import PER_TOKEN, Metrics
 metrics = Metrics("tiny", shared=sys.argv[1])
-metrics.request_finished("/v1/completions", "stop", 10, 0, 5, 100.0, 100.1, 100.2, 101.0)
+times = {"arrived": 100.0, "started": 100.1, "first_token": 100.2, "ended": 101.0}
+metrics.request_finished("stop", 10, 5, **times)
 metrics.http_request("/health", 200)
 print(metrics.render().decode())
 """
