@@ -27,7 +27,6 @@ from model_zoo.inputs import ModelInput
 from runtime.config import Resolved
 from runtime.device import keep_freed_memory
 from runtime.engine import Engine
-from runtime.executor import Local
 from runtime.grammar import Grammars
 from runtime.messages import Request, SamplingParams
 from runtime.runner import Runner
@@ -120,7 +119,7 @@ def make_engine(grammars: Grammars, vocab: int, seconds: float, rows: int) -> En
         backend=ReferenceBackend(),
         device=torch.device("cpu"),
     )
-    return Engine(resolved, vocab, Local(runner), grammars=grammars)
+    return Engine(resolved, vocab, runner, grammars=grammars)
 
 
 @dataclass

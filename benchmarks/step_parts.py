@@ -152,7 +152,7 @@ def bench_steps(
     loaded: Loaded, shape: list[list[tuple[int, int]]], *, bandwidth: float, kernels: bool
 ) -> None:
     """A line a step; each is a list of rows (q_len, KV length)."""
-    runner = loaded.executor._runner
+    runner = loaded.executor
     sizes, pool = sizes_of(runner), runner._kv
     for tensor in (pool.k, pool.v):
         for layer in tensor:

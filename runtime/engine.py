@@ -33,7 +33,7 @@ class Pending(Protocol):
 
 
 class Executor(Protocol):
-    """Runs batches in the order of the calls; see runtime/executor.py."""
+    """Runs batches in the order of the calls, as a Runner does; no device is known here."""
 
     @property
     def overlap(self) -> bool:

@@ -23,7 +23,6 @@ from runtime.chosen import Chosen, choose
 from runtime.config import EngineConfig, Resolved
 from runtime.deterministic import settle_products
 from runtime.device import CPU_KV_BYTES, free_bytes
-from runtime.executor import Local
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready
 from runtime.runner import Runner
@@ -36,7 +35,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    executor: Local
+    executor: Runner
     resolved: Resolved
     ready: Ready
 
@@ -70,7 +69,7 @@ def load(
                 made.runner.steps.graphs.capture_early()
             made.trial.hold()
             timeline.mark("graphs")
-    return Loaded(Local(made.runner), made.resolved, _ready(epoch, chosen, made, timeline))
+    return Loaded(made.runner, made.resolved, _ready(epoch, chosen, made, timeline))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
-from runtime.batch import Batch, Masks, NewRow, Sampled, make_batch
+from runtime.batch import Batch, Masks, NewRow, make_batch
 from runtime.config import Resolved
 from runtime.messages import SamplingParams
+from runtime.runner import Runner
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9)
-LISTED = SamplingParams(max_tokens=1, allowed_ids=(0,))
 # All that takes memory when rows ask for it; a token's history is needed, too.
 EVERYTHING = SamplingParams(
     max_tokens=2,
@@ -32,24 +31,12 @@ SCORED_TOKENS = 256
 MOST_PROMPT = 2048  # tokens of a warm-up step: larger ones run what it has run
 
 
-class Waiting(Protocol):
-    def wait(self) -> Sampled: ...
-
-
-class Runs(Protocol):
-    """A Runner, as far as a step goes."""
-
-    def forward(self, batch: Batch) -> None: ...
-
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Waiting: ...
-
-
-def run(runner: Runs, batch: Batch, masks: Masks | None = None) -> None:
+def run(runner: Runner, batch: Batch, masks: Masks | None = None) -> None:
     runner.forward(batch)
     runner.sample(batch, masks).wait()
 
 
-def warm_up(runner: Runs, resolved: Resolved) -> None:
+def warm_up(runner: Runner, resolved: Resolved) -> None:
     for batch in every_kind(resolved):
         run(runner, batch)
 
@@ -67,9 +54,9 @@ def every_kind(resolved: Resolved) -> Iterator[Batch]:
         yield one_prompt(resolved, tokens, DRAWN)
     most_rows = resolved.max_num_seqs if on_gpu else 1
     for rows in _powers(1, most_rows):
-        yield decode_rows(resolved, rows, DRAWN)
-    for params in (GREEDY, LISTED, EVERYTHING):
-        yield decode_rows(resolved, 1, params)
+        yield decode_rows(rows, DRAWN)
+    for params in (GREEDY, EVERYTHING):
+        yield decode_rows(1, params)
     if resolved.max_num_seqs > 1 and longest > 1:
         yield mixed(resolved, min(7, longest - 1))
 
@@ -83,7 +70,7 @@ def largest(
     # The scores of a prompt are computed for some tokens at a time: a few of them tell.
     yield one_prompt(resolved, tokens, SCORED, before=before, prompt=before + SCORED_TOKENS), None
     every_token = b"\xff" * -(-vocab_size // 8)
-    yield decode_rows(resolved, rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
+    yield decode_rows(rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
 
 
 def _powers(first: int, last: int) -> list[int]:
@@ -115,7 +102,7 @@ def one_prompt(
     )
 
 
-def decode_rows(resolved: Resolved, rows: int, params: SamplingParams) -> Batch:
+def decode_rows(rows: int, params: SamplingParams) -> Batch:
     """Rows of one token each; none was before it."""
     return make_batch(
         slots=list(range(rows)),

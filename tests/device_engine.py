@@ -17,7 +17,6 @@ from model_zoo.model import Model
 from runtime.batch import Masks
 from runtime.config import Resolved
 from runtime.engine import Engine
-from runtime.executor import Local
 from runtime.messages import Request
 from runtime.runner import Runner
 
@@ -71,10 +70,9 @@ def device_engine(
         device=device,
         whole_steps=whole_steps,
     )
-    executor = Local(runner)
-    executor.overlap = whole_steps  # interpreted ones, too: what is under way is read a step later
+    runner.overlap = whole_steps  # interpreted ones, too: what is under way is read a step later
     grammars = Rules(config.vocab_size)
-    return Engine(resolved, config.vocab_size, executor, grammars=grammars), runner  # type: ignore[arg-type]
+    return Engine(resolved, config.vocab_size, runner, grammars=grammars), runner  # type: ignore[arg-type]
 
 
 class Rules:

@@ -16,7 +16,6 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import Resolved
 from runtime.engine import Engine
-from runtime.executor import Local
 from runtime.grammar import Grammars
 from runtime.messages import Output, Request, SamplingParams
 from runtime.runner import Runner
@@ -83,9 +82,8 @@ def make_engine(
         backend=ReferenceBackend(),
         device=torch.device("cpu"),
     )
-    executor = Local(runner)
-    executor.overlap = overlap
-    return Engine(resolved, VOCAB, executor, grammars=grammars)
+    runner.overlap = overlap
+    return Engine(resolved, VOCAB, runner, grammars=grammars)
 
 
 def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:

@@ -50,7 +50,7 @@ def test_scales_reach_the_pages_and_bother_nobody_else(tmp_path: Path):
         model=str(directory), device="cpu", dtype="float32", kv_tokens=64, kv_dtype="fp8_e4m3",
         max_num_seqs=2,
     )  # fmt: skip
-    kv = load(wish, lambda phase, done, total: None).executor._runner._kv
+    kv = load(wish, lambda phase, done, total: None).executor._kv
     assert kv.k_scale is not None and kv.k_scale[:, 0].tolist() == [1, 0.5, 1]
     assert kv.v_scale is not None and kv.v_scale[:, 0].tolist() == [1, 2, 1]
 

@@ -132,7 +132,7 @@ def test_a_card_of_three_gigabytes_serves_with_graphs(model: Path) -> None:
         report = dict(found.ready.memory)
         assert report["left"] >= 0 and report["KV"] > 256 * MIB
         check_answers(found, worst_requests(64, 3000))
-        steps = found.executor._runner.steps
+        steps = found.executor.steps
         assert steps is not None
         assert steps.graphs.captured.keys() >= set(steps.graphs._buckets.early())
 

@@ -22,7 +22,6 @@ from model_zoo.inputs import ModelInput
 from runtime.batch import LAST, NewRow, make_batch
 from runtime.config import Resolved
 from runtime.engine import Engine
-from runtime.executor import Local
 from runtime.messages import Output, Request, SamplingParams
 from runtime.runner import Runner
 
@@ -119,9 +118,8 @@ def make_engine(
         backend=ReferenceBackend(),
         device=where.device,
     )
-    executor = Local(runner)
-    executor.overlap = where.overlap
-    return Engine(resolved, VOCAB, executor)
+    runner.overlap = where.overlap
+    return Engine(resolved, VOCAB, runner)
 
 
 def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:

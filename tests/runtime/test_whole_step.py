@@ -20,7 +20,6 @@ from runtime import step_buffers
 from runtime.batch import Batch
 from runtime.config import Resolved
 from runtime.engine import Engine
-from runtime.executor import Local
 from runtime.messages import Output, Pooling, Request, SamplingParams
 from runtime.runner import Runner
 from runtime.sampler import Allowed, Drawn
@@ -109,9 +108,8 @@ def make_engine(
         kv.k.fill_(torch.nan)
         kv.v.fill_(torch.nan)
         spoil(runner.steps)
-    executor = Local(runner)
-    executor.overlap = whole_steps
-    return Engine(resolved, config.vocab_size, executor), runner
+    runner.overlap = whole_steps
+    return Engine(resolved, config.vocab_size, runner), runner
 
 
 def spoil(steps: Steps) -> None:
