@@ -38,7 +38,7 @@ def forecasts(config: EngineConfig, capability: tuple[int, int]) -> list[Forecas
         return []
     found = [
         Forecast(partial(sample, model.vocab_size, dtype), ("trim_rows", "finish_rows")),
-        # With a logit bias.  Nobody waits for it: most rows need the first one.
+        # For special rows.  Nobody waits for it: most rows need the first one.
         Forecast(partial(sample, model.vocab_size, "float32"), ()),
     ]
     if (

@@ -156,8 +156,7 @@ class SpecialRows:
         last_token = self._slots.last_token
         if len(slots):
             rows, slots_there, ends_there, bits_there = (words[column] for column in columns)
-            exact = _length(shifts[0]) > 0 or any(wish.banned for wish in wishes)
-            aside = self._aside(logits, len(slots), exact=exact)
+            aside = self._aside(len(slots))
             limit(logits, rows, bits_there, words, aside)
             if _length(shifts[0]):
                 shift(aside, *(words[column] for column in shifts))
@@ -180,16 +179,16 @@ class SpecialRows:
     ) -> tuple[Ints, Ints]:
         """Where the bits of each row begin: of its mask alone, and with its list of tokens."""
         masks_at = np.full(len(wishes), NOT_LIMITED)
-        masks: dict[int, NDArray[np.uint8]] = {}
         if allowed is not None and len(allowed.rows):
-            masks = dict(zip(allowed.rows.tolist(), allowed.bits, strict=True))
             first = block.add(self._as_words(allowed.bits)).start
             masks_at[allowed.rows] = first + np.arange(len(allowed.rows)) * self._words
         bits_at = masks_at.copy()
         for place, wish in enumerate(wishes):
             if wish.allowed is not None:
-                bits = wish.allowed & masks.get(place, np.uint8(0xFF))
-                bits_at[place] = block.add(self._as_words(bits[None])).start
+                bits = wish.allowed[None]
+                if allowed is not None and masks_at[place] >= 0:
+                    bits = bits & allowed.bits[allowed.rows == place]
+                bits_at[place] = block.add(self._as_words(bits)).start
         return masks_at, bits_at
 
     def _as_words(self, bits: NDArray[np.uint8]) -> Words:
@@ -220,12 +219,11 @@ class SpecialRows:
         columns = (rows, slots, masks_at, starts, lengths)
         return [block.add(np.asarray(column, dtype=np.int32)) for column in columns]
 
-    def _aside(self, logits: Tensor, rows: int, *, exact: bool) -> Tensor:
-        """Room for logits [rows, vocab]; in float32 if something will be added to them."""
-        vocab = self._slots.vocab_size
+    def _aside(self, rows: int) -> Tensor:
+        """Room for logits [rows, vocab], exact enough for what will be added to them."""
+        vocab, device = self._slots.vocab_size, self._slots.device
         stride = -(-vocab // ALIGNMENT) * ALIGNMENT
-        dtype = torch.float32 if exact else logits.dtype
-        return torch.empty((rows, stride), dtype=dtype, device=logits.device)[:, :vocab]
+        return torch.empty((rows, stride), dtype=torch.float32, device=device)[:, :vocab]
 
     def _ban(self, aside: Tensor, slots: Ints, wishes: list[Wish]) -> None:
         sets = self._slots.sets

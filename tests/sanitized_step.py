@@ -4,6 +4,7 @@ layers    what stands between the products of a layer
 split_k   products of few rows, in plain Triton
 stream    the same for Hopper
 sample    a token for rows of all kinds, of few and of many groups
+special   tokens and scores of rows that ask for more, of few and of many groups
 step      a tiny model through an engine, so that prepare and all others follow each other
 """
 
@@ -14,9 +15,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from device_engine import device_engine, sizes
 from sampled import Kernels, Row, is_right, params
+from special import Behind
 from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 from torch.nn import functional as F
@@ -124,6 +127,23 @@ def sampled() -> None:
         assert all(fine for slot, fine in zip(slots, usable, strict=True) if slot >= 0)
 
 
+def special() -> None:
+    kinds = [
+        params(temperature=0, logit_bias={5: 99.0}, logprobs=3),
+        params(allowed_ids=(3, 700), banned=((3, 700), (9,)), repetition_penalty=1.1),
+        params(top_p=0.9, grammar="any", logprobs=20),
+        params(logprobs=2, logprob_ids=(4, 900)),
+    ]
+    for vocab in (1111, 40_000):
+        rows = [Row(kind, seed=7 * index) for index, kind in enumerate(kinds * 2)]
+        logits = (torch.randn(len(rows), vocab) * 3).to(torch.bfloat16)
+        every = np.ones(vocab, dtype=np.bool_)
+        drawn, order = Behind(rows, vocab, "cuda").draw(logits, [1] * 8, {2: every, 6: every})
+        assert order == [0, 1, 2, 4, 5, 6, 3, 7] and drawn.usable.all()
+        assert drawn.tokens[[0, 3]].tolist() == [5, 5] and drawn.scores is not None
+        assert drawn.scores.ranks.min() >= 1
+
+
 def step() -> None:
     """Chunks, shared pages, slots that start over, rows that draw() serves."""
     device = torch.device("cuda", torch.cuda.current_device())
@@ -149,6 +169,7 @@ KERNELS: dict[str, Callable[[], None]] = {
     "split_k": lambda: products([*SPLITS]),
     "stream": lambda: products([*STREAMS]),
     "sample": sampled,
+    "special": special,
     "step": step,
 }
 

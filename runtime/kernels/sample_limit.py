@@ -3,7 +3,7 @@
 #   reads     logits [R, V] bf16, fp16 or fp32, of the rows sources [S] int32; words [..] int32, of
 #             which those from bits_at [S] int32 on are the row's: token t is bit t % 32 of word
 #             t // 32; negative: the row may take all
-#   writes    out [S, V], in its own type: -inf where the bit is 0; NaN stays NaN
+#   writes    out [S, V] fp32: -inf where the bit is 0; NaN stays NaN
 #   bound     memory: the logits once, their copy once
 # shift_logits: a number is added to some logits, in place: a bias, or -inf.
 #   grid      (entries / LANES,)
@@ -61,7 +61,7 @@ def limit_rows(
     source = tl.load(sources + place).to(tl.int64)
     first = tl.load(bits_at + place)
     x = limited(logits + source * stride_logits, words, first, token, vocab)
-    tl.store(out + place * stride_out + token, x.to(out.dtype.element_ty), mask=token < vocab)
+    tl.store(out + place * stride_out + token, x, mask=token < vocab)
 
 
 @triton.jit(
@@ -106,7 +106,7 @@ def ban_tokens(
 
 
 def limit(logits: Tensor, sources: Tensor, bits_at: Tensor, words: Tensor, out: Tensor) -> None:
-    """out [S, V] gets the rows `sources` [S] of logits [R, V], with what their bits allow."""
+    """out [S, V] fp32 gets the rows `sources` [S] of logits [R, V], with what their bits allow."""
     (rows, vocab), options = out.shape, dependent_launch(out.device)
     limit_rows[(triton.cdiv(vocab, TILE), rows)](
         logits, sources, bits_at, words, out, logits.stride(0), out.stride(0), vocab, TILE=TILE,

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sampled import Row, is_right, params
+from special import Behind, Masks
 from torch import Tensor
 
 from runtime.batch import make_batch
 from runtime.messages import SamplingParams, TokenLogprob
 from runtime.sampler import Allowed, Drawn, draw
-from runtime.sampler_state import ROW_WORDS, SamplerState, is_special
+from runtime.sampler_state import is_special
 from runtime.scores import Scores, token_logprobs
 from runtime.slots import Slots
-from runtime.special_rows import Left, SpecialRows
 
 VOCAB = 1111  # some groups of 256, the last one cut, as is the last byte of a mask
 MANY = tuple(range(40, 60))  # stop ids, more than a step can hold
@@ -39,45 +39,6 @@ KINDS = [
     params(temperature=0.6, grammar="any", min_tokens=9, stop_ids=MANY, top_p=0.95, logprobs=2),
     params(temperature=0, grammar="any", allowed_ids=tuple(range(0, 1111, 2))),
 ]
-Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
-
-
-class Behind:
-    """Rows in slots of their order, behind a step that has chosen the tokens of some."""
-
-    def __init__(self, rows: list[Row], vocab: int, device: str) -> None:
-        where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
-        self.rows, self.slots = rows, Slots(len(rows), 4, vocab, where)
-        self.slots.eager = False
-        self.state = SamplerState(len(rows), vocab, where)
-        self.special_rows = SpecialRows(self.slots, self.state)
-        new_rows = [row.new(slot) for slot, row in enumerate(rows)]
-        self.slots.begin(make_batch(new_rows=new_rows))
-        block = np.zeros((len(rows), ROW_WORDS), dtype=np.int32)
-        self.state.pack(new_rows, block)
-        self.state.apply(torch.from_numpy(block).to(where))
-        for new in new_rows:
-            self.special_rows.start_over(new)
-            if new.params.has_penalties:
-                self.state.count(new.slot, new.history, new.prompt_len)
-
-    def draw(
-        self, logits: Tensor, ends: list[int], masks: Masks, slots: list[int] | None = None
-    ) -> tuple[Drawn, list[int]]:
-        """What was drawn, and the rows of the logits that its entries are of."""
-        slots = list(range(len(self.rows))) if slots is None else slots
-        batch = make_batch(slots=slots, starts=[end - 1 for end in ends], q_lens=[1] * len(slots))
-        special = [is_special(self.rows[slot].params) for slot in slots]
-        scored = [
-            self.rows[slot].params.logprobs is not None and not mine
-            for slot, mine in zip(slots, special, strict=True)
-        ]
-        left = Left(np.flatnonzero(special), np.flatnonzero(scored))
-        places = [left.special.tolist().index(row) for row in masks]
-        bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
-        allowed = Allowed(np.array(places), np.stack(bits)) if masks else None
-        logits = logits.to(self.slots.device)
-        return self.special_rows.draw(logits, left, batch, allowed), left.rows.tolist()
 
 
 def draw_eagerly(rows: list[Row], logits: Tensor, masks: Masks) -> tuple[Drawn, Slots]:

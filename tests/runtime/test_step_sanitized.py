@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sanitizer import check_sanitized
 
-PLAIN = ["layers", "split_k", "sample"]
+PLAIN = ["layers", "split_k", "sample", "special"]
 
 
 # Streams and attention for Hopper are not for racecheck, which does not know how Triton hands
