@@ -180,7 +180,7 @@ def _fits(resolved: Resolved) -> list[str]:
     lengths = [length for length in LENGTHS if length < longest]
     requests = [f"{tokens / length:,.1f} of {length:,}" for length in [*lengths, longest]]
     return [
-        f"KV holds {tokens:,} tokens, which is requests of so many tokens: {', '.join(requests)}",
+        f"KV holds {tokens:,} tokens, enough for this many requests: {', '.join(requests)}",
         f"limits: {longest:,} tokens a request, {resolved.max_num_seqs} running, "
         f"{resolved.max_batched_tokens:,} tokens a step",
     ]

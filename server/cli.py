@@ -12,7 +12,7 @@ COMMANDS = {
     "serve": "start the server",
     "chat": "talk to a running server",
     "bench": "measure a running server",
-    "tune": "measure the GPU for the split planners",
+    "tune": "measure this GPU, for planning attention",
     "plan": "say what fits on a GPU, without loading",
     "pull": "download a model from the Hub",
     "version": "print the version",
@@ -68,7 +68,7 @@ def _run(words: list[str]) -> int:
     parser = Parser(
         prog="wavefill",
         description="OpenAI-compatible inference server for large language models.",
-        epilog="wavefill COMMAND --help tells the options of a command.",
+        epilog="wavefill COMMAND --help lists the options of a command.",
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command")

@@ -54,14 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key", help="sent as a bearer token")
     add("--endpoint", choices=("completions", "chat"), default="completions", help="what to call")
     add("--input-len", type=_at_least(1), default=128, help="tokens (or words) of a prompt")
-    add("--output-len", type=_at_least(1), default=128, help="most tokens of an answer")
+    add(
+        "--output-len", type=_at_least(1), default=128, help="largest number of tokens in an answer"
+    )
     add(
         "--prompts",
         choices=("ids", "words"),
         help="random token ids (exact length; completions only) or random words; ids for "
         "completions and words for chat if left out",
     )
-    add("--vocab-size", type=_at_least(101), default=1000, help="token ids are drawn below it")
+    add(
+        "--vocab-size",
+        type=_at_least(101),
+        default=1000,
+        help="random token ids are below this number",
+    )
     add("--num-prompts", type=_at_least(1), default=100, help="requests that are measured")
     add("--warmup", type=_at_least(0), default=8, help="requests before them")
     loop = serve.add_mutually_exclusive_group()
@@ -75,9 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=_at_least(1),
         default=1,
-        help="that send and read; one reads some 100000 tokens a second",
+        help="processes that send and read; one can read about 100,000 tokens a second",
     )
-    add("--ignore-eos", action="store_true", help="answers of --output-len tokens exactly")
+    add(
+        "--ignore-eos",
+        action="store_true",
+        help="make every answer exactly --output-len tokens long",
+    )
     add("--temperature", type=float, default=0.0, help="0 is greedy")
     add("--seed", type=int, default=0, help="of prompts and arrivals")
     add("--timeout", type=_positive, default=600.0, help="seconds for one request")
