@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
-import sys
 import threading
 import traceback
 from contextlib import closing, suppress
 
 import msgspec
 
+from runtime import parent
 from runtime.channel import Receiver, Sender
 from runtime.grammar_messages import (
     Advance,
@@ -32,8 +31,6 @@ from runtime.grammar_messages import (
     ToWorker,
 )
 from runtime.matchers import Matchers, Vocabulary
-
-ORPHANED = 3  # exit code
 
 
 def compile_in_turn(
@@ -76,17 +73,6 @@ def serve(start: Start) -> None:
                     requests.put(message)  # a Free stays behind the Compile of the same key
 
 
-def die_with_parent() -> None:
-    """End this process at once when stdin ends."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(ORPHANED)
-
-    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
-
-
 def give_way() -> None:
     """Waking up takes the core from nobody: with no core free, the engine would stop to send."""
     if hasattr(os, "SCHED_BATCH"):
@@ -95,15 +81,8 @@ def give_way() -> None:
 
 
 def main() -> None:
-    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     give_way()
-    line = sys.stdin.buffer.readline()
-    if not line:
-        sys.exit(ORPHANED)
-    start = msgspec.json.decode(line, type=Start)
-    die_with_parent()
-    serve(start)
+    serve(parent.begin(Start))
 
 
 if __name__ == "__main__":

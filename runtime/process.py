@@ -8,10 +8,8 @@ parent.  Exit codes: 0 after SIGTERM, 2 if the configuration or the model cannot
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from runtime import early
+from runtime import early, parent
 from runtime.channel import Receiver, Sender
 from runtime.config import ConfigError, EngineConfig
 from runtime.messages import (
@@ -44,7 +42,6 @@ IDLE_SECONDS = 1.0  # between two signs of life
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
 GC_THRESHOLD = 50_000  # objects made between two collections: a step makes hundreds, no cycles
-ORPHANED = 3  # exit code
 RAN_OUT = (
     "memory ran out in a step, perhaps because another program took what was free when the engine "
     "started: it starts again with what is free now; lower --gpu-memory if that comes back"
@@ -225,38 +222,13 @@ def _operator_errors() -> tuple[type[Exception], ...]:
     return (ConfigError, ModelError, UnsupportedAttention)
 
 
-def read_start() -> Start:
-    """The first line of stdin, read without a buffer: a thread will read on."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = os.read(0, 1)
-        if not part:
-            raise SystemExit(ORPHANED)
-        line += part
-    return msgspec.json.decode(line, type=Start)
-
-
-def die_with_parent() -> None:
-    """End this process at once when stdin ends, whatever its main thread is doing."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(ORPHANED)
-
-    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
-
-
 def _terminate(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
 def main() -> None:
-    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
-    start = read_start()
-    die_with_parent()
+    start = parent.begin(Start)
     with one_line_errors():
         serve(start)
 

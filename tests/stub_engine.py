@@ -28,7 +28,8 @@ from runtime.messages import (
     StepOutput,
     ToEngine,
 )
-from runtime.process import die_with_parent, read_start
+from runtime.parent import begin
+from runtime.process import Start
 
 STEP_SECONDS = 0.02
 
@@ -53,8 +54,7 @@ def ready(epoch: int) -> Ready:
 
 
 def main() -> None:
-    start = read_start()
-    die_with_parent()
+    start = begin(Start)
     mode = os.environ.get("STUB_ENGINE", "")
     if mode == "wrong":
         print("error: --device moon: there is none", file=sys.stderr)

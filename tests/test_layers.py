@@ -22,7 +22,7 @@ CONTROL_WING = {
         *("admission", "batch", "channel", "chunks", "client", "columns", "config", "decoding"),
         "engine",
         *("grammar", "grammar_messages", "grammar_worker", "matchers", "memory_plan"),
-        *("messages", "outputs", "pages", "requests", "running", "scheduler", "sequence"),
+        *("messages", "outputs", "pages", "parent", "requests", "running", "scheduler", "sequence"),
         *("mailbox", "step_time"),
     )
 }
