@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, few_entries, fields_of
+from server.schema.base import MOST_MESSAGES, Body, by_kind, few_entries, fields_of
 from server.schema.sampling import StopString
 from server.schema.tools import MOST_TOOLS, FunctionName, Parameters
 
@@ -53,20 +53,10 @@ class ThinkingBlock(Block):
     signature: str
 
 
-def _tag(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~text"
-    return "~blocks" if isinstance(value, list) else None
-
-
 Text = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS), Tag("~blocks")],
-    Discriminator(
-        _tag,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of text blocks",
-    ),
+    by_kind("a string or an array of text blocks", string="~text", array="~blocks"),
 ]
 
 
@@ -98,11 +88,7 @@ Content = Annotated[
     | Annotated[
         list[AnyBlock], Field(min_length=1, max_length=MOST_BLOCKS, fail_fast=True), Tag("~blocks")
     ],
-    Discriminator(
-        _tag,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of content blocks",
-    ),
+    by_kind("a string or an array of content blocks", string="~text", array="~blocks"),
 ]
 
 

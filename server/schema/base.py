@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticKnownError
 
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
@@ -45,6 +45,16 @@ def few_entries(limit: int) -> Callable[[object], object]:
 
 
 B = TypeVar("B", bound=Body)
+
+
+def told_apart(tag: Callable[[object], str | None], message: str) -> Discriminator:
+    """Of a union: the tag of the class that a value is read as.  `message` is what it takes."""
+    return Discriminator(tag, custom_error_type=WRONG_KIND, custom_error_message=message)
+
+
+def by_kind(message: str, **tags: str) -> Discriminator:
+    """Of a union: each kind of JSON is read as the class of its tag."""
+    return told_apart(lambda value: tags.get(kind_of(value)), message)
 
 
 class Unsupported:

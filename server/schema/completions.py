@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Unsupported, items_of, kind_of
+from server.schema.base import Unsupported, items_of, kind_of, told_apart
 from server.schema.sampling import UNSUPPORTED, SamplingBody
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -15,7 +15,8 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 
 
-def _prompt_kind(value: object) -> str | None:
+def prompt_kind(value: object) -> str | None:
+    """Of a text, token ids, or several of either."""
     kind = kind_of(value)
     if kind != "array":
         return "~text" if kind == "string" else None
@@ -35,11 +36,7 @@ Prompt = Annotated[
     | Annotated[
         list[Tokens], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~token_lists")
     ],
-    Discriminator(
-        _prompt_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string, strings, token ids or lists of token ids",
-    ),
+    told_apart(prompt_kind, "a string, strings, token ids or lists of token ids"),
 ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.errors import RequestError
-from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, few_entries
+from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, by_kind, few_entries
 from server.schema.sampling import INT64, Stop
 from server.schema.tools import MOST_TOOLS, FunctionName, FunctionTool
 
@@ -56,20 +56,10 @@ class Options(Body):
         }
 
 
-def _format_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~word"
-    return "~schema" if isinstance(value, dict) else None
-
-
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~word")]
     | Annotated[dict[str, Any], BeforeValidator(few_entries(1024)), Tag("~schema")],
-    Discriminator(
-        _format_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message='"json" or a JSON schema',
-    ),
+    by_kind('"json" or a JSON schema', string="~word", object="~schema"),
 ]
 
 
@@ -87,19 +77,9 @@ def _duration(value: object) -> object:
 KeepAlive = Annotated[Any, AfterValidator(_duration)]
 
 
-def _think_kind(value: object) -> str | None:
-    if isinstance(value, bool):
-        return "~switch"
-    return "~level" if isinstance(value, str) else None
-
-
 Think = Annotated[
     Annotated[bool, Tag("~switch")] | Annotated[Literal["low", "medium", "high"], Tag("~level")],
-    Discriminator(
-        _think_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message='true, false, "low", "medium" or "high"',
-    ),
+    by_kind('true, false, "low", "medium" or "high"', boolean="~switch", string="~level"),
 ]
 
 

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from server.schema.base import WRONG_KIND, kind_of
+from server.schema.base import by_kind
 from server.schema.ollama import OllamaCall
 from server.schema.pooling import MAX_TEXTS, Text
-
-
-def _input_kind(value: object) -> str | None:
-    return {"string": "~text", "array": "~texts"}.get(kind_of(value))
-
 
 Input = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_TEXTS), Tag("~texts")],
-    Discriminator(
-        _input_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of strings",
-    ),
+    by_kind("a string or an array of strings", string="~text", array="~texts"),
 ]
 
 

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from server.errors import RequestError
-from server.schema.base import WRONG_KIND, Body, Unsupported, items_of, kind_of
+from server.schema.base import Body, Unsupported, by_kind, told_apart
+from server.schema.completions import Tokens, prompt_kind
 from server.schema.sampling import LATER
 
 MAX_TEXTS = 2048  # of one request, as in OpenAI's API
 
 Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
-
-
-def _input_kind(value: object) -> str | None:
-    kind = kind_of(value)
-    if kind != "array":
-        return "~text" if kind == "string" else None
-    match items_of(value)[:1]:  # the first item tells what the others have to be
-        case [] | [str()]:
-            return "~texts"
-        case [list()]:
-            return "~token_lists"
-        case _:
-            return "~tokens"
-
-
-def _texts_kind(value: object) -> str | None:
-    return {"string": "~text", "array": "~texts"}.get(kind_of(value))
-
-
-def _document_kind(value: object) -> str | None:
-    return {"string": "~text", "object": "~object"}.get(kind_of(value))
 
 
 Several = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
@@ -47,19 +26,11 @@ Input = Annotated[
         Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
         Tag("~token_lists"),
     ],
-    Discriminator(
-        _input_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string, strings, token ids or lists of token ids",
-    ),
+    told_apart(prompt_kind, "a string, strings, token ids or lists of token ids"),
 ]
 Texts = Annotated[
     Annotated[Text, Tag("~text")] | Annotated[Several, Tag("~texts")],
-    Discriminator(
-        _texts_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of strings",
-    ),
+    by_kind("a string or an array of strings", string="~text", array="~texts"),
 ]
 
 
@@ -177,11 +148,7 @@ class RerankRequest(PoolingBody):
         list[
             Annotated[
                 Annotated[Text, Tag("~text")] | Annotated[Document, Tag("~object")],
-                Discriminator(
-                    _document_kind,
-                    custom_error_type=WRONG_KIND,
-                    custom_error_message="a string or an object with `text`",
-                ),
+                by_kind("a string or an object with `text`", string="~text", object="~object"),
             ]
         ],
         Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, fields_of, items_of
+from server.schema.base import Body, by_kind, fields_of, items_of, told_apart
 from server.schema.tools import FunctionName
 
 Role = Literal["system", "developer", "user", "assistant"]
@@ -50,37 +50,19 @@ MessagePart = Annotated[
     Annotated[InputText, Tag("~input_text")]
     | Annotated[OutputText, Tag("~output_text")]
     | Annotated[RefusalPart, Tag("~refusal")],
-    Discriminator(
-        _part_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="an object of type input_text, output_text or refusal",
-    ),
+    told_apart(_part_kind, "an object of type input_text, output_text or refusal"),
 ]
-
-
-def _text_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~text"
-    return "~parts" if isinstance(value, list) else None
 
 
 MessageContent = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[MessagePart], Field(min_length=1, max_length=MOST_PARTS), Tag("~parts")],
-    Discriminator(
-        _text_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of parts",
-    ),
+    by_kind("a string or an array of parts", string="~text", array="~parts"),
 ]
 CallOutput = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[InputText], Field(min_length=1, max_length=MOST_PARTS), Tag("~parts")],
-    Discriminator(
-        _text_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of parts of type input_text",
-    ),
+    by_kind("a string or an array of parts of type input_text", string="~text", array="~parts"),
 ]
 
 
@@ -182,10 +164,9 @@ Item = Annotated[
     | Annotated[CustomOutputItem, Tag("~custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
     | Annotated[ItemReference, Tag("~item_reference")],
-    Discriminator(
+    told_apart(
         _item_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="an object of type message, function_call, function_call_output, "
+        "an object of type message, function_call, function_call_output, "
         "custom_tool_call, custom_tool_call_output, reasoning or item_reference",
     ),
 ]

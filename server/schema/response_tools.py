@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import WRONG_KIND, Body, fields_of, items_of, kind_of
+from server.schema.base import Body, fields_of, items_of, kind_of, told_apart
 from server.schema.tools import MOST_TOOLS, FunctionName, Parameters, kind_tag
 
 Description = Annotated[str, Field(max_length=65536)]
@@ -92,11 +92,9 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
     | Annotated[ChosenTool, Tag("~named")]
     | Annotated[AllowedTools, Tag("~allowed")],
-    Discriminator(
+    told_apart(
         _choice_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message='"none", "auto", "required" or an object of type function, custom or '
-        "allowed_tools",
+        '"none", "auto", "required" or an object of type function, custom or allowed_tools',
     ),
 ]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 from server.schema.base import (
-    WRONG_KIND,
     Body,
     Unsupported,
+    by_kind,
     few_entries,
     fields_of,
+    told_apart,
 )
-from server.schema.chat import Metadata, Scalar
+from server.schema.chat import Effort, Metadata, Scalar
 from server.schema.response_items import MOST_ITEMS, Item, ItemId, check_roles
 from server.schema.response_tools import ResponseTool, ToolChoice, check_tools
 from server.schema.sampling import INT64, LATER, Stop
@@ -33,22 +34,12 @@ Include = Literal[
 ]
 
 
-def _input_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~text"
-    return "~items" if isinstance(value, list) else None
-
-
 Input = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[
         list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True), Tag("~items")
     ],
-    Discriminator(
-        _input_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of items",
-    ),
+    by_kind("a string or an array of items", string="~text", array="~items"),
 ]
 
 
@@ -75,11 +66,7 @@ class TextConfig(Body):
     format: (
         Annotated[
             Annotated[PlainFormat, Tag("~plain")] | Annotated[SchemaFormat, Tag("~schema")],
-            Discriminator(
-                _format_kind,
-                custom_error_type=WRONG_KIND,
-                custom_error_message="an object of type text, json_object or json_schema",
-            ),
+            told_apart(_format_kind, "an object of type text, json_object or json_schema"),
         ]
         | None
     ) = None
@@ -87,7 +74,7 @@ class TextConfig(Body):
 
 
 class Reasoning(Body):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 

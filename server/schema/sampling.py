@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from server.errors import RequestError, UnsupportedParameter
 from server.schema.base import (
-    WRONG_KIND,
     Body,
     Unsupported,
+    by_kind,
     few_entries,
     fields_of,
     items_of,
@@ -22,22 +22,12 @@ from server.schema.structured import GUIDED, ResponseFormat, StructuredOutputs, 
 INT64 = 2**63
 
 
-def _stop_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~one"
-    return "~several" if isinstance(value, list) else None
-
-
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("~one")]
     | Annotated[list[StopString], Field(max_length=4), Tag("~several")],
-    Discriminator(
-        _stop_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of strings",
-    ),
+    by_kind("a string or an array of strings", string="~one", array="~several"),
 ]
 
 

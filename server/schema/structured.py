@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Field, Tag
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import NAMES, WRONG_KIND, Body, Unsupported, kind_of
+from server.schema.base import NAMES, Body, Unsupported, by_kind
 
 MAX_REGEX = 8192  # characters
 MAX_GRAMMAR = 65_536
@@ -70,18 +70,10 @@ FORMAT_FIELDS = {
 }
 
 
-def _schema_kind(value: object) -> str | None:
-    return {"object": "~object", "string": "~text"}.get(kind_of(value))
-
-
 Schema = Annotated[
     Annotated[dict[str, Any], Tag("~object")]
     | Annotated[str, Field(min_length=2, max_length=MAX_SCHEMA), Tag("~text")],
-    Discriminator(
-        _schema_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a JSON Schema, as an object or as a string of JSON",
-    ),
+    by_kind("a JSON Schema, as an object or as a string of JSON", object="~object", string="~text"),
 ]
 Choice = Annotated[str, Field(min_length=1, max_length=16384)]
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -14,11 +14,11 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from server.errors import RequestError
 from server.schema.base import (
     NAMES_WITH_DOTS,
-    WRONG_KIND,
     Body,
     few_entries,
     fields_of,
     kind_of,
+    told_apart,
 )
 
 MOST_TOOLS = 128
@@ -179,10 +179,9 @@ ToolChoice = Annotated[
     | Annotated[ChosenFunction, Tag("~function")]
     | Annotated[NamedCustom, Tag("~custom")]
     | Annotated[AllowedTools, Tag("~allowed")],
-    Discriminator(
+    told_apart(
         _choice_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message='"none", "auto", "required", {"type": "function", "function": ...}, '
+        '"none", "auto", "required", {"type": "function", "function": ...}, '
         '{"type": "custom", "custom": ...} or {"type": "allowed_tools", "allowed_tools": ...}',
     ),
 ]
