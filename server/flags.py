@@ -54,7 +54,7 @@ ENGINE_FLAGS = {
     "kv_dtype": "type of stored keys and values; auto: as the weights",
     "load_format": "dummy fills the model with random weights, for benchmarks",
     "max_model_len": "longest prompt and answer in tokens; 0: as long as the model and KV allow",
-    "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one for each token",
+    "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",
     "max_batched_tokens": "tokens in one step; 0: 8192 on a large GPU, else 2048, 512 on a CPU",
     "itl_target_ms": "cut prompts so that answers get a token within these milliseconds; 0: auto",
     "page_size": "tokens in one KV page: 16, 32, 64 or 128",
