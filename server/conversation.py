@@ -27,8 +27,14 @@ def _check_message(message: Message, path: str) -> None:
             f"`{path}.{name}` belongs to role assistant, not {message.role}: remove it",
             param=f"{path}.{name}",
         )
+    if message.refusal and (message.role != "assistant" or message.content):
+        raise RequestError(
+            f"`{path}.refusal` stands in place of the `content` of role assistant: send one of the "
+            "two",
+            param=f"{path}.refusal",
+        )
     if message.role == "assistant":
-        if message.content is None and not message.tool_calls:
+        if message.text() is None and not message.tool_calls:
             raise RequestError(
                 f"`{path}` of role assistant has neither `content` nor `tool_calls`: add one",
                 param=f"{path}.content",

@@ -13,7 +13,8 @@ from server.chat_service import prepare_chat
 from server.responses.chats import ChatStore
 from server.routes.body import read_checked
 from server.schema.base import parse
-from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest, check_parts
+from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest
+from server.schema.content import check_parts
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, while_connected
 from server.state import owner_of, prefix_salt, state_of

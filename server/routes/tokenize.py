@@ -14,7 +14,8 @@ from server.generation import require_ready
 from server.parameters import check_chars, check_token_ids
 from server.routes.body import off_loop, read_checked
 from server.schema.base import parse
-from server.schema.chat import CHAT_UNSUPPORTED, check_parts
+from server.schema.chat import CHAT_UNSUPPORTED
+from server.schema.content import check_parts
 from server.schema.sampling import openapi_body
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.state import state_of

@@ -9,16 +9,15 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import RequestError
 from server.schema.base import (
     MOST_MESSAGES,
     WRONG_KIND,
     Body,
     Unsupported,
     few_entries,
-    fields_of,
-    items_of,
 )
+from server.schema.content import Content
 from server.schema.sampling import LATER, UNSUPPORTED, SamplingBody
 from server.schema.tools import (
     INPUT,
@@ -34,31 +33,8 @@ from server.schema.tools import (
 )
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-MOST_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
 # Keys of chat_template_kwargs that the server itself hands to the template.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-def _content_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~text"
-    return "~parts" if isinstance(value, list) else None
-
-
-Content = Annotated[
-    Annotated[str, Tag("~text")]
-    | Annotated[list[TextPart], Field(min_length=1, max_length=1024), Tag("~parts")],
-    Discriminator(
-        _content_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of text parts",
-    ),
-]
 
 
 def _scalar(value: object) -> object:
@@ -111,7 +87,7 @@ class Message(Body):
     # Empty ones come from clients that return other servers' answers as they are.
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
-    # Sent back by clients that return our own answers as they are.
+    # Sent back by clients that return answers as they are; instead of the content.
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -128,6 +104,8 @@ class Message(Body):
         return self.reasoning_content or self.reasoning or ""
 
     def text(self) -> str | None:
+        if not self.content and self.refusal:
+            return self.refusal
         if self.content is None or isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content)
@@ -235,30 +213,6 @@ class ChatRequest(SamplingBody):
                 raise RequestError(
                     f"`chat_template_kwargs.{key}` is set by the server: leave it out",
                     param=f"chat_template_kwargs.{key}",
-                )
-
-
-def check_parts(fields: dict[str, Any]) -> None:
-    """Raises RequestError for more parts and tool calls than can be looked through in little time,
-    UnsupportedParameter for a content part that is not text, naming the part.
-    """
-    count = 0
-    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
-        parts = items_of(fields_of(message).get("content"))
-        count += len(parts) + len(items_of(fields_of(message).get("tool_calls")))
-        if count > MOST_PARTS:
-            raise RequestError(
-                f"`messages` has more than {MOST_PARTS} content parts and tool calls in all: put "
-                "texts together",
-                param="messages",
-            )
-        for place, part in enumerate(parts):
-            kind = fields_of(part).get("type")
-            if isinstance(kind, str) and kind != "text":
-                path = f"messages[{index}].content[{place}].type"
-                raise UnsupportedParameter(
-                    f"`{path}` is {kind[:40]}: this model reads text only; send parts of type text",
-                    param=path,
                 )
 
 

@@ -87,6 +87,22 @@ def test_an_answer_can_be_sent_back_as_it_came(fake: FakeServer):
     assert prompt_of(fake).endswith("<|assistant|>x<|end|><|assistant|>")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": [{"type": "refusal", "refusal": "No."}], "refusal": None},
+        {"content": [{"type": "text", "text": "Well:"}, {"type": "refusal", "refusal": "No."}]},
+    ],
+)
+def test_a_refusal_that_is_sent_back_is_what_the_assistant_said(fake: FakeServer, said: Any):
+    messages = [*HELLO["messages"], {"role": "assistant", **said}, *HELLO["messages"]]
+    fake.client().chat.completions.create(**(HELLO | {"messages": messages}))
+    text = "Well:\nNo." if len(said["content"] or ()) == 2 else "No."
+    assert f"<|assistant|>{text}<|end|><|user|>" in prompt_of(fake)
+
+
 def test_an_answer_of_another_server_without_calls_can_be_sent_back(fake: FakeServer):
     said = {"role": "assistant", "content": "Hi.", "tool_calls": [], "reasoning_content": None}
     body = {"model": "fake", "messages": [*HELLO["messages"], said, *HELLO["messages"]]}
