@@ -29,7 +29,8 @@ Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Beside this folder: what a layer does with a product, and what products are timed beside.
 OTHERS = ("linear.py", "kernels/silu_mul.py", "kernels/add_rms_norm.py")
-LAUNCH = LAYERS.parents[1] / "attention" / "kernels" / "launch.py"
+KERNELS = LAYERS.parents[1] / "attention" / "kernels"
+SHARED = ("hopper.py", "launch.py")  # with those of attention
 LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # another server has it for milliseconds
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def circumstances(device: torch.device) -> str:
 def sources() -> list[Path]:
     """All that decides how long a product takes."""
     here = sorted(Path(__file__).parent.glob("*.py"))
-    return [*here, *(LAYERS / other for other in OTHERS), LAUNCH]
+    return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
 
 
 def digest(files: Iterable[Path]) -> str:
