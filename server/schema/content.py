@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError, UnsupportedParameter
-from server.schema.base import MOST_MESSAGES, WRONG_KIND, Body, fields_of, items_of
+from server.schema.base import MOST_MESSAGES, Body, by_kind, fields_of, items_of
 
 MOST_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
 
@@ -40,20 +40,10 @@ Part = Annotated[
 ]
 
 
-def _content_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "~text"
-    return "~parts" if isinstance(value, list) else None
-
-
 Content = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[Part], Field(min_length=1, max_length=1024), Tag("~parts")],
-    Discriminator(
-        _content_kind,
-        custom_error_type=WRONG_KIND,
-        custom_error_message="a string or an array of text parts",
-    ),
+    by_kind("a string or an array of text parts", string="~text", array="~parts"),
 ]
 
 
