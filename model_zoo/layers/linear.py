@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +12,12 @@ from torch.nn import functional as F
 
 from model_zoo.layers import fusing
 from model_zoo.layers.gemm.gated import SIZES
-from model_zoo.layers.gemm.products import BUCKETS
+from model_zoo.layers.gemm.products import BUCKETS, Product
 
 # Rows from which cuBLAS had better add a product to the residual: on an H100 that and a norm took
 # 2 % less of a layer of 1667 rows than a product and then sum and norm.  With 803 rows a product
 # that adds took up to 5 % longer; whether that is more than is saved has not been measured.
 MANY_ROWS = 1024
-
-
-class Product(Protocol):
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
-        ...
 
 
 class Linear(nn.Module):

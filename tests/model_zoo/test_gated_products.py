@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.gated import FEW_MORE, SIZES, Gated, TwoSteps, bands
+from model_zoo.layers.gemm.gated import FEW_MORE, SIZES, Gated, bands
 from model_zoo.layers.linear import MANY_ROWS, GatedLinear, Linear
 from model_zoo.layers.norm import RMSNorm
 
@@ -203,4 +203,3 @@ def test_the_number_of_rows_says_which_way_is_taken():
 )
 def test_the_kernel_says_what_it_serves(shape: tuple[int, int, int], serves: bool):
     assert Gated().serves(*shape) == serves
-    assert TwoSteps().serves(*shape)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.gemm.products import Product
+
 # Numbers of rows that share a choice with the smaller ones; more share that of the last.  Steps are
 # padded to these sizes: a product's time rises by steps, at other rows for each way.
 SIZES = (96, 128, *range(192, 512, 64), *range(512, 2049, 128))
@@ -20,9 +22,6 @@ FEW_MORE = 1.03  # rounds of tiles are worth programs that keep to their rows
 @dataclass(frozen=True, slots=True)
 class TwoSteps:
     """cuBLAS, and silu_mul of what it wrote."""
-
-    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
-        return True
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [2 I, K], bias [2 I] -> [M, I]."""
@@ -60,14 +59,11 @@ class Gated:
         return out
 
 
-GatedProduct = TwoSteps | Gated
-
-
 def gated_candidates(
     device: torch.device, rows: int, outputs: int, inputs: int, *, bias: bool
-) -> list[GatedProduct]:
+) -> list[Product]:
     """TwoSteps first, then what may be faster."""
-    tried: list[GatedProduct] = [TwoSteps()]
+    tried: list[Product] = [TwoSteps()]
     hopper = torch.cuda.get_device_capability(device) == (9, 0)
     if hopper and not bias and Gated().serves(rows, outputs, inputs):
         tried.append(Gated())

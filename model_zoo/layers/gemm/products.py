@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.gated import Gated, TwoSteps
 from model_zoo.layers.gemm.workspace import PARTS_BYTES, TILES, workspace
 
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
 MOST_ROWS = BUCKETS[-1]
+
+
+class Product(Protocol):
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or what a layer makes of it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +115,6 @@ class Stream:
             **dependent_launch(x.device),
         )  # fmt: skip
         return out
-
-
-Product = Plain | SplitK | Stream | TwoSteps | Gated
 
 
 def block_m(rows: int, least: int) -> int:
