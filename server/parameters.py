@@ -28,6 +28,9 @@ def sampling_params(
     defaults = tokenizer.defaults
     temperature = _first(body.temperature, defaults.temperature, 1.0)
     top_k = _first(body.top_k, defaults.top_k, 0)
+    top_p = _first(body.top_p, defaults.top_p, 1.0)
+    if top_p == 0:  # as top_p comes close to 0, the likeliest token alone is left
+        top_k, top_p = 1, 1.0
     min_tokens = body.min_tokens or 0
     stop_ids = _stop_ids(body, tokenizer, ready.vocab_size)
     banned = banned_sequences(body.bad_words, tokenizer)
@@ -43,7 +46,7 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature if temperature >= COLDEST else 0.0,
-        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        top_p=top_p,
         top_k=max(0, min(top_k, ready.vocab_size)),
         min_p=_first(body.min_p, defaults.min_p, 0.0),
         presence_penalty=body.presence_penalty or 0.0,

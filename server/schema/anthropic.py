@@ -8,10 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from server.errors import RequestError
 from server.schema.base import MOST_MESSAGES, Body, by_kind, few_entries, fields_of
-from server.schema.sampling import StopString
+from server.schema.sampling import MOST_STOPS, StopString
 from server.schema.tools import MOST_TOOLS, FunctionName, Parameters
 
-MOST_STOPS = 4
 MOST_BLOCKS = 1024  # of one message
 LEAST_BUDGET = 1024
 
@@ -218,7 +217,7 @@ class CountRequest(Body):
 class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1)
     temperature: float | None = Field(None, ge=0, le=1)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=2**31)
     stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None

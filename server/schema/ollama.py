@@ -19,7 +19,7 @@ class Options(Body):
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: int | None = Field(None, ge=0, lt=2**31)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-1, lt=INT64)
     num_predict: int | None = Field(None, ge=-2)

@@ -92,7 +92,7 @@ class ResponsesRequest(Body):
     previous_response_id: ItemId | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None

@@ -23,10 +23,12 @@ INT64 = 2**63
 
 
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
+MOST_STOPS = 32
+MOST_STOP_CHARS = 4096  # of all: each text that arrives is compared with each of them
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("~one")]
-    | Annotated[list[StopString], Field(max_length=4), Tag("~several")],
+    | Annotated[list[StopString], Field(max_length=MOST_STOPS), Tag("~several")],
     by_kind("a string or an array of strings", string="~one", array="~several"),
 ]
 
@@ -42,7 +44,7 @@ class SamplingBody(Body):
 
     model: str
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=128)
@@ -118,6 +120,12 @@ class SamplingBody(Body):
     def check_sampling(self) -> None:
         """The rules between fields of every route.  Raises RequestError."""
         check_format(self.response_format, self.structured_outputs, self.allowed_token_ids)
+        stop_chars = sum(map(len, self.stop_strings()))
+        if stop_chars > MOST_STOP_CHARS:
+            raise RequestError(
+                f"`stop` has {stop_chars} characters in all: send at most {MOST_STOP_CHARS}",
+                param="stop",
+            )
         if self.truncate_prompt_tokens == 0:
             raise RequestError(
                 "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",

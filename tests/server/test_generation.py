@@ -150,6 +150,19 @@ def test_each_completion_of_one_seed_has_a_seed_of_its_own(fake: FakeServer):
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
 
 
+def test_a_top_p_of_0_leaves_the_likeliest_token(fake: FakeServer):
+    post(fake, top_p=0, top_k=50)
+    params = fake.engine.requests[-1].params
+    assert (params.top_p, params.top_k) == (1, 1)
+
+
+def test_the_first_of_many_stop_strings_ends_the_answer(fake: FakeServer):
+    stops = [f"{place:0128}" for place in range(31)] + ["Bye"]
+    choice = post(fake, stop=stops)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Bye")
+    assert choice["message"]["content"] == GREETING.partition("Bye")[0]
+
+
 def test_parameters_reach_the_engine(fake: FakeServer):
     post(
         fake,

@@ -91,12 +91,13 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     # sampling
     ({"temperature": 2.5}, VALUE, "temperature", "at most 2"),
     ({"temperature": "1"}, TYPE, "temperature", "a number"),
-    ({"top_p": 0}, VALUE, "top_p", "greater than 0"),
+    ({"top_p": -0.1}, VALUE, "top_p", "at least 0"),
     ({"max_output_tokens": 0}, VALUE, "max_output_tokens", "at least 1"),
     ({"max_output_tokens": 1.5}, TYPE, "max_output_tokens", "an integer"),
     ({"top_logprobs": 21, "include": [LOGPROBS]}, VALUE, "top_logprobs", "at most 20"),
     ({"top_logprobs": 2}, VALUE, "top_logprobs", "`include`"),
-    ({"stop": ["a"] * 5}, VALUE, "stop", "at most 4"),
+    ({"stop": ["a"] * 33}, VALUE, "stop", "at most 32"),
+    ({"stop": ["a" * 999] * 5}, VALUE, "stop", "at most 4096"),
     ({"chat_template_kwargs": {"tools": "x"}}, VALUE, "chat_template_kwargs.tools", "the server"),
     # the names of other routes
     ({"messages": []}, UNSUPPORTED, "messages", "`input`"),
