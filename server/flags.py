@@ -46,7 +46,7 @@ SERVER_FLAGS = {
     "log_format": "form of the log",
 }
 ENGINE_FLAGS = {
-    "device": "where to compute; auto takes a GPU if there is one",
+    "device": "where to compute; auto: a GPU if there is one; CUDA_VISIBLE_DEVICES says which",
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
     "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
     "deterministic": "answers have the same bits whatever else runs; needs a GPU, is slower",
