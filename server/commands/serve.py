@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "wavefill serve [MODEL] [OPTIONS]"
     parser.description = (
         "Start the server.  Every option may also be set in the environment: --max-queue is "
-        "WAVEFILL_MAX_QUEUE, and MODEL is WAVEFILL_MODEL.  Whole numbers may end in k, m or g: 32k is "
-        "32768."
+        "WAVEFILL_MAX_QUEUE, and MODEL is WAVEFILL_MODEL.  Whole numbers may end in k, m or g: "
+        "32k is 32768."
     )
     parser.add_argument(
         "model",
