@@ -9,8 +9,8 @@ import orjson
 from runtime.messages import Ready
 from server.errors import RequestError, UnsupportedParameter
 from server.grammar_marks import escaped
+from server.off_loop import off_loop
 from server.parsing.detect import NONE
-from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.schema.sampling import SamplingBody
 from server.schema.structured import allowed_beside

@@ -12,9 +12,9 @@ from server.chat_service import Answer, ChatTurn, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.explain import timings
 from server.logprobs import WORK_OF_TOKEN, chat_logprobs, prompt_logprobs
+from server.off_loop import off_loop
 from server.parameters import model_ends
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
-from server.routes.body import off_loop
 from server.sse import DeltaFrame, EventWriter, frame
 from server.state import ServerState
 

@@ -24,6 +24,7 @@ from server.conversation import (
     unseen_chars,
 )
 from server.generation import Generation, require_ready
+from server.off_loop import off_loop
 from server.parameters import (
     check_chars,
     cut_of,
@@ -31,7 +32,6 @@ from server.parameters import (
     sampling_params,
 )
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
-from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.score_limit import check_scores
 from server.splitting import Splitting, plain

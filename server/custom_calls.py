@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from server.dialects.tool_input import tool_input
 from server.parsing.deltas import Delta, ToolCallDelta
 from server.schema.tools import INPUT
+from server.tool_input import tool_input
 
 
 class CustomCalls:

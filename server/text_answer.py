@@ -13,8 +13,8 @@ from server.choice import Choice, Piece
 from server.explain import timings
 from server.generation import Generation
 from server.logprobs import WORK_OF_TOKEN, prompt_logprobs, prompt_scored, text_logprobs
+from server.off_loop import off_loop
 from server.parameters import model_ends
-from server.routes.body import off_loop
 from server.schema.completions import CompletionRequest
 from server.sse import DeltaFrame, EventWriter, frame
 from server.state import ServerState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from runtime.client import Mailbox
 from runtime.messages import Pooling, Ready, SamplingParams
 from server.errors import ContextTooLong, EngineFailed, RequestError
 from server.generation import admit, together
+from server.off_loop import off_loop
 from server.parameters import check_chars, check_token_ids
-from server.routes.body import off_loop
 from server.state import ServerState
 from server.tokenizer import ChatTokenizer
 
@@ -89,6 +90,11 @@ def _check_length(length: int, limit: int, path: str) -> None:
             "or set `truncate_prompt_tokens`",
             param=path,
         )
+
+
+def numbers_of(vector: bytes) -> tuple[float, ...]:
+    """What little-endian float32 stand for."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 class Vectors:

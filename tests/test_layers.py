@@ -143,6 +143,11 @@ def test_server_imports_nothing_below_but_messages_config_and_client() -> None:
     assert found == []
 
 
+def test_what_routes_work_with_knows_no_routes() -> None:
+    users = {module for module, name in edges() if name.startswith("server.routes")}
+    assert {module for module in users if not module.startswith("server.routes")} == {"server.app"}
+
+
 def test_server_names_no_tensor_library() -> None:
     tensors = {"torch", "triton", "safetensors"}
     assert [e for e in edges() if top(e[0]) == "server" and top(e[1]) in tensors] == []

@@ -12,7 +12,6 @@
     ollama_checks     what Ollama's API has and this server has not
     thinking          switching it on and off through the chat template
     tool_ids          ids of calls as Anthropic writes them
-    tool_input        the arguments of a call as an object
 
 What a chat is, and what the engine does with it, is server.chat_service's.
 """

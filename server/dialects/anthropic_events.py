@@ -20,9 +20,9 @@ from server.chat_service import Answer, ChatFinish, ChatTurn, Part
 from server.choice import Choice
 from server.dialects.errors import anthropic_failure
 from server.dialects.tool_ids import anthropic_id
-from server.dialects.tool_input import input_json
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
 from server.sse import DeltaFrame, Wire
+from server.tool_input import input_json
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STREAM = Wire("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)

@@ -18,12 +18,12 @@ import orjson
 from server.chat_service import Answer, ChatFinish, Part, ToolCallMade
 from server.choice import Choice, ScoredToken
 from server.dialects.errors import ollama_failure
-from server.dialects.tool_input import input_json
 from server.logprobs import WORK_OF_TOKEN, chat_logprobs
+from server.off_loop import off_loop
 from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
-from server.routes.body import off_loop
 from server.sse import Wire
 from server.tokenizer import ChatTokenizer
+from server.tool_input import input_json
 
 STREAM = Wire("application/x-ndjson", b"", b"", ollama_failure)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from server.generation import require_ready
 from server.infill import prompt_with_gap
+from server.off_loop import off_loop
 from server.parameters import check_chars, fit_to_context
-from server.routes.body import off_loop
 from server.schema.base import parse
 from server.schema.completions import CompletionRequest
 from server.schema.ollama import OllamaGenerateBody

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from server.chat_service import ChatTurn, chat_prompt, prepare_chat
 from server.errors import ContextTooLong, RequestError
+from server.off_loop import off_loop
 from server.responses.items import JsonItem
 from server.responses.translate import Conversation, chat_request, conversation_of
-from server.routes.body import off_loop
 from server.schema.chat import ChatRequest
 from server.schema.responses import ResponsesRequest
 from server.state import ServerState

@@ -1,19 +1,17 @@
-"""Reading a JSON body, and what routes do with long texts."""
+"""Reading a JSON body."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from server.errors import UnsupportedMediaType
+from server.off_loop import off_loop
 from server.schema.body_json import read_json
 
 T = TypeVar("T")
-
-LONG_TEXT = 16384  # characters; tokenizing more takes longer than a stream should wait
 
 
 async def read_body(request: Request) -> dict[str, Any]:
@@ -35,10 +33,3 @@ async def read_any(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
     """The same of a body of any content type."""
     raw = await request.body()
     return await off_loop(len(raw), lambda: check(read_json(raw)))
-
-
-async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
-    """Run `work` here if it is short, else in a thread, so that streams go on meanwhile."""
-    if num_chars < LONG_TEXT:
-        return work()
-    return await asyncio.to_thread(work)

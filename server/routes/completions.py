@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.messages import Ready, SamplingParams
-from server.answer_form import answer_grammar
-from server.generation import Generation, require_ready
-from server.infill import prompt_with_gap
-from server.parameters import (
-    Cut,
-    check_chars,
-    check_token_ids,
-    cut_of,
-    fit_to_context,
-    sampling_params,
-)
-from server.routes.body import off_loop, read_checked
+from server.routes.body import read_checked
 from server.schema.base import parse
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import openapi_body
-from server.score_limit import check_scores
 from server.sse import EventStream, while_connected
-from server.state import ServerState, prefix_salt, state_of
-from server.text_answer import Prompt, TextAnswer
-from server.tokenizer import ChatTokenizer
+from server.state import prefix_salt, state_of
+from server.text_answer import TextAnswer
+from server.text_service import submit_texts
 
 router = APIRouter()
-ROUTE = "completions"
+ROUTE = "completions"  # as records of requests say
 
 
 @router.post(
@@ -44,7 +30,8 @@ async def completions(request: Request) -> Response:
     body = await read_checked(
         request, lambda fields: parse(CompletionRequest, fields, COMPLETION_UNSUPPORTED)
     )
-    generation, prompts = await submit(state, body, prefix_salt(request, body.cache_salt))
+    salt = prefix_salt(request, body.cache_salt)
+    generation, prompts = await submit_texts(state, body, salt, ROUTE)
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:
         return EventStream(answer.stream, generation.close)
@@ -53,87 +40,3 @@ async def completions(request: Request) -> Response:
     finally:
         generation.close()
     return Response(whole, media_type="application/json")
-
-
-async def submit(
-    state: ServerState, body: CompletionRequest, salt: bytes, route: str = ROUTE
-) -> tuple[Generation, list[Prompt]]:
-    """Check a parsed body and submit its prompts, whatever route it came by.
-
-    Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
-    """
-    body.check()
-    state.check_model(body.model)
-    ready = require_ready(state)
-    prompts = await _prompts(state, ready, body)
-    tokens = [prompt.tokens for prompt in prompts]
-    for place, prompt in enumerate(tokens):
-        path = body.path(place)
-        fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
-    grammar = await answer_grammar(state, body, ready)
-    params = _params(state, ready, body, grammar)
-    names = ("logprobs", "best_of" if body.best_of else "n")
-    check_scores(body, tokens, params, copies=body.copies, names=names)
-    return Generation(state, route, body, tokens, params, salt, copies=body.copies), prompts
-
-
-async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:
-    tokenizer = state.tokenizer
-    cut = cut_of(body, body.limit(), ready)
-    given = body.prompts()
-    num_chars = 0
-    for place, prompt in enumerate(given):
-        size = len(prompt)
-        if isinstance(prompt, str):
-            size += len(body.suffix or "")
-            if cut is None:
-                check_chars(size, tokenizer, ready, body.path(place))
-        num_chars += size
-
-    def work() -> list[Prompt]:
-        for place, prompt in enumerate(given):
-            if not isinstance(prompt, str):
-                check_token_ids(prompt, ready.vocab_size, body.path(place))
-        return [_prompt(tokenizer, body, prompt, cut) for prompt in given]
-
-    return await off_loop(num_chars, work)
-
-
-def _prompt(
-    tokenizer: ChatTokenizer, body: CompletionRequest, given: str | list[int], cut: Cut | None
-) -> Prompt:
-    """cut: what is left of it; None for all."""
-    if isinstance(given, str):
-        text = given if cut is None else cut.text(given, tokenizer)
-        if body.suffix:
-            text = prompt_with_gap(text, body.suffix, tokenizer, body.model)
-        special = body.add_special_tokens is not False
-        tokens = tokenizer.encode(text, add_special_tokens=special)
-    else:
-        text, tokens = "", given
-    shorter = cut is not None and len(tokens) > cut.kept
-    if cut is not None:
-        tokens = cut.tokens(tokens)
-    if body.echo and (shorter or not isinstance(given, str)):
-        text = tokenizer.decode(tokens, skip_special=False)
-    return Prompt(text, tokens)
-
-
-def _params(
-    state: ServerState, ready: Ready, body: CompletionRequest, grammar: str
-) -> SamplingParams:
-    prompt_scores = body.prompt_logprobs
-    if prompt_scores is None and body.echo and body.logprobs is not None:
-        prompt_scores = body.logprobs
-    params = sampling_params(
-        body,
-        state.tokenizer,
-        ready,
-        # The engine makes at least one token; for max_tokens 0 it is thrown away.
-        max_tokens=max(1, body.limit()),
-        logprobs=body.logprobs,
-        prompt_logprobs=prompt_scores,
-    )
-    if body.logprobs is None and body.copies > (body.n or 1):
-        params = msgspec.structs.replace(params, logprobs=0)  # they tell which is best
-    return msgspec.structs.replace(params, grammar=grammar)

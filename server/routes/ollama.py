@@ -21,9 +21,9 @@ from server.dialects.ollama_lines import STREAM, OllamaAnswer
 from server.dialects.ollama_raw import text_of
 from server.errors import RequestError
 from server.generation import Generation, require_ready
+from server.off_loop import off_loop
 from server.parsing.deltas import ContentDelta
-from server.routes.body import off_loop, read_any, read_checked
-from server.routes.completions import submit
+from server.routes.body import read_any, read_checked
 from server.routes.get_or_head import get_or_head
 from server.schema.base import Unsupported, parse
 from server.schema.chat import ChatRequest
@@ -38,6 +38,7 @@ from server.schema.query import NoQuery, parse_query
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
 from server.state import ServerState, prefix_salt, state_of
+from server.text_service import submit_texts
 
 router = APIRouter()
 ROUTE = "ollama"  # as records of requests say
@@ -78,7 +79,7 @@ async def generate(request: Request) -> Response:
     if body.raw or body.suffix:
         with callers_names((), FIELDS):
             text = await text_of(state, body)
-            generation, _ = await submit(state, text, prefix_salt(request, None), ROUTE)
+            generation, _ = await submit_texts(state, text, prefix_salt(request, None), ROUTE)
         return await _continued(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
     with callers_names(paths, FIELDS | {"messages$": "prompt"}):

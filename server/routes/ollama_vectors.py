@@ -15,17 +15,16 @@ from runtime.messages import Pooling, Ready
 from server.dialects.names import callers_names
 from server.errors import RequestError
 from server.generation import require_ready
+from server.off_loop import off_loop
 from server.pooling_default import pooling_of
-from server.routes.body import off_loop
 from server.routes.ollama import ROUTE, check_stays, read_call
-from server.routes.pooling import numbers_of
 from server.schema.base import Unsupported
 from server.schema.ollama import OllamaCall
 from server.schema.ollama_embed import EmbedBody, EmbeddingsBody
 from server.schema.sampling import openapi_body
 from server.sse import while_connected
 from server.state import ServerState, prefix_salt, state_of
-from server.vectors import Given, Vectors, prompts_of
+from server.vectors import Given, Vectors, numbers_of, prompts_of
 
 router = APIRouter()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from starlette.responses import Response
 from runtime.messages import Pooling, Ready
 from server.errors import RequestError
 from server.generation import require_ready
+from server.off_loop import off_loop
 from server.pooling_default import pooling_of
-from server.routes.body import off_loop, read_checked
+from server.routes.body import read_checked
 from server.schema.base import Unsupported, parse
 from server.schema.pooling import (
     EMBEDDING_UNSUPPORTED,
@@ -33,7 +33,7 @@ from server.schema.pooling import (
 from server.schema.sampling import openapi_body
 from server.sse import while_connected
 from server.state import ServerState, prefix_salt, state_of
-from server.vectors import Given, Vectors, prompts_of
+from server.vectors import Given, Vectors, numbers_of, prompts_of
 
 router = APIRouter()
 
@@ -136,11 +136,6 @@ def _shown(vector: bytes, in_base64: bool) -> bytes:
     if in_base64:
         return b'"%b"' % binascii.b2a_base64(vector, newline=False)
     return orjson.dumps(numbers_of(vector))
-
-
-def numbers_of(vector: bytes) -> tuple[float, ...]:
-    """What little-endian float32 stand for."""
-    return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 @router.post("/score", include_in_schema=False, response_model=None)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from server.errors import RequestError
 from server.explain import OWNER
+from server.off_loop import off_loop
 from server.responses import kept
 from server.responses.answer import ResponseAnswer
 from server.responses.background import BackgroundResponses
@@ -19,7 +20,7 @@ from server.responses.events import Events
 from server.responses.items import JsonItem, input_items
 from server.responses.prepare import count_tokens, joined, prepare
 from server.responses.translate import Conversation
-from server.routes.body import off_loop, read_body
+from server.routes.body import read_body
 from server.schema.base import parse
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.response_items import refuse_foreign_items

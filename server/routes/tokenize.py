@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from server.chat_service import chat_prompt
 from server.generation import require_ready
+from server.off_loop import off_loop
 from server.parameters import check_chars, check_token_ids
-from server.routes.body import off_loop, read_checked
+from server.routes.body import read_checked
 from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED
 from server.schema.content import check_parts

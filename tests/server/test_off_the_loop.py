@@ -22,7 +22,7 @@ SCORED = {"messages": TURNS[:1], "stream": False, "logprobs": True, "top_logprob
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": TEXT}, "orjson.dumps"),
     ("/detokenize", {"tokens": IDS}, "server.routes.tokenize.check_token_ids"),
-    ("/v1/completions", {"prompt": IDS}, "server.routes.completions.check_token_ids"),
+    ("/v1/completions", {"prompt": IDS}, "server.text_service.check_token_ids"),
     ("/v1/messages", {"messages": TURNS, "max_tokens": 1}, "server.routes.anthropic.asked"),
     ("/v1/messages/count_tokens", {"messages": TURNS}, "server.routes.anthropic.asked"),
     ("/api/chat", {"messages": TURNS}, "server.routes.ollama.chat_of"),
