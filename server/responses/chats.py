@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
-from server.errors import NotFound, RequestError, Unavailable
+from server.errors import NotFound, Unavailable
+from server.pages import listed, page_of, unknown_place
 from server.responses.database import Database, NewRow, Stored
 from server.responses.items import JsonItem
 from server.responses.store import ResponseStore
@@ -19,7 +19,6 @@ from server.schema.chat_queries import ChatsQuery, MessagesQuery
 log = logging.getLogger("wavefill.responses")
 
 MOST_PAGE_BYTES = 32 << 20  # a page with more ends early, but not before its first entry
-Page = dict[str, Any]
 TOLD = {
     *("tools", "tool_choice", "response_format", "seed", "temperature", "top_p"),
     *("presence_penalty", "frequency_penalty"),
@@ -120,7 +119,8 @@ class ChatStore:
             stored = database.get(self._owner, id)
             if stored is None:
                 raise missing(id)
-            return orjson.dumps(_messages_page(stored, query))
+            page = page_of(orjson.loads(stored.input), query, f"message of '{id}'")
+            return orjson.dumps(page)
 
         return await self._store.call(work)
 
@@ -151,29 +151,29 @@ def missing(id: str) -> NotFound:
     )
 
 
-def _page(database: Database, owner: bytes, query: ChatsQuery) -> Page:
+def _page(database: Database, owner: bytes, query: ChatsQuery) -> JsonItem:
     start: tuple[float, str] | None = None
     if query.after is not None:
         start = database.connection.execute(
             "SELECT made, id FROM chats WHERE owner = ? AND id = ?", (owner, query.after)
         ).fetchone()
         if start is None:
-            raise _unknown_place(query.after, "no stored chat completion")
-    found: list[bytes] = []
+            raise unknown_place(query.after, "stored chat completion")
+    found: list[orjson.Fragment] = []
     ids: list[str] = []
     size = 0
     for id in _matching(database, owner, query, start):
         if len(ids) == query.limit or size > MOST_PAGE_BYTES:
-            return _listed(found, ids, has_more=True)
+            return listed(found, ids, has_more=True)
         row = database.connection.execute(
             "SELECT response FROM responses WHERE id = ?", (id,)
         ).fetchone()
         if row is None:  # another process has just removed it
             continue
-        found.append(row[0])
+        found.append(orjson.Fragment(row[0]))
         ids.append(id)
         size += len(row[0])
-    return _listed(found, ids, has_more=False)
+    return listed(found, ids, has_more=False)
 
 
 def _matching(
@@ -201,39 +201,3 @@ def _matching(
 
 def _items(metadata: str) -> set[tuple[str, str]]:
     return set(orjson.loads(metadata).items())
-
-
-def _listed(found: list[bytes], ids: list[str], *, has_more: bool) -> Page:
-    return {
-        "object": "list",
-        "data": [orjson.Fragment(each) for each in found],
-        "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": has_more,
-    }
-
-
-def _messages_page(stored: Stored, query: MessagesQuery) -> Page:
-    messages: list[JsonItem] = orjson.loads(stored.input)
-    if query.order == "desc":
-        messages.reverse()
-    start = 0
-    if query.after is not None:
-        places = [place for place, each in enumerate(messages) if each["id"] == query.after]
-        if not places:
-            raise _unknown_place(query.after, f"no message of '{stored.id}'")
-        start = places[0] + 1
-    page = messages[start : start + query.limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + len(page) < len(messages),
-    }
-
-
-def _unknown_place(after: str, what: str) -> RequestError:
-    return RequestError(
-        f"`after` is {after}, which is {what}: use the `last_id` of an earlier page", param="after"
-    )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import orjson
-
 from server.errors import NotFound, RequestError, Unavailable
 from server.responses.database import (
     ChainBroken,
@@ -15,7 +13,6 @@ from server.responses.database import (
 )
 from server.responses.items import JsonItem
 from server.responses.store import ResponseStore
-from server.schema.response_queries import ItemsQuery
 
 log = logging.getLogger("wavefill.responses")
 
@@ -95,29 +92,3 @@ async def find(store: ResponseStore, owner: bytes, id: str) -> Stored:
 
 def missing(id: str) -> NotFound:
     return NotFound(f"Response with id '{id[:128]}' not found.", code="not_found")
-
-
-def page_of(stored: Stored | None, id: str, query: ItemsQuery) -> JsonItem:
-    """A page of a response's input items.  Raises NotFound, and RequestError for `after`."""
-    if stored is None:
-        raise missing(id)
-    items: list[JsonItem] = orjson.loads(stored.input)
-    if query.order == "desc":
-        items.reverse()
-    start = 0
-    if query.after is not None:
-        start = 1 + next((i for i, item in enumerate(items) if item["id"] == query.after), -1)
-        if start == 0:
-            raise RequestError(
-                f"`after` is {query.after}, which is no input item of '{id}': use the `last_id` of "
-                "an earlier page",
-                param="after",
-            )
-    page = items[start : start + query.limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + len(page) < len(items),
-    }

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from server.batches.background import ENDPOINTS
 from server.batches.objects import Batch
 from server.errors import RequestError
+from server.pages import listed
 from server.routes.body import read_body
-from server.routes.files import listed, store_of
+from server.routes.files import store_of
 from server.schema.base import parse
 from server.schema.batches import BatchQuery, BatchRequest
 from server.schema.query import NoQuery, openapi_query, parse_query
@@ -56,8 +57,8 @@ async def list_batches(request: Request) -> Response:
     page, more = await asyncio.to_thread(
         store.page, owner_of(request), after=query.after, limit=query.limit
     )
-    whole = listed([msgspec.to_builtins(batch) for batch in page], more)
-    return Response(whole, media_type="application/json")
+    whole = listed(page, [batch.id for batch in page], has_more=more)
+    return Response(msgspec.json.encode(whole), media_type="application/json")
 
 
 @router.get("/v1/batches/{batch_id}", summary="Describe a batch", response_model=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import BinaryIO
 
 import orjson
@@ -16,6 +16,7 @@ from server.batches.multipart import boundary_of
 from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
 from server.errors import NotFound
+from server.pages import listed
 from server.schema.batches import FileQuery
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.state import ServerState, owner_of, state_of
@@ -53,19 +54,6 @@ def store_of(state: ServerState) -> BatchStore:
     return state.batches
 
 
-def listed(entries: list[Mapping[str, object]], has_more: bool) -> bytes:
-    """OpenAI's page of a list, as JSON."""
-    return orjson.dumps(
-        {
-            "object": "list",
-            "data": entries,
-            "first_id": entries[0]["id"] if entries else None,
-            "last_id": entries[-1]["id"] if entries else None,
-            "has_more": has_more,
-        }
-    )
-
-
 @router.post("/v1/files", summary="Upload a file", response_model=None, openapi_extra=UPLOAD)
 async def upload_file(request: Request) -> Response:
     state = state_of(request)
@@ -101,7 +89,8 @@ async def list_files(request: Request) -> Response:
             ascending=query.order == "asc",
             purpose=query.purpose,
         )
-        return listed([file.shown() for file in page], more)
+        shown = [file.shown() for file in page]
+        return orjson.dumps(listed(shown, [file.id for file in page], has_more=more))
 
     return Response(await asyncio.to_thread(work), media_type="application/json")
 

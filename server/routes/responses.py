@@ -12,6 +12,7 @@ from starlette.responses import Response
 from server.errors import RequestError
 from server.explain import OWNER
 from server.off_loop import off_loop
+from server.pages import page_of
 from server.responses import kept
 from server.responses.answer import ResponseAnswer
 from server.responses.background import BackgroundResponses
@@ -190,7 +191,10 @@ async def list_input_items(request: Request, id: str) -> Response:
     owner = owner_of(request)
 
     def work(database: Database) -> JsonItem:
-        return kept.page_of(database.get(owner, id), id, query)
+        stored = database.get(owner, id)
+        if stored is None:
+            raise kept.missing(id)
+        return page_of(orjson.loads(stored.input), query, f"input item of '{id}'")
 
     return _json(await state_of(request).responses.call(work))
 
