@@ -14,7 +14,7 @@ from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, 
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
-from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
+from runtime.config import ConfigError, EngineConfig, KVDTypeName, Resolved, check, resolve
 from runtime.deterministic import wanted_attention
 from runtime.device import (
     DTYPES,
@@ -27,7 +27,7 @@ from runtime.device import (
     is_out_of_memory,
     keep_freed_memory,
 )
-from runtime.estimate import copy_bytes, weight_bytes
+from runtime.estimate import copy_bytes, facts_of, weight_bytes
 from runtime.full_steps import full_steps
 from runtime.inputs import Model
 from runtime.memory_plan import MemoryPlan, size
@@ -51,22 +51,17 @@ class Chosen:
         return self.device.type == "cuda"
 
     @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(
-            model_type=self.config.model_type,
-            max_position=self.config.max_position,
-            vocab_size=self.config.vocab_size,
-            kv_bytes_per_token=self.config.kv_bytes_per_token(self.shape.kv_dtype.itemsize),
-        )
+    def kv_dtype(self) -> KVDTypeName:
+        return choose_kv_dtype(self.wanted.kv_dtype, self.dtype)
 
     def settle(self, memory: MemoryPlan) -> Resolved:
         """All numbers.  Raises ConfigError."""
         resolved = resolve(
             self.wanted,
-            self.facts,
+            facts_of(self.config, self.kv_dtype),
             device="cuda" if self.on_gpu else "cpu",
             dtype=self.dtype,
-            kv_dtype=choose_kv_dtype(self.wanted.kv_dtype, self.dtype),
+            kv_dtype=self.kv_dtype,
             attention=self.choice.backend,
             memory=memory,
             threads=self.threads,
@@ -159,5 +154,5 @@ def choose(wanted: EngineConfig) -> Chosen:
     attention = wanted_attention(wanted, device)
     choice = dispatch(Machine.of(device), attention, shape, wanted.split_planner)
     chosen = Chosen(wanted, config, device, dtype, shape, choice, threads)
-    check(wanted, chosen.facts)
+    check(wanted, facts_of(config, chosen.kv_dtype))
     return chosen

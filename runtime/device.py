@@ -32,7 +32,6 @@ CGROUP = Path("/sys/fs/cgroup")  # of the container
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 KEPT_BYTES = 1 << 30
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 
 
 def choose_device(wanted: Device) -> torch.device:

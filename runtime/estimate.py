@@ -1,7 +1,7 @@
-"""Estimate: what a GPU's memory will go to, reckoned from the model's shape before anything runs.
+"""Estimate: what memory will go to, reckoned from the model's shape before anything runs.
 
-Weights, and keys and values of a token, are exact.  The rest is fitted to what one start on an H100
-has measured (docs/numbers.md); every start measures it anew and sizes KV by that.
+Weights, and keys and values of a token, are exact.  The rest of a GPU's is fitted to what one start
+on an H100 has measured (docs/numbers.md); every start measures it anew and sizes KV by that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from model_zoo.config import ModelConfig
 from model_zoo.layers.linear import cpu_packs
 from model_zoo.registry import build
 from runtime.buckets import MOST_MIXED, Buckets
+from runtime.config import EngineConfig, KVDTypeName, ModelFacts
+from runtime.device import KV_DTYPES
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.sampler import PIECE
 
 MIB = 2**20
+CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
 PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
 DRAW_BYTES = 64  # of the sampler's own, for each logit that it draws from at once
@@ -26,13 +29,32 @@ GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepSizes:
     """The sizes of steps that memory depends on."""
 
     tokens: int
     rows: int
     max_len: int
     page_size: int
+
+
+def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
+    """What a memory plan needs of a model whose pages hold this type."""
+    return ModelFacts(
+        model_type=config.model_type,
+        max_position=config.max_position,
+        vocab_size=config.vocab_size,
+        kv_bytes_per_token=config.kv_bytes_per_token(KV_DTYPES[kv_dtype].itemsize),
+    )
+
+
+def cpu_plan(wanted: EngineConfig, free: int) -> MemoryPlan:
+    """Of a CPU with so many bytes free beside the weights: half of them, and no more than 4 GiB
+    unless --kv-tokens says so."""
+    free //= 2
+    if not wanted.kv_tokens:
+        free = min(free, int(CPU_KV_BYTES / wanted.gpu_memory))
+    return MemoryPlan(free=free, share=wanted.gpu_memory)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -49,7 +71,7 @@ def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def estimate(
-    config: ModelConfig, dtype: torch.dtype, steps: Steps, *, free: int, share: float
+    config: ModelConfig, dtype: torch.dtype, steps: StepSizes, *, free: int, share: float
 ) -> MemoryPlan:
     """The plan of a start on a GPU with so many bytes `free`, but for what only measuring tells."""
     pages = -(-steps.max_len // steps.page_size)

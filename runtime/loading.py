@@ -22,7 +22,8 @@ from model_zoo.model import Model
 from runtime.chosen import Chosen, choose
 from runtime.config import EngineConfig, Resolved
 from runtime.deterministic import settle_products
-from runtime.device import CPU_KV_BYTES, free_bytes
+from runtime.device import free_bytes
+from runtime.estimate import cpu_plan
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready
 from runtime.runner import Runner
@@ -121,21 +122,13 @@ def _on_cpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
     loading = chosen.begin_loading(free_bytes(chosen.device))
     loading.finish(progress)
     timeline.mark("weights")
-    plan = _cpu_plan(chosen)
+    plan = cpu_plan(chosen.wanted, free_bytes(chosen.device))
     resolved = chosen.settle(plan)
     kv = chosen.kv_pool(resolved.num_pages, resolved)
     backend = chosen.backend(resolved)
     runner = chosen.runner(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
     return _Made(loading.model, resolved, runner, backend, kv, memory, plan)
-
-
-def _cpu_plan(chosen: Chosen) -> MemoryPlan:
-    """Half of what is free after loading, and no more than 4 GiB unless --kv-tokens says so."""
-    free, share = free_bytes(chosen.device) // 2, chosen.wanted.gpu_memory
-    if not chosen.wanted.kv_tokens:
-        free = min(free, int(CPU_KV_BYTES / share))
-    return MemoryPlan(free=free, share=share)
 
 
 def _ready(epoch: int, chosen: Chosen, made: _Made, timeline: Timeline) -> Ready:

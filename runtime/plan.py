@@ -16,26 +16,24 @@ import torch
 from msgspec.structs import replace
 
 from model_zoo.config import ModelConfig, ModelError, read_config
-from runtime.config import (
-    ConfigError,
-    EngineConfig,
-    ModelFacts,
-    Resolved,
-    check,
-    resolve,
-    step_limits,
-)
+from runtime.config import ConfigError, EngineConfig, Resolved, check, resolve, step_limits
 from runtime.device import (
-    CPU_KV_BYTES,
     DTYPES,
-    KV_DTYPES,
     DTypeName,
     choose_device,
     choose_dtype,
     choose_kv_dtype,
     free_bytes,
 )
-from runtime.estimate import CONTEXT_BYTES, Steps, copy_bytes, estimate, weight_bytes
+from runtime.estimate import (
+    CONTEXT_BYTES,
+    StepSizes,
+    copy_bytes,
+    cpu_plan,
+    estimate,
+    facts_of,
+    weight_bytes,
+)
 from runtime.memory_plan import MemoryPlan, size
 
 LENGTHS = (2048, 8192, 32_768, 131_072)  # of requests, to show what fits
@@ -76,40 +74,29 @@ def place_of(question: Question, config: ModelConfig) -> Place:
 
 def memory_plan(wanted: EngineConfig, config: ModelConfig, place: Place) -> MemoryPlan:
     """What a start would come to: reckoned, where a start on a GPU would measure."""
-    dtype, share = DTYPES[place.dtype], wanted.gpu_memory
+    dtype = DTYPES[place.dtype]
     if place.kind == "cpu":
-        free = max(0, place.free - weight_bytes(config, dtype) - copy_bytes(config, dtype)) // 2
-        if not wanted.kv_tokens:
-            free = min(free, int(CPU_KV_BYTES / share))
-        return MemoryPlan(free=free, share=share)
+        taken = weight_bytes(config, dtype) + copy_bytes(config, dtype)
+        return cpu_plan(wanted, max(0, place.free - taken))
     rows, tokens = step_limits(wanted, place.kind, place.free)
     longest = wanted.max_model_len or config.max_position
     if wanted.kv_tokens:
         longest = min(longest, wanted.kv_tokens + wanted.page_size)
-    steps = Steps(tokens=tokens, rows=rows, max_len=longest, page_size=wanted.page_size)
-    return estimate(config, dtype, steps, free=place.free, share=share)
+    steps = StepSizes(tokens=tokens, rows=rows, max_len=longest, page_size=wanted.page_size)
+    return estimate(config, dtype, steps, free=place.free, share=wanted.gpu_memory)
 
 
-def facts_of(wanted: EngineConfig, config: ModelConfig, place: Place) -> ModelFacts:
-    kv_dtype = KV_DTYPES[choose_kv_dtype(wanted.kv_dtype, place.dtype)]
-    return ModelFacts(
-        model_type=config.model_type,
-        max_position=config.max_position,
-        vocab_size=config.vocab_size,
-        kv_bytes_per_token=config.kv_bytes_per_token(kv_dtype.itemsize),
-    )
-
-
-def settle(wanted: EngineConfig, facts: ModelFacts, place: Place, memory: MemoryPlan) -> Resolved:
+def settle(wanted: EngineConfig, config: ModelConfig, place: Place) -> Resolved:
     """Raises ConfigError."""
+    kv_dtype = choose_kv_dtype(wanted.kv_dtype, place.dtype)
     return resolve(
         wanted,
-        facts,
+        facts_of(config, kv_dtype),
         device=place.kind,
         dtype=place.dtype,
-        kv_dtype=choose_kv_dtype(wanted.kv_dtype, place.dtype),
+        kv_dtype=kv_dtype,
         attention="",
-        memory=memory,
+        memory=memory_plan(wanted, config, place),
         threads=1,
     )
 
@@ -119,12 +106,12 @@ def report(question: Question) -> str:
     wanted = question.config
     config = read_config(Path(wanted.model))
     place = place_of(question, config)
-    facts = facts_of(wanted, config, place)
+    facts = facts_of(config, choose_kv_dtype(wanted.kv_dtype, place.dtype))
     check(wanted, facts)
     plan = memory_plan(wanted, config, place)
     parts = _parts(plan, config, place)
     try:
-        resolved = settle(wanted, facts, place, plan)
+        resolved = settle(wanted, config, place)
     except ConfigError as error:
         print("\n".join([*_head(config, place, wanted), *parts]))
         raise error
@@ -203,9 +190,7 @@ def _changes(
         tried[f"--max-num-seqs {FEW_ROWS}"] = replace(wanted, max_num_seqs=FEW_ROWS)
     lines: list[str] = []
     for name, changed in tried.items():
-        other = settle(
-            changed, facts_of(changed, config, place), place, memory_plan(changed, config, place)
-        )
+        other = settle(changed, config, place)
         if other.num_pages > WORTH * resolved.num_pages:
             lines.append(f"  with {name}: {other.num_pages * other.page_size:,} tokens")
     return lines

@@ -14,13 +14,13 @@ from model_zoo.config import read_config
 from model_zoo.loader import load_model
 from runtime import loading
 from runtime.config import EngineConfig
-from runtime.estimate import Steps, copy_bytes, estimate, weight_bytes
+from runtime.estimate import StepSizes, copy_bytes, estimate, weight_bytes
 from runtime.loading import load
 from runtime.memory_plan import MemoryPlan
-from runtime.plan import Place, facts_of, memory_plan, settle
+from runtime.plan import Place, settle
 
 MIB = 2**20
-STEPS = Steps(tokens=8192, rows=256, max_len=40_960, page_size=16)
+STEPS = StepSizes(tokens=8192, rows=256, max_len=40_960, page_size=16)
 
 
 @pytest.mark.parametrize("kind", ["qwen3-tied", "llama3", "gpt2", "gpt2-untied"])
@@ -74,8 +74,6 @@ def test_the_plan_of_a_cpu_is_that_of_its_start(
     started = load(wanted, lambda phase, done, total: None).resolved
     config = read_config(tmp_path)
     place = Place("cpu", "", 20 * MIB + weight_bytes(config, torch.float32), "float32")
-    planned = settle(
-        wanted, facts_of(wanted, config, place), place, memory_plan(wanted, config, place)
-    )
+    planned = settle(wanted, config, place)
     assert planned.num_pages == started.num_pages < 64 * 32, "not what all slots could use"
     assert planned.max_batched_tokens == started.max_batched_tokens

@@ -18,7 +18,7 @@ from benchmarks.shapes import SHAPES
 from model_zoo.config import read_config
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine import Engine
-from runtime.estimate import Steps, estimate
+from runtime.estimate import StepSizes, estimate
 from runtime.loading import Loaded, load
 from runtime.messages import Output, Pooling, Request, SamplingParams
 
@@ -155,7 +155,7 @@ def test_what_is_reckoned_of_a_start_is_near_what_it_measures(model: Path) -> No
     config = EngineConfig(model=str(model), device="cuda", load_format="dummy", max_num_seqs=64)
     found = load(config, lambda phase, done, total: None)
     resolved, report = found.resolved, dict(found.ready.memory)
-    steps = Steps(
+    steps = StepSizes(
         tokens=resolved.max_batched_tokens,
         rows=resolved.max_num_seqs,
         max_len=resolved.max_model_len,
