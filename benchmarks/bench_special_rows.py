@@ -63,6 +63,7 @@ class Case:
         none = np.zeros(0, dtype=np.int64)
         self.left = Left(self.rows, none) if apart else Left(none, self.rows)
         self.slots = Slots(rows, 1, self.vocab, self.device)
+        self.read: list[object] = []  # by a graph, which does not keep it
 
     def all_eager(self) -> Callable[[], object]:
         self.slots.begin(self.batch)
@@ -111,6 +112,7 @@ class Case:
         slots = torch.from_numpy(where).to(self.device)
         tokens, ends = torch.zeros_like(slots), torch.full_like(slots, 500)
         call = (self.logits, slots, ends, state, self.slots.last_token, tokens, tokens)
+        self.read.append(call)
         sample(*call)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
