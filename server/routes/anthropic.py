@@ -14,7 +14,7 @@ from server.dialects.anthropic_chat import FIELDS, asked
 from server.dialects.anthropic_checks import UNSUPPORTED, check_turns, refuse_known
 from server.dialects.anthropic_events import STREAM, MessageEvents, whole_message
 from server.dialects.names import callers_names
-from server.routes.body import read_checked
+from server.routes.body import Json, read_checked
 from server.schema.anthropic import CountRequest, MessagesRequest
 from server.schema.base import parse
 from server.schema.chat import ChatRequest
@@ -52,7 +52,7 @@ async def messages(request: Request) -> Response:
         [answer] = await while_connected(request.receive, turn.collect())
     finally:
         turn.close()
-    return _json(whole_message(turn, answer, show_thinking=show))
+    return Json(whole_message(turn, answer, show_thinking=show))
 
 
 @router.post(
@@ -65,7 +65,7 @@ async def count_tokens(request: Request) -> Response:
     _, chat, paths = await _read(request, CountRequest)
     with callers_names(paths, FIELDS):
         _, prompt = await chat_prompt(state_of(request), chat)
-    return _json(orjson.dumps({"input_tokens": len(prompt)}))
+    return Json(orjson.dumps({"input_tokens": len(prompt)}))
 
 
 async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[str]]:
@@ -85,7 +85,3 @@ async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[
             return body, parse(ChatRequest, wanted), paths
 
     return await read_checked(request, checked)
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

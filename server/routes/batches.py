@@ -13,7 +13,7 @@ from server.batches.background import ENDPOINTS
 from server.batches.objects import Batch
 from server.errors import RequestError
 from server.pages import listed
-from server.routes.body import read_body
+from server.routes.body import Json, read_body
 from server.routes.files import store_of
 from server.schema.base import parse
 from server.schema.batches import BatchQuery, BatchRequest
@@ -25,7 +25,7 @@ router = APIRouter()
 
 
 def _shown(batch: Batch) -> Response:
-    return Response(msgspec.json.encode(batch), media_type="application/json")
+    return Json(msgspec.json.encode(batch))
 
 
 @router.post(
@@ -58,7 +58,7 @@ async def list_batches(request: Request) -> Response:
         store.page, owner_of(request), after=query.after, limit=query.limit
     )
     whole = listed(page, [batch.id for batch in page], has_more=more)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return Json(msgspec.json.encode(whole))
 
 
 @router.get("/v1/batches/{batch_id}", summary="Describe a batch", response_model=None)

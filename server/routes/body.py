@@ -1,4 +1,4 @@
-"""Reading a JSON body."""
+"""JSON bodies: a request's is read, an answer's is written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from server.errors import UnsupportedMediaType
 from server.off_loop import off_loop
 from server.schema.body_json import read_json
 
 T = TypeVar("T")
+
+
+class Json(Response):
+    """An answer whose body is the JSON that it is given."""
+
+    media_type = "application/json"
 
 
 async def read_body(request: Request) -> dict[str, Any]:

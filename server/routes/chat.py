@@ -11,7 +11,7 @@ from starlette.responses import Response
 from server.chat_answer import ChatAnswer, Keep
 from server.chat_service import prepare_chat
 from server.responses.chats import ChatStore
-from server.routes.body import read_checked
+from server.routes.body import Json, read_checked
 from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest
 from server.schema.content import check_parts
@@ -40,7 +40,7 @@ async def chat_completions(request: Request) -> Response:
         whole = await while_connected(request.receive, answer.whole())
     finally:
         turn.close()
-    return Response(whole, media_type="application/json")
+    return Json(whole)
 
 
 async def _keeper(request: Request, body: ChatRequest) -> Keep | None:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.routes.body import read_checked
+from server.routes.body import Json, read_checked
 from server.schema.base import parse
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import openapi_body
@@ -39,4 +39,4 @@ async def completions(request: Request) -> Response:
         whole = await while_connected(request.receive, answer.whole())
     finally:
         generation.close()
-    return Response(whole, media_type="application/json")
+    return Json(whole)

@@ -17,6 +17,7 @@ from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
 from server.errors import NotFound
 from server.pages import listed
+from server.routes.body import Json
 from server.schema.batches import FileQuery
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.state import ServerState, owner_of, state_of
@@ -92,7 +93,7 @@ async def list_files(request: Request) -> Response:
         shown = [file.shown() for file in page]
         return orjson.dumps(listed(shown, [file.id for file in page], has_more=more))
 
-    return Response(await asyncio.to_thread(work), media_type="application/json")
+    return Json(await asyncio.to_thread(work))
 
 
 async def _file(request: Request, file_id: str) -> StoredFile:

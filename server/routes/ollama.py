@@ -23,7 +23,7 @@ from server.errors import RequestError
 from server.generation import Generation, require_ready
 from server.off_loop import off_loop
 from server.parsing.deltas import ContentDelta
-from server.routes.body import read_any, read_checked
+from server.routes.body import Json, read_any, read_checked
 from server.routes.get_or_head import get_or_head
 from server.schema.base import Unsupported, parse
 from server.schema.chat import ChatRequest
@@ -90,7 +90,7 @@ async def generate(request: Request) -> Response:
 @get_or_head(router, "/api/tags", summary="List the served models (Ollama)")
 async def tags(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
-    return _json(orjson.dumps({"models": models.tags(state_of(request))}))
+    return Json(orjson.dumps({"models": models.tags(state_of(request))}))
 
 
 @get_or_head(router, "/api/ps", summary="List the loaded models (Ollama)")
@@ -98,7 +98,7 @@ async def running(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
     state = state_of(request)
     ready = state.client.ready
-    return _json(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
+    return Json(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
 
 
 @router.post(
@@ -116,13 +116,13 @@ async def show(request: Request) -> Response:
             "`model` is required: add it", param="model", code="missing_required_parameter"
         )
     state.check_model(models.served_name(state, asked))
-    return _json(orjson.dumps(models.description(state, require_ready(state))))
+    return Json(orjson.dumps(models.description(state, require_ready(state))))
 
 
 @get_or_head(router, "/api/version", summary="Version of Ollama's API")
 async def version(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
-    return _json(orjson.dumps({"version": models.API_VERSION}))
+    return Json(orjson.dumps({"version": models.API_VERSION}))
 
 
 async def _checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
@@ -194,7 +194,7 @@ async def _answered(
         [whole] = await while_connected(request.receive, turn.collect())
     finally:
         turn.close()
-    return _json(await answer.whole(whole))
+    return Json(await answer.whole(whole))
 
 
 async def _continued(
@@ -220,8 +220,4 @@ async def _continued(
     whole = Answer(generation.choices[0])
     for piece in pieces:
         whole.add(part_of(piece))
-    return _json(await answer.whole(whole))
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return Json(await answer.whole(whole))

@@ -17,6 +17,7 @@ from server.errors import RequestError
 from server.generation import require_ready
 from server.off_loop import off_loop
 from server.pooling_default import pooling_of
+from server.routes.body import Json
 from server.routes.ollama import ROUTE, check_stays, read_call
 from server.schema.base import Unsupported
 from server.schema.ollama import OllamaCall
@@ -58,7 +59,7 @@ async def embed(request: Request) -> Response:
     ]
     if not given:
         check_stays(body)
-        return _json(orjson.dumps({"model": name, "embeddings": []}))
+        return Json(orjson.dumps({"model": name, "embeddings": []}))
     with callers_names((), EMBED_FIELDS):
         found, vectors = await _vectors(request, state, body, ready, given, size=size)
     figures = {
@@ -71,7 +72,7 @@ async def embed(request: Request) -> Response:
         rows = [numbers_of(vector) for vector in found]
         return orjson.dumps({"model": name, "embeddings": rows, **figures})
 
-    return _json(await off_loop(sum(map(len, found)) // 4, work))
+    return Json(await off_loop(sum(map(len, found)) // 4, work))
 
 
 @router.post(
@@ -85,13 +86,13 @@ async def embeddings(request: Request) -> Response:
     _, body = await read_call(request, state, EmbeddingsBody, NOTHING_ELSE)
     if not body.prompt:
         check_stays(body)
-        return _json(b'{"embedding":[]}')
+        return Json(b'{"embedding":[]}')
     ready = _within(body, require_ready(state))
     given = [Given(body.prompt, "prompt")]
     with callers_names((), EMBEDDINGS_FIELDS):
         # Its clients expect what the model gives, of whatever length.
         [found], _ = await _vectors(request, state, body, ready, given, normalize=False)
-    return _json(orjson.dumps({"embedding": numbers_of(found)}))
+    return Json(orjson.dumps({"embedding": numbers_of(found)}))
 
 
 def _within(body: OllamaCall, ready: Ready) -> Ready:
@@ -121,7 +122,3 @@ async def _vectors(
         return await while_connected(request.receive, vectors.collect()), vectors
     finally:
         vectors.close()
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation import require_ready
 from server.metrics import CONTENT_TYPE
+from server.routes.body import Json
 from server.routes.get_or_head import get_or_head
 from server.state import ServerState, state_of
 
@@ -25,12 +26,8 @@ OK = b'{"status":"ok"}'
 READY = "Whether requests are answered now"
 
 
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
-
-
 def _unavailable(message: str, code: str) -> Response:
-    return _json(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
+    return Json(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
 
 
 def _readiness(request: Request, state: ServerState) -> Response:
@@ -40,9 +37,9 @@ def _readiness(request: Request, state: ServerState) -> Response:
     try:
         require_ready(state)
     except RequestError as error:
-        return _json(error.body(), 503, error.headers())
+        return Json(error.body(), 503, error.headers())
     problem = state.client.unhealthy()
-    return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+    return Json(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
 @get_or_head(router, "/health", summary=READY)
@@ -59,7 +56,7 @@ async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)
     problem = state.client.unhealthy() if state.client.ready is not None else None
-    return _json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+    return Json(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
 @get_or_head(router, "/", summary="That a server is here")
@@ -70,7 +67,7 @@ async def root() -> Response:
 
 @get_or_head(router, "/version", summary="Wavefill's version")
 async def show_version() -> Response:
-    return _json(orjson.dumps({"version": version("wavefill")}))
+    return Json(orjson.dumps({"version": version("wavefill")}))
 
 
 @get_or_head(router, "/server_info", summary="What runs, on what, and how much fits")
@@ -78,7 +75,7 @@ async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
     facts = require_ready(state)
-    return _json(
+    return Json(
         orjson.dumps(
             {
                 "version": version("wavefill"),

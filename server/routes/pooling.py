@@ -19,7 +19,7 @@ from server.errors import RequestError
 from server.generation import require_ready
 from server.off_loop import off_loop
 from server.pooling_default import pooling_of
-from server.routes.body import read_checked
+from server.routes.body import Json, read_checked
 from server.schema.base import Unsupported, parse
 from server.schema.pooling import (
     EMBEDDING_UNSUPPORTED,
@@ -129,7 +129,7 @@ async def embeddings(request: Request) -> Response:
         return b'{"object":"list","data":[%b],%b' % (b",".join(entries), tail[1:])
 
     whole = await off_loop(sum(map(len, found)) // 4, work)
-    return Response(whole, media_type="application/json")
+    return Json(whole)
 
 
 def _shown(vector: bytes, in_base64: bool) -> bytes:
@@ -171,7 +171,7 @@ async def score(request: Request) -> Response:
         ],
         "usage": vectors.usage(),
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Json(orjson.dumps(answer))
 
 
 @router.post("/rerank", include_in_schema=False, response_model=None)
@@ -206,7 +206,7 @@ async def rerank(request: Request) -> Response:
         "results": results,
         "usage": vectors.usage(),
     }
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Json(orjson.dumps(answer))
 
 
 async def _likeness(ones: list[bytes], others: list[bytes]) -> list[float]:

@@ -21,7 +21,7 @@ from server.responses.events import Events
 from server.responses.items import JsonItem, input_items
 from server.responses.prepare import count_tokens, joined, prepare
 from server.responses.translate import Conversation
-from server.routes.body import read_body
+from server.routes.body import Json, read_body
 from server.schema.base import parse
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.response_items import refuse_foreign_items
@@ -69,7 +69,7 @@ async def create_response(request: Request) -> Response:
         whole = await while_connected(request.receive, answer.whole())
     finally:
         turn.close()
-    return _json(whole)
+    return Json(orjson.dumps(whole))
 
 
 def read_request(fields: dict[str, Any]) -> ResponsesRequest:
@@ -116,7 +116,7 @@ async def count_input_tokens(request: Request) -> Response:
     body, items = await _parsed(request, fields)
     conversation = await _conversation(request, body, items)
     tokens = await count_tokens(state_of(request), body, conversation)
-    return _json({"object": "response.input_tokens", "input_tokens": tokens})
+    return Json(orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}))
 
 
 async def _in_background(
@@ -131,7 +131,7 @@ async def _in_background(
     except BaseException:
         answer.turn.close()
         raise
-    return _follow(request, queued["id"], -1) if streamed else _json(queued)
+    return _follow(request, queued["id"], -1) if streamed else Json(orjson.dumps(queued))
 
 
 @router.get(
@@ -145,7 +145,7 @@ async def retrieve_response(request: Request, id: str) -> Response:
     query.check()
     stored = await _find(request, id)
     if not query.stream:
-        return Response(stored.response, media_type="application/json")
+        return Json(stored.response)
     if not stored.streamed:
         raise RequestError(
             f"the events of '{id}' were not kept: only those of a response that was made with "
@@ -162,7 +162,7 @@ async def delete_response(request: Request, id: str) -> Response:
     owner = owner_of(request)
     if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
         raise kept.missing(id)
-    return _json({"id": id, "object": "response", "deleted": True})
+    return Json(orjson.dumps({"id": id, "object": "response", "deleted": True}))
 
 
 @router.post("/v1/responses/{id}/cancel", summary="Stop a background response", response_model=None)
@@ -177,7 +177,7 @@ async def cancel_response(request: Request, id: str) -> Response:
     if stored.status in RUNNING:
         await background_of(request).cancel(id)
         stored = await _find(request, id)
-    return Response(stored.response, media_type="application/json")
+    return Json(stored.response)
 
 
 @router.get(
@@ -190,13 +190,13 @@ async def list_input_items(request: Request, id: str) -> Response:
     query = parse_query(ItemsQuery, request.query_params)
     owner = owner_of(request)
 
-    def work(database: Database) -> JsonItem:
+    def work(database: Database) -> bytes:
         stored = database.get(owner, id)
         if stored is None:
             raise kept.missing(id)
-        return page_of(orjson.loads(stored.input), query, f"input item of '{id}'")
+        return orjson.dumps(page_of(orjson.loads(stored.input), query, f"input item of '{id}'"))
 
-    return _json(await state_of(request).responses.call(work))
+    return Json(await state_of(request).responses.call(work))
 
 
 def owner_of(request: Request) -> bytes:
@@ -220,7 +220,3 @@ def _follow(request: Request, id: str, after: int) -> Response:
         await background.follow(id, after, writer.write)
 
     return EventStream(produce, lambda: None, Events().wire())
-
-
-def _json(value: JsonItem) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.responses.chats import ChatStore
-from server.routes.body import read_body
+from server.routes.body import Json, read_body
 from server.schema.base import parse
 from server.schema.chat_queries import ChatChange, ChatsQuery, MessagesQuery
 from server.schema.query import NoQuery, openapi_query, parse_query
@@ -26,13 +26,13 @@ router = APIRouter()
 )
 async def list_chats(request: Request) -> Response:
     query = parse_query(ChatsQuery, request.query_params)
-    return _json(await _store(request).page(query))
+    return Json(await _store(request).page(query))
 
 
 @router.get("/v1/chat/completions/{id}", summary="A stored chat completion", response_model=None)
 async def get_chat(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    return _json((await _store(request).get(id)).response)
+    return Json((await _store(request).get(id)).response)
 
 
 @router.get(
@@ -43,7 +43,7 @@ async def get_chat(request: Request, id: str) -> Response:
 )
 async def list_chat_messages(request: Request, id: str) -> Response:
     query = parse_query(MessagesQuery, request.query_params)
-    return _json(await _store(request).messages(id, query))
+    return Json(await _store(request).messages(id, query))
 
 
 @router.post(
@@ -54,19 +54,15 @@ async def list_chat_messages(request: Request, id: str) -> Response:
 )
 async def change_chat(request: Request, id: str) -> Response:
     change = parse(ChatChange, await read_body(request))
-    return _json(await _store(request).describe(id, change.metadata or {}))
+    return Json(await _store(request).describe(id, change.metadata or {}))
 
 
 @router.delete("/v1/chat/completions/{id}", summary="Forget a chat completion", response_model=None)
 async def delete_chat(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     await _store(request).delete(id)
-    return _json(orjson.dumps({"id": id, "object": "chat.completion.deleted", "deleted": True}))
+    return Json(orjson.dumps({"id": id, "object": "chat.completion.deleted", "deleted": True}))
 
 
 def _store(request: Request) -> ChatStore:
     return ChatStore(state_of(request).responses, owner_of(request))
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

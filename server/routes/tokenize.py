@@ -13,7 +13,7 @@ from server.chat_service import chat_prompt
 from server.generation import require_ready
 from server.off_loop import off_loop
 from server.parameters import check_chars, check_token_ids
-from server.routes.body import read_checked
+from server.routes.body import Json, read_checked
 from server.schema.base import parse
 from server.schema.chat import CHAT_UNSUPPORTED
 from server.schema.content import check_parts
@@ -63,7 +63,7 @@ async def tokenize(request: Request) -> Response:
         }
         return orjson.dumps(answer)
 
-    return Response(await off_loop(len(tokens), work), media_type="application/json")
+    return Json(await off_loop(len(tokens), work))
 
 
 def checked(fields: dict[str, Any]) -> TokenizeRequest:
@@ -92,4 +92,4 @@ async def detokenize(request: Request) -> Response:
         check_token_ids(body.tokens, ready.vocab_size, "tokens")
         return orjson.dumps({"prompt": state.tokenizer.decode(body.tokens, skip_special=False)})
 
-    return Response(await off_loop(len(body.tokens), work), media_type="application/json")
+    return Json(await off_loop(len(body.tokens), work))
