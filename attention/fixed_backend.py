@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from attention.backend import Capacity, Shape, UnsupportedAttention
-from attention.chosen import multiprocessors
 from attention.kernels.fixed import fixed, fixed_config
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
+from attention.planned_kernel import multiprocessors
 from attention.planner.device_fixed import FixedPlanner
 from attention.planner.fixed import FixedPlan, FixedSpec
 from attention.triton_backend import KernelBackend, Launch

@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
-from attention.chosen import decode_kernel, decode_spec, mixed_kernel, prefill_kernel, tile_spec
 from attention.kernels.flash1 import flash1
 from attention.kernels.write_kv import write_kv
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
+from attention.planned_kernel import (
+    decode_kernel,
+    decode_spec,
+    mixed_kernel,
+    prefill_kernel,
+    tile_spec,
+)
 from attention.planner.device import DevicePlanner
 from attention.planner.device_tiles import DeviceTiler
 from attention.planner.plan import SplitPlan

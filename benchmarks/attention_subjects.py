@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from attention.backend import TABLE, Capacity, Machine, Shape, choose, dispatch
-from attention.chosen import (
-    ChosenKernel,
+from attention.planned_kernel import (
+    PlannedKernel,
     decode_kernel,
     decode_spec,
     mixed_kernel,
@@ -81,7 +81,7 @@ def decode_tokens(case: Case) -> int:
 
 def decoding(
     case: Case, planner: str, device: torch.device, *, plain: bool = False
-) -> tuple[ChosenKernel, PlanSpec]:
+) -> tuple[PlannedKernel, PlanSpec]:
     """The kernel for rows that decode and what its plans depend on.
 
     plain: the table's last one, which serves everything, instead of the one it chooses
@@ -98,7 +98,7 @@ def decoding(
 
 def prompting(
     case: Case, device: torch.device, *, plain: bool = False
-) -> tuple[ChosenKernel, TileSpec]:
+) -> tuple[PlannedKernel, TileSpec]:
     """The kernel for the rows that the decode kernel does not serve; `plain` as for decoding."""
     shape = shape_of(case)
     name = TABLE["flash2"][1][-1].name
@@ -146,7 +146,7 @@ def features_of(inputs: Inputs) -> dict[str, Any]:
 
 
 def predicted_us(
-    plan: HostPlan, spec: PlanSpec, case: Case, device: torch.device, kernel: ChosenKernel
+    plan: HostPlan, spec: PlanSpec, case: Case, device: torch.device, kernel: PlannedKernel
 ) -> float:
     """The simulated time of the kernel with the plan, launch and combine included."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -169,7 +169,7 @@ def kernels(planner: str, *, plain: bool = False) -> Subject:
 
     def prepare(inputs: Inputs) -> Prepared:
         case, device, features = inputs.case, inputs.q.device, features_of(inputs)
-        work: list[tuple[ChosenKernel, SplitPlan | TilePlan]] = []
+        work: list[tuple[PlannedKernel, SplitPlan | TilePlan]] = []
         predicted = 0.0
         if min(case.q_lens) <= MAX_DECODE:
             kernel, spec = decoding(case, planner, device, plain=plain)

@@ -19,7 +19,7 @@ from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import read_kv_scales
 from model_zoo.layers.gemm.choose import choose_products
 from model_zoo.model import Model
-from runtime.chosen import Chosen, choose
+from runtime.blueprint import Blueprint, draw_up
 from runtime.config import EngineConfig, Resolved
 from runtime.deterministic import settle_products
 from runtime.device import free_bytes
@@ -54,12 +54,12 @@ def load(
     Raises ConfigError, ModelError or UnsupportedAttention if the wish cannot be met here.
     """
     timeline = timeline or Timeline()
-    chosen = choose(wanted)
-    make = _on_gpu if chosen.device.type == "cuda" else _on_cpu
-    made = make(chosen, progress, timeline)
+    blueprint = draw_up(wanted)
+    make = _on_gpu if blueprint.device.type == "cuda" else _on_cpu
+    made = make(blueprint, progress, timeline)
     if wanted.load_format != "dummy":
-        _take_scales(made.kv, chosen.config, Path(wanted.model))
-    with room_for(chosen, made.plan):
+        _take_scales(made.kv, blueprint.config, Path(wanted.model))
+    with room_for(blueprint, made.plan):
         progress("warm-up", 0, 1)
         with made.model.shortened():
             warm_up(made.runner, made.resolved)
@@ -70,7 +70,7 @@ def load(
                 made.runner.steps.graphs.capture_early()
             made.trial.hold()
             timeline.mark("graphs")
-    return Loaded(made.runner, made.resolved, _ready(epoch, chosen, made, timeline))
+    return Loaded(made.runner, made.resolved, _ready(epoch, blueprint, made, timeline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,16 @@ class _Made:
     trial: Trial | None = None
 
 
-def _on_gpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _Made:
-    free = free_bytes(chosen.device)
+def _on_gpu(blueprint: Blueprint, progress: ProgressCallback, timeline: Timeline) -> _Made:
+    free = free_bytes(blueprint.device)
     timeline.mark("device")
-    loading = chosen.begin_loading(free)
-    settle_products(chosen.wanted, loading.model)
+    loading = blueprint.begin_loading(free)
+    settle_products(blueprint.wanted, loading.model)
     plan = MemoryPlan(
-        free=free, share=chosen.wanted.gpu_memory, weights=_weight_bytes(loading.model)
+        free=free, share=blueprint.wanted.gpu_memory, weights=_weight_bytes(loading.model)
     )
-    with room_for(chosen, plan):
-        trial = Trial(plan, chosen, loading.model)
+    with room_for(blueprint, plan):
+        trial = Trial(plan, blueprint, loading.model)
         timeline.mark("model")
         progress("kernels", 0, 1)
         trial.compile()
@@ -108,36 +108,36 @@ def _on_gpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _
         timeline.mark("products")
         progress("memory", 0, 1)
     plan = trial.measure()
-    resolved = chosen.settle(plan)
-    with room_for(chosen, plan):
-        kv = chosen.kv_pool(resolved.num_pages, resolved)
+    resolved = blueprint.settle(plan)
+    with room_for(blueprint, plan):
+        kv = blueprint.kv_pool(resolved.num_pages, resolved)
     trial.runner.use(kv)
     timeline.mark("memory")
     memory = plan.lines(kv.num_bytes)
     return _Made(loading.model, resolved, trial.runner, trial.backend, kv, memory, plan, trial)
 
 
-def _on_cpu(chosen: Chosen, progress: ProgressCallback, timeline: Timeline) -> _Made:
+def _on_cpu(blueprint: Blueprint, progress: ProgressCallback, timeline: Timeline) -> _Made:
     timeline.mark("device")
-    loading = chosen.begin_loading(free_bytes(chosen.device))
+    loading = blueprint.begin_loading(free_bytes(blueprint.device))
     loading.finish(progress)
     timeline.mark("weights")
-    plan = cpu_plan(chosen.wanted, free_bytes(chosen.device))
-    resolved = chosen.settle(plan)
-    kv = chosen.kv_pool(resolved.num_pages, resolved)
-    backend = chosen.backend(resolved)
-    runner = chosen.runner(loading.model, resolved, kv, backend)
+    plan = cpu_plan(blueprint.wanted, free_bytes(blueprint.device))
+    resolved = blueprint.settle(plan)
+    kv = blueprint.kv_pool(resolved.num_pages, resolved)
+    backend = blueprint.backend(resolved)
+    runner = blueprint.runner(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
     return _Made(loading.model, resolved, runner, backend, kv, memory, plan)
 
 
-def _ready(epoch: int, chosen: Chosen, made: _Made, timeline: Timeline) -> Ready:
+def _ready(epoch: int, blueprint: Blueprint, made: _Made, timeline: Timeline) -> Ready:
     """What the clients are told of the engine."""
-    config, resolved, sizes = chosen.config, made.resolved, dict(made.memory)
+    config, resolved, sizes = blueprint.config, made.resolved, dict(made.memory)
     return Ready(
         epoch=epoch,
         model_type=config.model_type,
-        device=_device_name(chosen.device),
+        device=_device_name(blueprint.device),
         dtype=resolved.dtype,
         attention=_attention(resolved, made.backend),
         vocab_size=config.vocab_size,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from model_zoo.layers.gemm.choose import run_candidates
 from model_zoo.model import Model
-from runtime.chosen import Chosen
+from runtime.blueprint import Blueprint
 from runtime.compiling import check_cache, compiling_only
 from runtime.config import ConfigError
 from runtime.device import free_bytes, is_out_of_memory
@@ -29,16 +29,16 @@ PAGES = 16  # all tokens are kept in the first one, which holds anything then
 class Trial:
     """A runner of the full size on a few pages.  GPUs only."""
 
-    def __init__(self, plan: MemoryPlan, chosen: Chosen, model: Model) -> None:
+    def __init__(self, plan: MemoryPlan, blueprint: Blueprint, model: Model) -> None:
         """Raises ConfigError if the plan, with the weights alone, is too small."""
-        self._plan, self._device, self._model = plan, chosen.device, model
-        self._vocab_size = chosen.config.vocab_size
+        self._plan, self._device, self._model = plan, blueprint.device, model
+        self._vocab_size = blueprint.config.vocab_size
         # With more KV than there will be, and so for sequences no shorter than they can be.
-        self._resolved = chosen.settle(plan)
-        self._kv = chosen.kv_pool(PAGES, self._resolved)
+        self._resolved = blueprint.settle(plan)
+        self._kv = blueprint.kv_pool(PAGES, self._resolved)
         before = torch.cuda.memory_allocated(self._device)
-        self.backend = chosen.backend(self._resolved)
-        self.runner = chosen.runner(model, self._resolved, self._kv, self.backend)
+        self.backend = blueprint.backend(self._resolved)
+        self.runner = blueprint.runner(model, self._resolved, self._kv, self.backend)
         self._state = torch.cuda.memory_allocated(self._device) - before
 
     def compile(self) -> None:
@@ -109,7 +109,7 @@ def _give_back() -> None:
 
 
 @contextmanager
-def room_for(chosen: Chosen, plan: MemoryPlan) -> Iterator[None]:
+def room_for(blueprint: Blueprint, plan: MemoryPlan) -> Iterator[None]:
     """Whoever finds no memory inside is told what there is, what it goes to and what to change.
 
     Raises ConfigError instead of what the allocator, a library or the driver raised.
@@ -119,15 +119,15 @@ def room_for(chosen: Chosen, plan: MemoryPlan) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise ConfigError(_too_little(chosen, plan)) from None
+        raise ConfigError(_too_little(blueprint, plan)) from None
 
 
-def _too_little(chosen: Chosen, plan: MemoryPlan) -> str:
-    resolved = chosen.settle(plan)
+def _too_little(blueprint: Blueprint, plan: MemoryPlan) -> str:
+    resolved = blueprint.settle(plan)
     tokens, rows = resolved.max_batched_tokens, resolved.max_num_seqs
     steps = f" and steps {size(plan.fixed - plan.weights)}" if plan.fixed > plan.weights else ""
     return (
-        f"memory: of {size(plan.free)} that were free on this device, weights in {chosen.dtype} "
+        f"memory: of {size(plan.free)} that were free on this device, weights in {blueprint.dtype} "
         f"take {size(plan.weights)}{steps}; --max-batched-tokens {tokens}, --max-num-seqs {rows} "
         f"and --gpu-memory {plan.share:g} of it need more than there is: end other programs on the "
         f"device, or try --max-batched-tokens {max(min(tokens // 4, 2048), 64)}, --max-num-seqs "

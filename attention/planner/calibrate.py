@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from attention.backend import Machine, UnsupportedAttention
-from attention.chosen import ChosenKernel, decode_kernel
+from attention.planned_kernel import PlannedKernel, decode_kernel
 from attention.planner.costs import (
     SHIPPED,
     STANDARD,
@@ -69,7 +69,7 @@ def equal_pieces(
     return HostPlan(plan.work, starts, plan.merges, queued=False), spec, lengths
 
 
-def spec_of(costs: DeviceCosts, kernel: ChosenKernel, sms: int) -> PlanSpec:
+def spec_of(costs: DeviceCosts, kernel: PlannedKernel, sms: int) -> PlanSpec:
     return costs.spec(
         kv_heads=1,
         programs=sms * kernel.resident,
@@ -143,7 +143,7 @@ def measure(timer: Timer, spec: PlanSpec) -> DeviceCosts:
     )
 
 
-def compare(timer: Timer, kernel: ChosenKernel, costs: DeviceCosts, sms: int) -> None:
+def compare(timer: Timer, kernel: PlannedKernel, costs: DeviceCosts, sms: int) -> None:
     """Predicted and measured time of whole plans."""
     spec = spec_of(costs, kernel, sms)
     block_us = costs.block_us(
@@ -171,7 +171,7 @@ def compare(timer: Timer, kernel: ChosenKernel, costs: DeviceCosts, sms: int) ->
     print(f"correlation of the logarithms {correlation:.4f}, median error {np.median(errors):.1%}")
 
 
-def calibrate(device: Device, kernel: ChosenKernel) -> DeviceCosts:
+def calibrate(device: Device, kernel: PlannedKernel) -> DeviceCosts:
     def timer(plan: HostPlan, spec: PlanSpec, lengths: Ints) -> float:
         return device.microseconds(kernel, plan, spec, lengths)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from attention.backend import DECODE, Machine, Shape, dispatch
-from attention.chosen import ChosenKernel
+from attention.planned_kernel import PlannedKernel
 from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan
 
 GROUP, HEAD_DIM, PAGE = 8, 128, 16
@@ -63,7 +63,7 @@ class Device:
         self.stream = torch.cuda.Stream()
 
     def microseconds(
-        self, kernel: ChosenKernel, plan: HostPlan, spec: PlanSpec, lengths: Ints
+        self, kernel: PlannedKernel, plan: HostPlan, spec: PlanSpec, lengths: Ints
     ) -> float:
         """Median of a call with this plan of rows of these lengths, each call over other pages."""
         rows = len(lengths)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attention.backend import DECODE, Machine, dispatch
-from attention.chosen import decode_kernel
+from attention.planned_kernel import decode_kernel
 from attention.planner import calibrate
 from attention.planner.costs import (
     SHIPPED,

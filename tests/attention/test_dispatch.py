@@ -20,7 +20,7 @@ from attention.backend import (
     choose,
     dispatch,
 )
-from attention.chosen import decode_kernel
+from attention.planned_kernel import decode_kernel
 
 FP8 = torch.float8_e4m3fn
 CPU = Machine(None)

@@ -14,7 +14,7 @@ from tiny_checkpoints import write_checkpoint
 
 from runtime import loading, trial
 from runtime.batch import Batch, Masks
-from runtime.chosen import Chosen, choose
+from runtime.blueprint import Blueprint, draw_up
 from runtime.config import ConfigError, EngineConfig, Resolved
 from runtime.memory_plan import MemoryPlan
 from runtime.timeline import Timeline
@@ -30,12 +30,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def chosen_for(checkpoint: Path, **wishes: object) -> Chosen:
+def blueprint_for(checkpoint: Path, **wishes: object) -> Blueprint:
     config = EngineConfig(
         model=str(checkpoint), device="cpu", dtype="float32", max_num_seqs=4,
         max_batched_tokens=64, threads=1, gpu_memory=0.5,
     )  # fmt: skip
-    return choose(replace(config, **wishes))
+    return draw_up(replace(config, **wishes))
 
 
 class Memory:
@@ -74,7 +74,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
 
 
 def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memory) -> None:
-    made = loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
     sizes = dict(made.memory)
     pages_of_trial = made.kv.num_bytes // made.kv.num_pages * trial.PAGES
     assert sizes["state"] == 3 * MIB
@@ -90,7 +90,7 @@ def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memo
 
 
 def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory) -> None:
-    made = loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
     batch = next(every_kind(made.resolved))
     batch = replace(batch, new_pages=[made.kv.num_pages - 1] * len(batch.new_pages))
     made.runner.forward(batch)
@@ -102,7 +102,7 @@ def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory
     memory.fits = lambda batch: batch.num_tokens <= 40
     with pytest.raises(ConfigError, match=r"--max-batched-tokens 256 .* --max-batched-tokens 64,"):
         loading._on_gpu(
-            chosen_for(checkpoint, max_batched_tokens=256),
+            blueprint_for(checkpoint, max_batched_tokens=256),
             lambda *report: None,
             Timeline(),
         )
@@ -111,7 +111,7 @@ def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory
 @pytest.fixture
 def resolved(checkpoint: Path) -> Resolved:
     plan = MemoryPlan(free=1 << 30, share=1.0)
-    return replace(chosen_for(checkpoint).settle(plan), device="cuda", max_num_seqs=12)
+    return replace(blueprint_for(checkpoint).settle(plan), device="cuda", max_num_seqs=12)
 
 
 def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: Resolved) -> None:
@@ -154,9 +154,9 @@ def test_graphs_that_do_not_fit_name_numbers_too(
         raise torch.OutOfMemoryError("made up")
 
     monkeypatch.setattr(trial, "run", lambda runner, batch, masks=None: None)
-    chosen = chosen_for(checkpoint)
+    blueprint = blueprint_for(checkpoint)
     plan = MemoryPlan(free=64 * MIB, share=0.5)
-    loaded = trial.Trial(plan, chosen, chosen.begin_loading(64 * MIB).model)
+    loaded = trial.Trial(plan, blueprint, blueprint.begin_loading(64 * MIB).model)
     graphs = SimpleNamespace(graphs=SimpleNamespace(measure=measure))
     monkeypatch.setattr(loaded.runner, "steps", graphs)
     with pytest.raises(ConfigError, match=r"try --max-batched-tokens \d+, --max-num-seqs \d+"):
@@ -167,7 +167,7 @@ def test_the_largest_steps_are_run_again_when_all_else_is_there(
     checkpoint: Path, memory: Memory
 ) -> None:
     """Through two layers: what follows them takes the same memory."""
-    made = loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
     assert made.trial is not None
     before = len(memory.steps)
     made.trial.hold()
@@ -188,31 +188,31 @@ def test_the_largest_steps_are_run_again_when_all_else_is_there(
 def test_memory_that_runs_out_while_loading_names_what_took_it_and_three_numbers(
     checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    def fail(self: Chosen, *sizes: object) -> None:
+    def fail(self: Blueprint, *sizes: object) -> None:
         raise error
 
-    monkeypatch.setattr(Chosen, "kv_pool", fail)
+    monkeypatch.setattr(Blueprint, "kv_pool", fail)
     wanted = (
         r"of 64.0 MiB that were free .* weights in float32 take \S+ \S+; --max-batched-tokens 64, "
         r"--max-num-seqs 4 and --gpu-memory 0.5 of it need more .* try --max-batched-tokens 64, "
         r"--max-num-seqs 4, --gpu-memory 0.5"
     )
     with pytest.raises(ConfigError, match=wanted):
-        loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+        loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
 
 
 def test_other_mistakes_while_loading_are_not_taken_for_a_lack_of_memory(
     checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Chosen, *sizes: object) -> None:
+    def fail(self: Blueprint, *sizes: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(Chosen, "kv_pool", fail)
+    monkeypatch.setattr(Blueprint, "kv_pool", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        loading._on_gpu(chosen_for(checkpoint), lambda *report: None, Timeline())
+        loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(checkpoint: Path) -> None:
-    chosen = chosen_for(checkpoint)
+    blueprint = blueprint_for(checkpoint)
     with pytest.raises(ConfigError, match=r"weights in float32 take \S+ KiB, 1.0 KiB are free"):
-        chosen.begin_loading(1024)
+        blueprint.begin_loading(1024)

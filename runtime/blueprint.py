@@ -1,4 +1,4 @@
-"""Chosen: device, types and attention for the operator's wish, and what is made of them."""
+"""Blueprint: device, types and attention for the operator's wish, and what is made of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from runtime.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Blueprint:
     """What the wish comes to before memory is looked at."""
 
     wanted: EngineConfig
@@ -133,7 +133,7 @@ class Chosen:
         )
 
 
-def choose(wanted: EngineConfig) -> Chosen:
+def draw_up(wanted: EngineConfig) -> Blueprint:
     """Device, types and attention.  Raises ConfigError, ModelError or UnsupportedAttention."""
     device = choose_device(wanted.device)
     threads = choose_threads(wanted.threads)
@@ -153,6 +153,6 @@ def choose(wanted: EngineConfig) -> Chosen:
     )
     attention = wanted_attention(wanted, device)
     choice = dispatch(Machine.of(device), attention, shape, wanted.split_planner)
-    chosen = Chosen(wanted, config, device, dtype, shape, choice, threads)
-    check(wanted, facts_of(config, chosen.kv_dtype))
-    return chosen
+    blueprint = Blueprint(wanted, config, device, dtype, shape, choice, threads)
+    check(wanted, facts_of(config, blueprint.kv_dtype))
+    return blueprint

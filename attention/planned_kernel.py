@@ -1,4 +1,4 @@
-"""What a back end has to know of the kernels that the table chose: how to call and to plan them."""
+"""PlannedKernel: a kernel of the table, how to call it, and what its plans must be made for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTERPRETED_SMS = 4  # of the interpreter, which runs one program after the othe
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenKernel:
+class PlannedKernel:
     name: str  # as in the table
     run: Callable[..., None]  # (q, k, v, page_table, plan or tiles, out, lse, *, scale, ...)
     block_m: int  # packed query rows of a tile
@@ -42,7 +42,7 @@ class ChosenKernel:
         return self.crowded if crowded else self.resident
 
 
-def decode_kernel(name: str, shape: Shape, max_q_len: int) -> ChosenKernel:
+def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
     """The table's kernel for rows that feed at most max_q_len tokens."""
     queries = shape.group * max_q_len
     if name == "decode_hopper":
@@ -51,16 +51,16 @@ def decode_kernel(name: str, shape: Shape, max_q_len: int) -> ChosenKernel:
         config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
         small = config.registers <= CROWDED_REGISTERS and shape.kv_dtype.itemsize > 1
         crowded = CROWDED if small and shape.kv_heads > FEW_HEADS else 0
-        return ChosenKernel(name, decode_hopper, queries, config.block_n, 1, crowded)
+        return PlannedKernel(name, decode_hopper, queries, config.block_n, 1, crowded)
     from attention.kernels.decode import decode, decode_config
 
     config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
     most = FEW_RESIDENT if shape.kv_heads <= FEW_HEADS else config.resident
-    return ChosenKernel(name, decode, queries, config.block_n, min(config.resident, most))
+    return PlannedKernel(name, decode, queries, config.block_n, min(config.resident, most))
 
 
 def decode_spec(
-    kernel: ChosenKernel,
+    kernel: PlannedKernel,
     shape: Shape,
     device: torch.device,
     window: int,
@@ -84,19 +84,19 @@ def decode_spec(
     )
 
 
-def prefill_kernel(name: str, shape: Shape) -> ChosenKernel:
+def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
     """The table's kernel for prompts."""
     if name == "prefill_hopper":
         from attention.kernels.prefill_hopper import hopper_config, prefill_hopper
 
-        return ChosenKernel(name, prefill_hopper, 128, hopper_config(shape.head_dim).block_n, 1)
+        return PlannedKernel(name, prefill_hopper, 128, hopper_config(shape.head_dim).block_n, 1)
     from attention.kernels.prefill import prefill, prefill_config
 
     config = prefill_config(shape.head_dim, shape.dtype)
-    return ChosenKernel(name, prefill, config.block_m, config.block_n, config.resident)
+    return PlannedKernel(name, prefill, config.block_m, config.block_n, config.resident)
 
 
-def mixed_kernel(decode: ChosenKernel, prefill: ChosenKernel) -> Callable[..., None] | None:
+def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[..., None] | None:
     """Both in one call (q, k, v, page_table, plan, tiles, out, lse, *, scale, ...), or None.
 
     For Hopper: the prompts' programs begin on the SMs where those of rows that decode have ended,
@@ -118,7 +118,7 @@ def mixed_kernel(decode: ChosenKernel, prefill: ChosenKernel) -> Callable[..., N
 
 
 def tile_spec(
-    kernel: ChosenKernel, shape: Shape, device: torch.device, window: int, max_q_len: int
+    kernel: PlannedKernel, shape: Shape, device: torch.device, window: int, max_q_len: int
 ) -> TileSpec:
     """What a tile plan for the kernel depends on; rows of at most max_q_len tokens are left out."""
     return TileSpec(
