@@ -150,7 +150,7 @@ class ChatTurn:
             splitter = self._splitters[choice.index]
             deltas = splitter.feed(choice, piece)
             finish: ChatFinish | None = piece.finish
-            if finish == "stop" and splitter.calls_tools:
+            if finish == "stop" and splitter.calls_tools(choice):
                 finish = "tool_calls"
             return render(choice, Part(deltas, piece.scored, finish, piece.tokens))
 

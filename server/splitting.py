@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from server.choice import Choice, Piece
 from server.custom_calls import CustomCalls
 from server.errors import RequestError
 from server.parsing.answer import AnswerParser
-from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta
+from server.parsing.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from server.parsing.detect import detect
 from server.parsing.formats import Formats, ReasoningFormat
 from server.schema.tools import Tool
@@ -117,16 +119,24 @@ class Splitter:
         self._custom = custom
         self._thinking = True  # nothing but reasoning has come yet
         self._tokens = 0  # while that is so
+        self._arguments: list[str] = []  # of the last call, in pieces
 
-    @property
-    def calls_tools(self) -> bool:
-        return self._parser.num_calls > 0
+    def calls_tools(self, choice: Choice) -> bool:
+        """Whether a stop is for calls: a stop string may have cut the last one short."""
+        if self._parser.num_calls == 0:
+            return False
+        return not isinstance(choice.stop_hit, str) or _is_json("".join(self._arguments))
 
     def feed(self, choice: Choice, piece: Piece) -> list[Delta]:
         """What the piece adds; counts the choice's reasoning tokens."""
         deltas = self._parser.feed(piece.text)
         if piece.finish is not None:
             deltas += self._parser.end()
+        for delta in deltas:
+            if isinstance(delta, ToolCallDelta):
+                if delta.id is not None:
+                    self._arguments.clear()
+                self._arguments.append(delta.arguments)
         if self._thinking:
             self._tokens += len(piece.tokens)
             if any(not isinstance(delta, ReasoningDelta) for delta in deltas):
@@ -134,6 +144,14 @@ class Splitter:
             elif any(deltas):
                 choice.reasoning_tokens = self._tokens
         return self._custom.converted(deltas, last=piece.finish is not None)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def plain(piece: Piece) -> list[Delta]:

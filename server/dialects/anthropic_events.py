@@ -51,7 +51,7 @@ def stop_of(
         cut = choice.generated < (asked or 0)
         reason = "model_context_window_exceeded" if cut else "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
-    if called:
+    if called and finish == "tool_calls":
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(choice.stop_hit, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_hit}

@@ -179,6 +179,21 @@ def test_a_call_that_max_tokens_cuts_off_keeps_what_there_is_of_it(
     ]
 
 
+def test_a_call_that_a_stop_sequence_cuts_short_is_not_to_be_made(
+    fake: FakeServer, client: anthropic.Anthropic
+):
+    fake.say(CALL)
+    message = client.messages.create(**ASK, stop_sequences=["Rome"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Rome")
+    with client.messages.stream(**ASK, stop_sequences=["Rome"]) as stream:
+        assert stream.get_final_message().stop_reason == "stop_sequence"
+    whole = client.messages.create(**ASK, stop_sequences=["</tool_call>"])
+    assert (whole.stop_reason, without_ids(whole.content)[0]["input"]) == (
+        "tool_use",
+        {"city": "Rome"},
+    )
+
+
 def test_a_number_of_more_than_64_bits_is_an_argument_like_others(
     fake: FakeServer, client: anthropic.Anthropic
 ):

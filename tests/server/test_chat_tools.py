@@ -112,6 +112,29 @@ def test_one_call_at_a_time_if_the_caller_wants(fake: FakeServer):
     assert [call.function.name for call in choice.message.tool_calls or ()] == ["weather"]
 
 
+# stop string, arguments, finish reason
+CUTS = [
+    ("Rome", '{"city": "', "stop"),
+    ("arguments", "", "stop"),
+    ("</tool_call>", '{"city": "Rome"}', "tool_calls"),
+    ("}}", '{"city": "Rome"', "stop"),
+]
+
+
+@pytest.mark.parametrize(("stop", "arguments", "finish"), CUTS, ids=[cut[0] for cut in CUTS])
+def test_a_call_that_a_stop_string_cuts_short_is_not_to_be_made(
+    fake: FakeServer, stop: str, arguments: str, finish: str
+):
+    fake.say(CALL)
+    [choice] = fake.client().chat.completions.create(**ASK, stop=stop).choices
+    calls = [call.function.arguments for call in choice.message.tool_calls or ()]
+    assert (calls, choice.finish_reason) == ([arguments] if arguments else [], finish)
+    assert joined(fake, **ASK, stop=stop)[3] == finish
+    fake.say(CALL + OTHER.replace("{}", '{"x": "STOP"}'))
+    [choice] = fake.client().chat.completions.create(**ASK, stop="STOP").choices
+    assert choice.finish_reason == "stop" and len(choice.message.tool_calls or ()) == 2
+
+
 def test_tool_choice_none_hides_the_tools_and_leaves_marks_alone(fake: FakeServer):
     fake.say(CALL)
     [choice] = fake.client().chat.completions.create(**ASK, tool_choice="none").choices
