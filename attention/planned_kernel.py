@@ -71,10 +71,9 @@ def decode_spec(
 
     resident: programs an SM, `resident` or `crowded` of the kernel
     """
-    name, sms = _device(device)
-    return device_costs(name, kernel.name).spec(
+    return device_costs(_name(device), kernel.name).spec(
         kv_heads=shape.kv_heads,
-        programs=sms * resident,
+        programs=multiprocessors(device) * resident,
         group=shape.group,
         head_dim=shape.head_dim,
         item_bytes=shape.kv_dtype.itemsize,
@@ -124,7 +123,7 @@ def tile_spec(
     return TileSpec(
         kv_heads=shape.kv_heads,
         group=shape.group,
-        programs=_device(device)[1] * kernel.resident,
+        programs=multiprocessors(device) * kernel.resident,
         min_q_len=max_q_len + 1,
         window=window,
         block_m=kernel.block_m,
@@ -132,11 +131,9 @@ def tile_spec(
     )
 
 
-def _device(device: torch.device) -> tuple[str, int]:
-    """Name and number of multiprocessors."""
-    if device.type != "cuda":
-        return "interpreter", INTERPRETED_SMS
-    return torch.cuda.get_device_properties(device).name, multiprocessors(device)
+def _name(device: torch.device) -> str:
+    """As costs are kept by."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -108,20 +108,18 @@ class TritonBackend(KernelBackend):
         device: torch.device,
         *,
         windows: tuple[int, ...] = (0,),
-        max_decode_tokens: int = MAX_DECODE_TOKENS,
     ) -> None:
         """Takes the memory for plans and partial results; arguments as in `build`."""
-        self._decode = decode_kernel(choice.decode, shape, max_decode_tokens)
+        self._decode = decode_kernel(choice.decode, shape, MAX_DECODE_TOKENS)
         self._prefill = prefill_kernel(choice.prefill, shape)
         self._mixed = mixed_kernel(self._decode, self._prefill)
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
-        self._max_decode_tokens = max_decode_tokens
 
         def planners(resident: int) -> dict[int, DevicePlanner]:
             return {
                 window: DevicePlanner(
-                    decode_spec(self._decode, shape, device, window, max_decode_tokens, resident),
+                    decode_spec(self._decode, shape, device, window, MAX_DECODE_TOKENS, resident),
                     choice.planner,
                     max_rows=capacity.rows,
                     group=shape.group,
@@ -138,7 +136,7 @@ class TritonBackend(KernelBackend):
             raise UnsupportedAttention(f"--split-planner: {error}") from None
         self._tilers = {
             window: DeviceTiler(
-                tile_spec(self._prefill, shape, device, window, max_decode_tokens),
+                tile_spec(self._prefill, shape, device, window, MAX_DECODE_TOKENS),
                 max_tokens=capacity.tokens,
                 max_rows=capacity.rows,
                 head_dim=shape.head_dim,
@@ -155,8 +153,8 @@ class TritonBackend(KernelBackend):
         self._capacity.check(meta.num_rows, len(meta.write_slots))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plan = TritonPlan({}, {})
-        prompts = meta.max_seqlen_q > self._max_decode_tokens
-        if meta.decode_rows or min(meta.q_lens, default=0) <= self._max_decode_tokens:
+        prompts = meta.max_seqlen_q > MAX_DECODE_TOKENS
+        if meta.decode_rows or min(meta.q_lens, default=0) <= MAX_DECODE_TOKENS:
             planners = self._planners[self._decode.programs(meta.num_rows, prompts=prompts)]
             plan.decode.update((w, planner.plan(*lengths)) for w, planner in planners.items())
         if prompts:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from attention.planner.plan import PlanSpec
+from attention.planner.plan import EIGHTHS, PlanSpec
 
-EIGHTHS = 8
 PARTIAL_BYTES = 8  # a number of a partial result: four bytes written, and read by the combine
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from attention.planner.device_counts import plan_counts
 from attention.planner.device_uneven import plan_uneven
 from attention.planner.fa3 import MOST_ROWS, split_cap
-from attention.planner.plan import PlanSpec, SplitPlan
-from attention.planner.uneven import EIGHTHS, heads_abreast
+from attention.planner.plan import EIGHTHS, PlanSpec, SplitPlan
+from attention.planner.uneven import heads_abreast
 
 PLANNERS = ("uneven", "greedy", "fa3")
 # Measured on an H100.

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int32]
+from attention.planner.plan import Ints
 
 # Columns of `items`.  FIRST and END are KV positions; FIRST is a multiple of the piece.  UNIT is
 # where the partial result of the piece begins, or WHOLE for a tile with all its pieces.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int32]
+EIGHTHS = 8  # of a block: costs are integers in them, so that host and device agree to the bit
 
 # Columns of `work`.  FIRST and END are KV positions; FIRST is a multiple of the block, END is one
 # or the row's KV length.  PARTIAL is 1 if other pieces share the piece's row and KV head.

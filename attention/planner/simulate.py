@@ -17,9 +17,16 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from attention.planner.plan import END, FIRST, PARTIAL, HostPlan, Ints, PlanSpec, planned_rows
-
-EIGHTHS = 8
+from attention.planner.plan import (
+    EIGHTHS,
+    END,
+    FIRST,
+    PARTIAL,
+    HostPlan,
+    Ints,
+    PlanSpec,
+    planned_rows,
+)
 
 
 def piece_blocks(plan: HostPlan, spec: PlanSpec) -> NDArray[np.int64]:

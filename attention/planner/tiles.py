@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int32]
+from attention.planner.plan import Ints
 
 # Columns of `items`.  TILE counts the tiles of a row; FIRST and END are KV positions: FIRST is a
 # multiple of block_n, END is one or the last position that any query of the tile sees, plus one.

@@ -10,8 +10,8 @@ DRAM page is read faster (1 to 2 % on an H100).  So the line has every g-th head
 of the programs, g the largest that divides both; each other g-th repeats it for the heads next to
 these, and g programs read the same blocks of g neighbouring heads abreast.
 
-Closed form: a prefix sum over the rows and one search a program.  device.py computes the same
-integers on the GPU.
+Closed form: a prefix sum over the rows and one search a program.  device_uneven.py computes the
+same integers on the GPU.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from math import gcd
 
 import numpy as np
 
-from attention.planner.plan import HEAD, HostPlan, Ints, PlanSpec, pieces_of, planned_rows
-
-EIGHTHS = 8  # costs are integers in eighths of a block, so that host and device agree to the bit
+from attention.planner.plan import EIGHTHS, HEAD, HostPlan, Ints, PlanSpec, pieces_of, planned_rows
 
 
 def heads_abreast(spec: PlanSpec) -> int:
