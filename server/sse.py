@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -54,8 +55,20 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away.  Raises ClientGone."""
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, T], close: Callable[[], None]
+) -> T:
+    """The result of `work`, which is cancelled when the client goes away; then `close` is called.
+
+    Raises ClientGone.
+    """
+    try:
+        return await _unless_gone(receive, work)
+    finally:
+        close()
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(disconnected(receive))
     try:
@@ -173,12 +186,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._wire)
-        try:
-            await while_connected(receive, self._run(writer))
-        except ClientGone:
-            pass  # nobody is left to be told
-        finally:
-            self._close()
+        with suppress(ClientGone):  # nobody is left to be told
+            await while_connected(receive, self._run(writer), self._close)
 
     async def _run(self, writer: EventWriter) -> None:
         silence = asyncio.ensure_future(writer.keep_alive())

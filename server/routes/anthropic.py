@@ -48,10 +48,7 @@ async def messages(request: Request) -> Response:
             await turn.stream(render, writer.write, writer.write_now)
 
         return EventStream(produce, turn.close, STREAM)
-    try:
-        [answer] = await while_connected(request.receive, turn.collect())
-    finally:
-        turn.close()
+    [answer] = await while_connected(request.receive, turn.collect(), turn.close)
     return Json(whole_message(turn, answer, show_thinking=show))
 
 

@@ -36,11 +36,7 @@ async def chat_completions(request: Request) -> Response:
     answer = ChatAnswer(state, turn, keep)
     if body.stream:
         return EventStream(answer.stream, turn.close)
-    try:
-        whole = await while_connected(request.receive, answer.whole())
-    finally:
-        turn.close()
-    return Json(whole)
+    return Json(await while_connected(request.receive, answer.whole(), turn.close))
 
 
 async def _keeper(request: Request, body: ChatRequest) -> Keep | None:

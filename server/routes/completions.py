@@ -35,8 +35,4 @@ async def completions(request: Request) -> Response:
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:
         return EventStream(answer.stream, generation.close)
-    try:
-        whole = await while_connected(request.receive, answer.whole())
-    finally:
-        generation.close()
-    return Json(whole)
+    return Json(await while_connected(request.receive, answer.whole(), generation.close))

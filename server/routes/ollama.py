@@ -190,10 +190,7 @@ async def _answered(
             await turn.stream(answer.render, writer.write, writer.write_now)
 
         return EventStream(produce, turn.close, STREAM)
-    try:
-        [whole] = await while_connected(request.receive, turn.collect())
-    finally:
-        turn.close()
+    [whole] = await while_connected(request.receive, turn.collect(), turn.close)
     return Json(await answer.whole(whole))
 
 
@@ -213,10 +210,7 @@ async def _continued(
 
     if body.streams:
         return EventStream(produce, generation.close, STREAM)
-    try:
-        [pieces] = await while_connected(request.receive, generation.collect())
-    finally:
-        generation.close()
+    [pieces] = await while_connected(request.receive, generation.collect(), generation.close)
     whole = Answer(generation.choices[0])
     for piece in pieces:
         whole.add(part_of(piece))

@@ -118,7 +118,4 @@ async def _vectors(
     pooling = Pooling(kind, size, normalize)
     salt = prefix_salt(request, None)
     vectors = Vectors(state, ROUTE, body.model, prompts, pooling, salt=salt)
-    try:
-        return await while_connected(request.receive, vectors.collect()), vectors
-    finally:
-        vectors.close()
+    return await while_connected(request.receive, vectors.collect(), vectors.close), vectors

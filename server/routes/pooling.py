@@ -74,11 +74,8 @@ class Call(Generic[P]):
             salt=prefix_salt(self.request, self.body.cache_salt),
             priority=self.body.priority or 0,
         )
-        try:
-            found = await while_connected(self.request.receive, vectors.collect())
-        finally:
-            vectors.close()
-        return found, vectors
+        receive = self.request.receive
+        return await while_connected(receive, vectors.collect(), vectors.close), vectors
 
 
 async def read_call(

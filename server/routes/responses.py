@@ -65,10 +65,7 @@ async def create_response(request: Request) -> Response:
             await answer.stream(writer.write)
 
         return EventStream(produce, turn.close, answer.events.wire())
-    try:
-        whole = await while_connected(request.receive, answer.whole())
-    finally:
-        turn.close()
+    whole = await while_connected(request.receive, answer.whole(), turn.close)
     return Json(orjson.dumps(whole))
 
 
