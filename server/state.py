@@ -69,10 +69,14 @@ def state_of(request: Request) -> ServerState:
     return state
 
 
+def owner_digest(request: Request) -> bytes:
+    """Whose things a request may see: the SHA-256 of its key; b"" if it needs none."""
+    return request.scope.get("state", {}).get(OWNER, b"")
+
+
 def owner_of(request: Request) -> str:
-    """Whose files and batches a request may see: the SHA-256 of its key; "" if it needs none."""
-    digest: bytes = request.scope.get("state", {}).get(OWNER, b"")
-    return digest.hex()
+    """The same as hexadecimal digits, by which files, batches and stored chats are kept."""
+    return owner_digest(request).hex()
 
 
 def prefix_salt(request: Request, cache_salt: str | None) -> bytes:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import RequestError
-from server.explain import OWNER
 from server.off_loop import off_loop
 from server.pages import page_of
 from server.responses import kept
@@ -35,7 +34,7 @@ from server.schema.responses import (
 )
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
-from server.state import prefix_salt, state_of
+from server.state import owner_digest, prefix_salt, state_of
 
 router = APIRouter()
 
@@ -54,7 +53,7 @@ async def create_response(request: Request) -> Response:
 
     async def keep(response: JsonItem) -> None:
         if body.stored and not body.background:
-            await kept.keep(state.responses, owner_of(request), response, items)
+            await kept.keep(state.responses, owner_digest(request), response, items)
 
     answer = ResponseAnswer(state, body, turn, keep)
     if body.background:
@@ -90,14 +89,14 @@ async def _parsed(
     body, items = await off_loop(len(await request.body()), work)
     state = state_of(request)
     state.check_model(body.model)
-    return body, await kept.resolved(state.responses, owner_of(request), items)
+    return body, await kept.resolved(state.responses, owner_digest(request), items)
 
 
 async def _conversation(
     request: Request, body: ResponsesRequest, items: list[JsonItem]
 ) -> Conversation:
     store = state_of(request).responses
-    earlier = await kept.earlier_items(store, owner_of(request), body.previous_response_id)
+    earlier = await kept.earlier_items(store, owner_digest(request), body.previous_response_id)
     return await joined(body, earlier, items)
 
 
@@ -124,7 +123,7 @@ async def _in_background(
     gate = request.app.state.gate
     streamed = bool(body.stream)
     try:
-        await background_of(request).start(answer, items, owner_of(request), streamed, gate)
+        await background_of(request).start(answer, items, owner_digest(request), streamed, gate)
     except BaseException:
         answer.turn.close()
         raise
@@ -156,7 +155,7 @@ async def retrieve_response(request: Request, id: str) -> Response:
 @router.delete("/v1/responses/{id}", summary="Forget a response", response_model=None)
 async def delete_response(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    owner = owner_of(request)
+    owner = owner_digest(request)
     if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
         raise kept.missing(id)
     return Json(orjson.dumps({"id": id, "object": "response", "deleted": True}))
@@ -185,7 +184,7 @@ async def cancel_response(request: Request, id: str) -> Response:
 )
 async def list_input_items(request: Request, id: str) -> Response:
     query = parse_query(ItemsQuery, request.query_params)
-    owner = owner_of(request)
+    owner = owner_digest(request)
 
     def work(database: Database) -> bytes:
         stored = database.get(owner, id)
@@ -196,18 +195,13 @@ async def list_input_items(request: Request, id: str) -> Response:
     return Json(await state_of(request).responses.call(work))
 
 
-def owner_of(request: Request) -> bytes:
-    """Whose a response is: a key's, where one is needed."""
-    return request.scope.get("state", {}).get(OWNER, b"")
-
-
 def background_of(request: Request) -> BackgroundResponses:
     background: BackgroundResponses = request.app.state.background
     return background
 
 
 async def _find(request: Request, id: str) -> Stored:
-    return await kept.find(state_of(request).responses, owner_of(request), id)
+    return await kept.find(state_of(request).responses, owner_digest(request), id)
 
 
 def _follow(request: Request, id: str, after: int) -> Response:

@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 from server.errors import RequestError
 from server.schema.base import Body, Unsupported, by_kind, told_apart
 from server.schema.completions import Tokens, prompt_kind
-from server.schema.sampling import LATER
+from server.schema.sampling import LATER, check_truncation
 
 MAX_TEXTS = 2048  # of one request, as in OpenAI's API
 
@@ -48,17 +48,7 @@ class PoolingBody(Body):
 
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
-        if self.truncate_prompt_tokens == 0:
-            raise RequestError(
-                "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
-                param="truncate_prompt_tokens",
-            )
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise RequestError(
-                "`truncation_side` needs `truncate_prompt_tokens`: set it, or leave "
-                "`truncation_side` out",
-                param="truncation_side",
-            )
+        check_truncation(self.truncate_prompt_tokens, self.truncation_side)
 
 
 class EmbeddingRequest(PoolingBody):

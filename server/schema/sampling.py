@@ -33,6 +33,21 @@ Stop = Annotated[
 ]
 
 
+def check_truncation(kept: int | None, side: str | None) -> None:
+    """The rules between `truncate_prompt_tokens` and `truncation_side`.  Raises RequestError."""
+    if kept == 0:
+        raise RequestError(
+            "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
+            param="truncate_prompt_tokens",
+        )
+    if side is not None and kept is None:
+        raise RequestError(
+            "`truncation_side` needs `truncate_prompt_tokens`: set it, or leave "
+            "`truncation_side` out",
+            param="truncation_side",
+        )
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # usage so far in every chunk
@@ -126,17 +141,7 @@ class SamplingBody(Body):
                 f"`stop` has {stop_chars} characters in all: send at most {MOST_STOP_CHARS}",
                 param="stop",
             )
-        if self.truncate_prompt_tokens == 0:
-            raise RequestError(
-                "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
-                param="truncate_prompt_tokens",
-            )
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise RequestError(
-                "`truncation_side` needs `truncate_prompt_tokens`: set it, or leave "
-                "`truncation_side` out",
-                param="truncation_side",
-            )
+        check_truncation(self.truncate_prompt_tokens, self.truncation_side)
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "`stream_options` is only allowed when `stream` is true: set it or leave "
