@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.buckets import Bucket, Buckets
-from runtime.device import free_bytes
+from runtime.device import free_bytes, is_out_of_memory
 from runtime.whole_step import Outcome
 
 # A graph of at most so many times the tokens is better than no graph.
@@ -126,7 +127,20 @@ class Graphs:
         return captured.outcome
 
     def measure(self) -> int:
-        """Bytes that all graphs will take.  The few that are captured for it are dropped again."""
+        """Bytes that all graphs will take.  The few that are captured for it are dropped again.
+
+        0 if none can be captured: steps go without.  Raises what says that memory is out.
+        """
+        try:
+            return self._measure()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self._give_up("steps", error)
+            self.captured.clear()
+            return 0
+
+    def _measure(self) -> int:
         largest, *others = self._buckets.graphs()
         sample = others[:: max(1, len(others) // SAMPLED)]
         free = [free_bytes(self._device)]
@@ -180,12 +194,14 @@ class Graphs:
         try:
             self._capture(bucket)
         except RuntimeError as error:  # out of memory; what CUDA or a library cannot capture
-            log.warning(
-                "a step of %d tokens could not be captured, it and %d other sizes run without a "
-                "graph: %s",
-                *(bucket.tokens, len(self._waiting), error),
-            )
-            self._waiting = []
+            self._give_up(f"a step of {bucket.tokens} tokens", error)
+
+    def _give_up(self, what: str, error: RuntimeError) -> None:
+        log.warning(
+            "%s could not be captured, %d sizes run without a graph: %s",
+            *(what, len(self._waiting), error),
+        )
+        self._waiting = []
 
     def _capture(self, bucket: Bucket) -> None:
         """On a step without rows, which changes nothing."""
@@ -196,8 +212,11 @@ class Graphs:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outcome = self._run(bucket)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # what is wrong with a graph that ends early is known
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         if bucket.tokens <= SMALL:
             graph.replay()  # the first launch takes longer, which a small step would feel
         aliases = Outcome(alias(outcome.hidden), alias(outcome.logits))

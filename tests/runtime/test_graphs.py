@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
@@ -112,6 +115,54 @@ def test_a_graph_that_cannot_be_captured_ends_capturing_and_nothing_else(
     assert not graphs.capture_next()
     assert graphs.captured == known
     assert graphs.fit(17, 17) == Bucket(32, 32, True)
+
+
+def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(bucket: Bucket) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "_capture", fail)
+    assert graphs.measure() == 0
+    assert "not permitted" in caplog.text
+    graphs.capture_early()
+    assert not graphs.capture_next() and not graphs.captured
+
+
+def test_lack_of_memory_for_the_first_graphs_is_told_to_who_plans_it(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(bucket: Bucket) -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(graphs, "_capture", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.measure()
+
+
+def test_what_cannot_be_captured_says_itself_what_is_wrong(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        """A stream whose capture has been broken off."""
+
+        def capture_begin(self, **options: object) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            raise RuntimeError("capture was invalidated")
+
+    def cause(bucket: Bucket) -> Outcome:
+        raise RuntimeError("a copy from pageable memory")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", Broken)
+    monkeypatch.setattr(module.torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(module.torch.cuda, "stream", lambda stream: nullcontext())
+    graphs._run, graphs._stream, graphs._pool = cause, MagicMock(), None  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="pageable memory"):
+        graphs._capture(Bucket(8, 8, True))
 
 
 def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one(
