@@ -19,6 +19,9 @@ from server.schema.completions import CompletionRequest
 from server.sse import DeltaFrame, EventWriter, frame
 from server.state import ServerState
 
+CHARS_OF_ID = 6  # of a token's id and the comma behind it
+WRITTEN = 64  # characters that are written as JSON in the time in which one is tokenized
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -53,12 +56,28 @@ class TextAnswer:
     async def whole(self) -> bytes:
         """The JSON of a text_completion."""
         pieces = await self._generation.collect()
+
+        def work() -> bytes:
+            choices = self._choices(pieces)
+            return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
+
+        return await off_loop(self._scores(pieces) + self._returned() // WRITTEN, work)
+
+    def _scores(self, pieces: list[list[Piece]]) -> int:
+        """The work of writing log-probabilities."""
         body = self._body
         top = max(body.logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
         tokens = sum([len(piece.scored) for each in pieces for piece in each])
         tokens += sum([len(choice.prompt_scores or ()) for choice in self._generation.choices])
-        choices = await off_loop(WORK_OF_TOKEN * tokens * (1 + top), lambda: self._choices(pieces))
-        return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
+        return WORK_OF_TOKEN * tokens * (1 + top)
+
+    def _returned(self) -> int:
+        """Characters of prompts in the answer: each of 128 copies returns all of its own."""
+        size = 0
+        for prompt in self._prompts:
+            size += len(prompt.text) if self._body.echo else 0
+            size += CHARS_OF_ID * len(prompt.tokens) if self._body.return_token_ids else 0
+        return size * self._body.copies
 
     def _choices(self, pieces: list[list[Piece]]) -> list[orjson.Fragment]:
         """As JSON: of many log-probabilities not all are objects at once."""

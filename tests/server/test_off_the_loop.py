@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import httpx2 as httpx
@@ -18,11 +18,15 @@ TURNS += [{"role": "user", "content": "Hello"}]
 TEXT = "Hello world " * 10_000
 IDS = [1] * 20_000
 SCORED = {"messages": TURNS[:1], "stream": False, "logprobs": True, "top_logprobs": 20}
+ECHOED = {"prompt": TEXT, "n": 20, "max_tokens": 1}
+TEXT_ANSWER = "server.text_answer.TextAnswer"
 # route, body, the function that takes long
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": TEXT}, "orjson.dumps"),
     ("/detokenize", {"tokens": IDS}, "server.routes.tokenize.check_token_ids"),
     ("/v1/completions", {"prompt": IDS}, "server.text_service.check_token_ids"),
+    ("/v1/completions", ECHOED | {"echo": True}, f"{TEXT_ANSWER}._choices"),
+    ("/v1/completions", ECHOED | {"return_token_ids": True}, f"{TEXT_ANSWER}._choices"),
     ("/v1/messages", {"messages": TURNS, "max_tokens": 1}, "server.routes.anthropic.asked"),
     ("/v1/messages/count_tokens", {"messages": TURNS}, "server.routes.anthropic.asked"),
     ("/api/chat", {"messages": TURNS}, "server.routes.ollama.chat_of"),
@@ -41,15 +45,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 def watched(monkeypatch: pytest.MonkeyPatch, place: str) -> list[bool]:
     """Of each call of a function from now on: whether it is on an event loop."""
-    module, _, name = place.rpartition(".")
-    real = getattr(import_module(module), name)
+    owner, _, name = place.rpartition(".")
+    real = getattr(resolve_name(owner), name)
     calls: list[bool] = []
 
     def watch(*args: Any, **options: Any) -> Any:
         calls.append(asyncio._get_running_loop() is not None)
         return real(*args, **options)
 
-    monkeypatch.setattr(import_module(module), name, watch)
+    monkeypatch.setattr(resolve_name(owner), name, watch)
     return calls
 
 
