@@ -175,7 +175,7 @@ async def prepare_chat(
 ) -> ChatTurn:
     """Check a parsed body, render its prompt and submit it.
 
-    salt           of state.prefix_salt
+    salt           of exchange.prefix_salt
     route          where it came from, as its record says
     may_end_early  the answer ends where the context does, if that comes before its max_tokens;
                    else such a request is refused

@@ -8,19 +8,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 from server.choice import Choice
+from server.exchange import OWNER, REQUEST_ID, exchange
 
 MOST_CHOICES = 16  # of one request in its record
-KEY_DIGEST = "api_key_digest"  # in a scope's state: SHA-256 of its key, where there are several
-OWNER = "owner"  # in a scope's state: SHA-256 of its key, if it needed one
-REQUEST_ID = "request_id"  # in a scope's state: what X-Request-Id of the answer says
-
-# The `state` of the HTTP request that this task answers; {} outside of one.
-exchange: ContextVar[dict[str, Any]] = ContextVar("exchange")
 
 
 def timings(choice: Choice) -> dict[str, object]:
@@ -83,7 +76,7 @@ class RequestLog:
         look   tells its state while it runs
         """
         scope = exchange.get({})
-        request_id, key = scope.get(REQUEST_ID, ""), scope.get(KEY_DIGEST, b"")
+        request_id, key = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
         facts = {"id": name, "object": "request", "request_id": request_id} | facts
         record = Record(name, request_id, key, facts | {"created": round(time.time(), 3)}, look)
         if self.limit < 1:

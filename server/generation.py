@@ -78,7 +78,7 @@ class Generation:
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
-        salt    that of state.prefix_salt
+        salt    that of exchange.prefix_salt
         marks   special tokens that stay in the text
         Raises RequestError if the server does not take so many.
         """

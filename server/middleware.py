@@ -22,13 +22,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import INVALID_REQUEST, SERVER_ERROR, error_body
-from server.explain import KEY_DIGEST, OWNER, exchange
-from server.explain import REQUEST_ID as REQUEST_ID_KEY
+from server.exchange import OWNER, REQUEST_ID, exchange
 from server.state import ServerState
 
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
 FORM_BYTES = 64 << 10  # of an upload beside its file
@@ -80,8 +79,8 @@ async def refuse(
 class KeyGuard:
     """401 unless `Authorization: Bearer KEY` (or `x-api-key`) names one of the keys.
 
-    Where there are several keys, their holders share no prefix cache: how fast an answer comes
-    would tell one what another asked.
+    Holders of different keys share no prefix cache: how fast an answer comes would tell one what
+    another asked.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
@@ -95,8 +94,6 @@ class KeyGuard:
         digest = self._known_digest(scope)
         if digest is not None:
             scope.setdefault("state", {})[OWNER] = digest
-            if len(self._digests) > 1:
-                scope.setdefault("state", {})[KEY_DIGEST] = digest
             await self._app(scope, receive, send)
             return
         message = (
@@ -146,7 +143,7 @@ class _Exchange:
     async def run(self, receive: Receive, send: Send) -> None:
         self._request_id = self._choose_id()
         known: dict[str, object] = self._scope.setdefault("state", {})
-        known[REQUEST_ID_KEY] = self._request_id.decode()
+        known[REQUEST_ID] = self._request_id.decode()
         exchange.set(known)
 
         async def start(message: Message) -> None:
@@ -236,7 +233,7 @@ class _Exchange:
 
     def _choose_id(self) -> bytes:
         for name, value in self._headers:
-            if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
+            if name == b"x-request-id" and GIVEN_ID.fullmatch(value):
                 return value
         return uuid.uuid4().hex.encode()
 

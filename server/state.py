@@ -13,7 +13,7 @@ from runtime.client import EngineClient
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.errors import NotFound
-from server.explain import KEY_DIGEST, OWNER, RequestLog
+from server.explain import RequestLog
 from server.grammar_client import GrammarChecker
 from server.grammar_marks import GrammarMarks
 from server.metrics import Metrics
@@ -67,23 +67,3 @@ class ServerState:
 def state_of(request: Request) -> ServerState:
     state: ServerState = request.app.state.wavefill
     return state
-
-
-def owner_digest(request: Request) -> bytes:
-    """Whose things a request may see: the SHA-256 of its key; b"" if it needs none."""
-    return request.scope.get("state", {}).get(OWNER, b"")
-
-
-def owner_of(request: Request) -> str:
-    """The same as hexadecimal digits, by which files, batches and stored chats are kept."""
-    return owner_digest(request).hex()
-
-
-def prefix_salt(request: Request, cache_salt: str | None) -> bytes:
-    """Prefixes are shared between requests of one salt: of one key, if several are configured,
-    and of one `cache_salt`.
-
-    Digests have one length, so no `cache_salt` can imitate another key's.
-    """
-    digest: bytes = request.scope.get("state", {}).get(KEY_DIGEST, b"")
-    return digest + (cache_salt or "").encode()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 
 from runtime.client import EngineClient, Mailbox
 from runtime.messages import BACKGROUND, SamplingParams
-from server.explain import exchange
+from server.exchange import exchange
 from server.metrics import Metrics
 from server.state import ServerState
 

@@ -19,7 +19,7 @@ from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Res
 from server.batches.slots import Slots
 from server.batches.store import BatchStore
 from server.errors import RequestError, UnsupportedParameter, internal_error
-from server.explain import REQUEST_ID
+from server.exchange import REQUEST_ID
 from server.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")

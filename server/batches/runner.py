@@ -17,7 +17,7 @@ from server.batches.run import BatchRun
 from server.batches.slots import Slots
 from server.batches.store import BatchStore
 from server.config import ServerConfig
-from server.explain import KEY_DIGEST, OWNER
+from server.exchange import OWNER
 from server.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
@@ -109,9 +109,6 @@ class BatchRunner:
             self._running[stored.batch.id] = (stored.owner, task)
 
     async def _one(self, stored: StoredBatch) -> None:
-        # As if its owner sent each line: what a line stores is the owner's.
-        digest = bytes.fromhex(stored.owner)
-        several = len(self._config.api_keys) > 1
         run = BatchRun(
             self._store,
             stored,
@@ -120,7 +117,8 @@ class BatchRunner:
             self._metrics,
             max_line_bytes=self._config.max_body_bytes,
             poll_seconds=self._poll_seconds,
-            scope={OWNER: digest} | ({KEY_DIGEST: digest} if several else {}),
+            # As if its owner sent each line: what one stores is the owner's.
+            scope={OWNER: bytes.fromhex(stored.owner)},
         )
         try:
             await run.run()

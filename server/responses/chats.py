@@ -29,7 +29,7 @@ class ChatStore:
     """The chat completions of one owner."""
 
     def __init__(self, store: ResponseStore, owner: str) -> None:
-        """`owner` as server.state.owner_of gives it."""
+        """`owner` as server.exchange.owner_of gives it."""
         self._store = store
         self._owner = f"chat:{owner}".encode()
 

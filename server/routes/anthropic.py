@@ -14,13 +14,14 @@ from server.dialects.anthropic_chat import FIELDS, asked
 from server.dialects.anthropic_checks import UNSUPPORTED, check_turns, refuse_known
 from server.dialects.anthropic_events import STREAM, MessageEvents, whole_message
 from server.dialects.names import callers_names
+from server.exchange import prefix_salt
 from server.routes.body import Json, read_checked
 from server.schema.anthropic import CountRequest, MessagesRequest
 from server.schema.base import parse
 from server.schema.chat import ChatRequest
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
-from server.state import prefix_salt, state_of
+from server.state import state_of
 from server.thought_grammar import can_limit
 
 router = APIRouter()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from server.batches.background import ENDPOINTS
 from server.batches.objects import Batch
 from server.errors import RequestError
+from server.exchange import owner_of
 from server.pages import listed
 from server.routes.body import Json, read_body
 from server.routes.files import store_of
@@ -19,7 +20,7 @@ from server.schema.base import parse
 from server.schema.batches import BatchQuery, BatchRequest
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.sampling import openapi_body
-from server.state import owner_of, state_of
+from server.state import state_of
 
 router = APIRouter()
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from server.chat_answer import ChatAnswer, Keep
 from server.chat_service import prepare_chat
+from server.exchange import owner_of, prefix_salt
 from server.responses.chats import ChatStore
 from server.routes.body import Json, read_checked
 from server.schema.base import parse
@@ -17,7 +18,7 @@ from server.schema.chat import CHAT_UNSUPPORTED, ChatRequest
 from server.schema.content import check_parts
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, while_connected
-from server.state import owner_of, prefix_salt, state_of
+from server.state import state_of
 
 router = APIRouter()
 

@@ -6,12 +6,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.exchange import prefix_salt
 from server.routes.body import Json, read_checked
 from server.schema.base import parse
 from server.schema.completions import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, while_connected
-from server.state import prefix_salt, state_of
+from server.state import state_of
 from server.text_answer import TextAnswer
 from server.text_service import submit_texts
 

@@ -16,11 +16,12 @@ from server.batches.multipart import boundary_of
 from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
 from server.errors import NotFound
+from server.exchange import owner_of
 from server.pages import listed
 from server.routes.body import Json
 from server.schema.batches import FileQuery
 from server.schema.query import NoQuery, openapi_query, parse_query
-from server.state import ServerState, owner_of, state_of
+from server.state import ServerState, state_of
 
 router = APIRouter()
 PIECE_BYTES = 256 << 10

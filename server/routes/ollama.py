@@ -20,6 +20,7 @@ from server.dialects.ollama_checks import known_fields
 from server.dialects.ollama_lines import STREAM, OllamaAnswer
 from server.dialects.ollama_raw import text_of
 from server.errors import RequestError
+from server.exchange import prefix_salt
 from server.generation import Generation, require_ready
 from server.off_loop import off_loop
 from server.parsing.deltas import ContentDelta
@@ -37,7 +38,7 @@ from server.schema.ollama import (
 from server.schema.query import NoQuery, parse_query
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
-from server.state import ServerState, prefix_salt, state_of
+from server.state import ServerState, state_of
 from server.text_service import submit_texts
 
 router = APIRouter()

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from runtime.messages import Pooling, Ready
 from server.dialects.names import callers_names
 from server.errors import RequestError
+from server.exchange import prefix_salt
 from server.generation import require_ready
 from server.off_loop import off_loop
 from server.pooling_default import pooling_of
@@ -24,7 +25,7 @@ from server.schema.ollama import OllamaCall
 from server.schema.ollama_embed import EmbedBody, EmbeddingsBody
 from server.schema.sampling import openapi_body
 from server.sse import while_connected
-from server.state import ServerState, prefix_salt, state_of
+from server.state import ServerState, state_of
 from server.vectors import Given, Vectors, numbers_of, prompts_of
 
 router = APIRouter()

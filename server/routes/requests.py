@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.errors import NotFound
-from server.explain import KEY_DIGEST
+from server.exchange import owner_digest
 from server.schema.query import NoQuery, parse_query
 from server.state import state_of
 
@@ -19,7 +19,7 @@ async def get_request(request: Request, name: str) -> Response:
     """By X-Request-Id or by the answer's id, while it runs and for a while afterwards."""
     parse_query(NoQuery, request.query_params)
     state = state_of(request)
-    key: bytes = request.scope.get("state", {}).get(KEY_DIGEST, b"")
+    key = owner_digest(request)
     found = state.requests.find(name, key) or state.batch_requests.find(name, key)
     if found is None:
         limit = state.requests.limit

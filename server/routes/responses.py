@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import RequestError
+from server.exchange import owner_digest, prefix_salt
 from server.off_loop import off_loop
 from server.pages import page_of
 from server.responses import kept
@@ -34,7 +35,7 @@ from server.schema.responses import (
 )
 from server.schema.sampling import openapi_body
 from server.sse import EventStream, EventWriter, while_connected
-from server.state import owner_digest, prefix_salt, state_of
+from server.state import state_of
 
 router = APIRouter()
 

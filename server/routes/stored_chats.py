@@ -7,13 +7,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.exchange import owner_of
 from server.responses.chats import ChatStore
 from server.routes.body import Json, read_body
 from server.schema.base import parse
 from server.schema.chat_queries import ChatChange, ChatsQuery, MessagesQuery
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.sampling import openapi_body
-from server.state import owner_of, state_of
+from server.state import state_of
 
 router = APIRouter()
 

@@ -18,7 +18,8 @@ from fake_engine import FakeEngine, FakeServer, fake_config, write_tokenizer
 
 from runtime.messages import Output, Request
 from server.app import create_app
-from server.explain import MOST_CHOICES, RequestLog, exchange
+from server.exchange import exchange
+from server.explain import MOST_CHOICES, RequestLog
 from server.metrics import Metrics
 from server.state import ServerState
 from server.tokenizer import ChatTokenizer

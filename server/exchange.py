@@ -1,0 +1,35 @@
+"""Whose request it is, and its id: what the middleware notes in the `state` of an HTTP request.
+
+Batches note the same for their lines.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from starlette.requests import Request
+
+OWNER = "owner"  # SHA-256 of the request's key, if it needed one
+REQUEST_ID = "request_id"  # what X-Request-Id of the answer says
+
+# That of the request which this task answers; {} outside of one.
+exchange: ContextVar[dict[str, Any]] = ContextVar("exchange")
+
+
+def owner_digest(request: Request) -> bytes:
+    """Whose things a request may see: the SHA-256 of its key; b"" if it needs none."""
+    return request.scope.get("state", {}).get(OWNER, b"")
+
+
+def owner_of(request: Request) -> str:
+    """The same as hexadecimal digits, by which files, batches and stored chats are kept."""
+    return owner_digest(request).hex()
+
+
+def prefix_salt(request: Request, cache_salt: str | None) -> bytes:
+    """Prefixes are shared between requests of one salt: of one key and of one `cache_salt`.
+
+    Digests have one length, so no `cache_salt` can imitate another key's.
+    """
+    return owner_digest(request) + (cache_salt or "").encode()
