@@ -151,7 +151,7 @@ class FakeEngine:
         request = Request(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
         self.requests.append(request)
         mailbox = Mailbox(request)
-        self._open[request.id] = asyncio.ensure_future(self._answer(mailbox))
+        self._open[request.id] = asyncio.ensure_future(self._answer(mailbox, self._open))
         return mailbox
 
     def abort(self, id: int) -> None:
@@ -160,7 +160,8 @@ class FakeEngine:
             self.aborted.append(id)
             task.cancel()
 
-    async def _answer(self, mailbox: Mailbox) -> None:
+    async def _answer(self, mailbox: Mailbox, open_ones: dict[int, asyncio.Task[None]]) -> None:
+        """open_ones: of this test; the next one has its own, and counts from 1 again."""
         for place, output in enumerate(self._outputs(mailbox.request)):
             await asyncio.sleep(self.delay)
             while self.held:
@@ -168,7 +169,7 @@ class FakeEngine:
             if place == self.fail_after and self.failing(mailbox.request):
                 output = Output(mailbox.id, [], finish="error", error="a seeded fault")
             if output.finish is not None:
-                del self._open[mailbox.id]
+                open_ones.pop(mailbox.id, None)
             mailbox.put(output)
             if output.finish is not None:
                 return
