@@ -11,18 +11,19 @@ Answer = TypeVar("Answer", bound=Callable[..., Awaitable[Any]])
 
 
 def get_or_head(
-    router: APIRouter, path: str, *, summary: str = "", shown: bool = True
+    router: APIRouter, path: str, *, summary: str = "", shown: bool = True, **documented: Any
 ) -> Callable[[Answer], Answer]:
     """GET, and HEAD with the same status and headers: the connection leaves the body out.
 
     For what is answered at once: a HEAD costs as much as its GET.
 
-    shown   in the OpenAPI document
+    shown       in the OpenAPI document
+    documented  what else the document is told of the GET
     """
 
     def register(answer: Answer) -> Answer:
         options: dict[str, Any] = {"summary": summary, "response_model": None}
-        router.get(path, include_in_schema=shown, **options)(answer)
+        router.get(path, include_in_schema=shown, **options, **documented)(answer)
         router.head(path, include_in_schema=False, **options)(answer)
         return answer
 

@@ -88,6 +88,20 @@ def test_the_routes_whose_query_is_read_are_those_without_a_body(fake: FakeServe
     assert sorted(listed) == sorted(documented)
 
 
+def test_models_come_in_pages_to_who_asks_for_pages(fake: FakeServer):
+    """As anthropic's client does; who does not ask gets OpenAI's list."""
+    assert set(get(fake, "/v1/models").json()) == {"object", "data"}
+    names: list[str] = []
+    page = get(fake, "/v1/models?limit=1").json()
+    while True:
+        names += [model["id"] for model in page["data"]]
+        assert (page["first_id"], page["last_id"]) == (names[-1], names[-1])
+        if not page["has_more"]:
+            break
+        page = get(fake, f"/v1/models?limit=1&after_id={page['last_id']}").json()
+    assert names == ["fake", "alias"]
+
+
 @pytest.mark.parametrize(("method", "path"), QUERIED)
 def test_a_query_has_only_parameters_that_the_route_knows(fake: FakeServer, method: str, path: str):
     answer = httpx.request(method, f"{fake.url}{path}?colour=red")

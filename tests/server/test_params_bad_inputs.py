@@ -315,7 +315,9 @@ OUTSIDE: list[tuple[str, str, dict[str, str], int, str, str]] = [
     ("POST", "/v1/engines/x/completions", {}, 404, "not_found", "no route"),
     ("POST", TEXT, {"content-encoding": "br"}, 415, "unsupported_media_type", "compression"),
     ("POST", TEXT, {"content-type": "text/json"}, 415, "unsupported_media_type", "text/json"),
-    ("GET", "/v1/models?limit=1", {}, 400, "unknown_parameter", "`limit`"),
+    ("GET", "/v1/models?order=asc", {}, 400, "unknown_parameter", "`order`"),
+    ("GET", "/v1/models?limit=0", {}, 400, "invalid_value", "from 1 to 1000"),
+    ("GET", "/v1/models?after_id=nobody", {}, 404, "model_not_found", "`nobody`"),
     ("GET", "/v1/models", {"x-long": "x" * 70_000}, 431, "headers_too_large", "headers"),
 ]
 
