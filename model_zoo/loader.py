@@ -18,7 +18,7 @@ from model_zoo.reading import Reading
 from model_zoo.registry import build
 from model_zoo.weights import Weights
 
-Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all
+ProgressCallback = Callable[[str, int, int], None]  # phase, done, in all
 # Saved by some versions of transformers, computed by us.
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
@@ -55,7 +55,7 @@ class ModelLoading:
         elif device.type == "cuda":
             self._reading = Reading(self.model.weights(), self._matched)
 
-    def finish(self, progress: Progress = lambda phase, done, total: None) -> Model:
+    def finish(self, progress: ProgressCallback = lambda phase, done, total: None) -> Model:
         """The model, ready to run.  progress("weights", bytes done, bytes in all) meanwhile.
 
         Raises ModelError for a file that cannot be read to its end.
@@ -77,7 +77,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     load_format: str = "auto",
-    progress: Progress = lambda phase, done, total: None,
+    progress: ProgressCallback = lambda phase, done, total: None,
 ) -> Model:
     """The model with its weights; as ModelLoading, from beginning to end."""
     loading = ModelLoading(config, directory, dtype=dtype, device=device, load_format=load_format)
@@ -130,7 +130,7 @@ def _match(
 
 
 @torch.no_grad()
-def _fill(places: Weights, matched: dict[str, Source], progress: Progress) -> None:
+def _fill(places: Weights, matched: dict[str, Source], progress: ProgressCallback) -> None:
     # In the order of the files: a disk reads forward faster than it seeks.
     order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
     total = sum(source.num_bytes for source in matched.values())

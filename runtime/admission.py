@@ -34,7 +34,7 @@ class WaitingLine:
         self.num_tokens += sequence.queued
         front = self._front
         if front and sequence.rank < front[-1].rank:
-            insort(front, sequence, key=_rank)
+            insort(front, sequence, key=lambda one: one.rank)
             if len(front) > self.FRONT:
                 sequence = front.pop()
                 heapq.heappush(self._heap, (sequence.rank, sequence))
@@ -81,10 +81,6 @@ class WaitingLine:
         alive = [sequence for sequence in waiting if sequence.finish is None]
         assert len(alive) == len(self)
         assert sum(sequence.queued for sequence in alive) == self.num_tokens
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.rank
 
 
 def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None:

@@ -14,12 +14,19 @@ from attention.backend import Backend, Capacity, Choice, Machine, Shape, build, 
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
-from runtime.config import ConfigError, EngineConfig, KVDTypeName, Resolved, check, resolve
+from runtime.config import (
+    ConfigError,
+    DTypeName,
+    EngineConfig,
+    KVDTypeName,
+    Resolved,
+    check,
+    resolve,
+)
 from runtime.deterministic import wanted_attention
 from runtime.device import (
     DTYPES,
     KV_DTYPES,
-    DTypeName,
     choose_device,
     choose_dtype,
     choose_kv_dtype,

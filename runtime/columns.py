@@ -28,11 +28,6 @@ class Launch(NamedTuple):
     prompts: list[Sequence]  # whom the rows behind are of
     load: StepLoad
 
-    @property
-    def ids(self) -> list[int]:
-        """Of the requests, by row."""
-        return [*self.decoding.members.ids.tolist(), *(one.request_id for one in self.prompts)]
-
 
 class Columns:
     """The rows that decode at once, then parts of prompts one by one."""

@@ -12,7 +12,9 @@ from msgspec import Struct
 from runtime.memory_plan import MemoryPlan, remedies, size
 
 Device = Literal["auto", "cpu", "cuda"]
+DeviceName = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+DTypeName = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["auto", "mha", "flash1", "flash2", "fixed"]
 SplitPlanner = Literal["auto", "fa3", "greedy", "uneven"]
 KVDType = Literal["auto", "fp8_e4m3"]
@@ -63,8 +65,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
     """What the engine runs with."""
 
     model: str
-    device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16", "float16"]
+    device: DeviceName
+    dtype: DTypeName
     kv_dtype: KVDTypeName
     attention: str
     load_format: LoadFormat
@@ -108,8 +110,8 @@ def resolve(
     wanted: EngineConfig,
     facts: ModelFacts,
     *,
-    device: Literal["cpu", "cuda"],
-    dtype: Literal["float32", "bfloat16", "float16"],
+    device: DeviceName,
+    dtype: DTypeName,
     kv_dtype: KVDTypeName,
     attention: str,
     memory: MemoryPlan,
@@ -149,7 +151,7 @@ def resolve(
     )
 
 
-def step_limits(wanted: EngineConfig, device: Literal["cpu", "cuda"], free: int) -> tuple[int, int]:
+def step_limits(wanted: EngineConfig, device: DeviceName, free: int) -> tuple[int, int]:
     """Most sequences and most tokens of a step, on a device with so many bytes free.
 
     Raises ConfigError if they do not agree.

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attention.upload import upload as upload_tensor
-from runtime.config import ConfigError, Device, DType, KVDType, KVDTypeName
-
-DTypeName = Literal["float32", "bfloat16", "float16"]
+from runtime.config import ConfigError, Device, DType, DTypeName, KVDType, KVDTypeName
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,

@@ -6,7 +6,6 @@ on a few pages, and keys and values get the memory that is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import read_kv_scales
 from model_zoo.layers.gemm.choose import choose_products
+from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
 from runtime.blueprint import Blueprint, draw_up
 from runtime.config import EngineConfig, Resolved
@@ -30,8 +30,6 @@ from runtime.runner import Runner
 from runtime.timeline import Timeline
 from runtime.trial import Trial, room_for
 from runtime.warm_up import warm_up
-
-ProgressCallback = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

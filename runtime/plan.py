@@ -9,17 +9,24 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import torch
 from msgspec.structs import replace
 
 from model_zoo.config import ModelConfig, ModelError, read_config
-from runtime.config import ConfigError, EngineConfig, Resolved, check, resolve, step_limits
+from runtime.config import (
+    ConfigError,
+    DeviceName,
+    DTypeName,
+    EngineConfig,
+    Resolved,
+    check,
+    resolve,
+    step_limits,
+)
 from runtime.device import (
     DTYPES,
-    DTypeName,
     choose_device,
     choose_dtype,
     choose_kv_dtype,
@@ -50,7 +57,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Place:
     """Where the model is to run."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceName
     name: str
     free: int
     dtype: DTypeName

@@ -6,7 +6,6 @@ They wait, or have a slot; which of them run in a step is the scheduler's matter
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Container, Iterable, Iterator
 
 import numpy as np
@@ -38,7 +37,7 @@ class Requests:
         vocab_size: int,
         *,
         draw_seed: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.resolved = resolved
         self.vocab_size = vocab_size

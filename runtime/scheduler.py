@@ -107,10 +107,12 @@ class Scheduler(Requests):
         prompt; the first in rank gets at least half of the tokens, so that a long one ends, too.
         """
         under_way = list(self.running.prefilling.values())
-        first = min(chain(under_way, waiting[:1]), key=_rank, default=None)
-        left = self._prompt_budget(columns, under_way, waiting) if first is not None else 0
-        if first is None or left <= 0:
+        if not under_way and not waiting:
             return
+        left = self._prompt_budget(columns, under_way, waiting)
+        if left <= 0:
+            return
+        first = min(chain(under_way, waiting[:1]), key=lambda one: one.rank)
         entered: dict[int, list[int]] = {}
         # Before anybody else can take the pages that it needs.
         if first.slot < 0:
@@ -189,10 +191,6 @@ class Scheduler(Requests):
             sequence.cached = sequence.launched
             self.prompt_tokens += sequence.prompt_len
             self.cached_tokens += sequence.cached
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.rank
 
 
 def _much_less_to_do(sequence: Sequence) -> tuple[int, int, int]:

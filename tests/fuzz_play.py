@@ -102,10 +102,11 @@ class Play:
     def _spoil(self) -> Launch | None:
         launch = self._schedule()
         if launch is not None:
+            ids = launch.decoding.members.ids.tolist() + [one.request_id for one in launch.prompts]
             for number, row in self.workload.spoils:
-                if number == self._steps and row < len(launch.ids):
+                if number == self._steps and row < len(ids):
                     self.executor.spoils.add((number, int(launch.batch.slots[row])))
-                    self.spoilt.add(launch.ids[row])
+                    self.spoilt.add(ids[row])
             self._steps += 1
         return launch
 
