@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.bench_sampler import make_logits, params
 from runtime.batch import Batch, NewRow, make_batch
-from runtime.device import Download, upload
+from runtime.copies import Download, upload
 from runtime.kernels.sample import sample
 from runtime.messages import SamplingParams
 from runtime.sampler import Allowed, Drawn, draw

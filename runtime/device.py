@@ -1,7 +1,4 @@
-"""The device of this process: which one, how precise, how many threads, how much memory.
-
-On a CPU, uploading is a view and waiting is nothing, so the callers need no second path.
-"""
+"""The device of this process: which one, how precise, how many threads, how much memory."""
 
 from __future__ import annotations
 
@@ -11,12 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from attention.upload import upload as upload_tensor
 from runtime.config import ConfigError, Device, DType, DTypeName, KVDType, KVDTypeName
 
 DTYPES: dict[DTypeName, torch.dtype] = {
@@ -163,35 +156,3 @@ def _cached_bytes() -> int:
     """Of the container's memory, files that were read, weights among them: given up on demand."""
     found = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A host array on the device: a view on a CPU, else a copy that the stream orders."""
-    return upload_tensor(torch.from_numpy(array), device)
-
-
-class Download:
-    """Tensors on their way to the host.
-
-    `wait` blocks until they have arrived and all that was queued before is done.  Without any it
-    blocks all the same: the steps of a long prompt have no results, and a host that ran ahead of
-    them would fill the device's queue, behind which every new request would wait.
-    """
-
-    def __init__(self, tensors: list[Tensor], device: torch.device) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._tensors = tensors
-        if device.type == "cuda":
-            self._tensors = [_to_pinned(tensor) for tensor in tensors]
-            self._event = torch.cuda.Event(blocking=True)
-            self._event.record()
-
-    def wait(self) -> list[Tensor]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
-
-
-def _to_pinned(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

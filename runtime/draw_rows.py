@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.device import upload
+from runtime.copies import upload
 
 Ints = NDArray[np.int64]
 Columns = NDArray[Any]  # slots.PARAMS, one entry a row

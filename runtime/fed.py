@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.batch import LAST, Batch
-from runtime.device import Download, upload
+from runtime.copies import Download, upload
 
 
 class Fed:

@@ -14,7 +14,7 @@ from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 from model_zoo.inputs import ModelInput
 from runtime.batch import LAST, Batch, Ints
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.slots import Slots
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.batch import LAST, Sampled
-from runtime.device import Download
+from runtime.copies import Download
 from runtime.messages import TokenLogprob
 from runtime.pooling import Pooled
 from runtime.prompt_scores import PromptScores, prompt_logprobs

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.batch import Batch, Ints
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.messages import TokenLogprob
 from runtime.scores import Scores, score, token_logprobs
 from runtime.slots import Slots

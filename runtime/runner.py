@@ -12,7 +12,7 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.batch import Batch, Ints, Masks
 from runtime.config import Resolved
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.fed import Fed
 from runtime.inputs import Model, build_input
 from runtime.pending import Chosen, Pending

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.draw_plain import draw_plain
 from runtime.draw_rows import Columns, Ints, column, draw_rows, take
 from runtime.draw_whole import BOUNDS, Limiter

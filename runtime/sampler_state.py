@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attention.kernels.launch import dependent_launch
 from runtime.batch import NewRow
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.kernels.sample_apply import apply_rows
 from runtime.kernels.sample_row import ROW, STOP_IDS, WIDTH
 from runtime.messages import SamplingParams

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.batch import Batch, Ints, NewRow
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.messages import SamplingParams
 from runtime.noise import Numbers
 from runtime.pooling import Pools

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.batch import Batch, Ints, NewRow
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.draw_rows import take
 from runtime.kernels.sample import sample
 from runtime.kernels.sample_limit import WORD, ban, limit, shift

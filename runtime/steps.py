@@ -12,7 +12,7 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.batch import Batch, Ints, NewRow, make_batch
 from runtime.buckets import Bucket, Buckets
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.graphs import Graphs
 from runtime.inputs import Model
 from runtime.results import Arrival

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.device import upload
+from runtime.copies import upload
 from runtime.messages import MAX_BANNED_TOKENS, SamplingParams
 from runtime.scores import Scores
 

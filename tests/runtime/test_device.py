@@ -12,8 +12,8 @@ import torch
 
 from runtime import device
 from runtime.config import ConfigError
+from runtime.copies import Download
 from runtime.device import (
-    Download,
     choose_device,
     choose_dtype,
     choose_threads,
