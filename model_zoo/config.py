@@ -72,8 +72,8 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         raise fields.error(
             "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} heads is expected"
         )
-    if head_dim % 2:
-        raise fields.error("head_dim", head_dim, "an even number is expected")
+    if head_dim % 2 or not head_dim:  # none, if there are more heads than hidden values
+        raise fields.error("head_dim", head_dim, "an even number above 0 is expected")
     fields.choice("hidden_act", ("silu",), "silu")
     attention_bias = False
     if model_type in ("llama", "qwen3"):

@@ -96,6 +96,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"intermediate_size": None}, "`intermediate_size` is missing"),
     ({"num_key_value_heads": 3}, "`num_key_value_heads` is 3: a divisor of 4"),
     ({"head_dim": 15}, "`head_dim` is 15: an even number"),
+    ({"head_dim": None, "num_attention_heads": 128}, "`head_dim` is 0: an even number above 0"),
     ({"hidden_act": "gelu"}, '`hidden_act` is "gelu": supported: silu'),
     ({"tie_word_embeddings": "false"}, "`tie_word_embeddings` .*true or false"),
     ({"torch_dtype": "int8"}, '`torch_dtype` is "int8": supported: float32, bfloat16, float16'),
