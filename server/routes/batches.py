@@ -14,7 +14,7 @@ from server.batches.objects import Batch
 from server.errors import RequestError
 from server.exchange import owner_of
 from server.pages import listed
-from server.routes.body import Json, read_body
+from server.routes.body import Json, read_checked
 from server.routes.files import store_of
 from server.schema.base import parse
 from server.schema.batches import BatchQuery, BatchRequest
@@ -37,7 +37,7 @@ def _shown(batch: Batch) -> Response:
 )
 async def create_batch(request: Request) -> Response:
     store = store_of(state_of(request))
-    wanted = parse(BatchRequest, await read_body(request))
+    wanted = await read_checked(request, lambda fields: parse(BatchRequest, fields))
     if wanted.endpoint not in ENDPOINTS:
         raise RequestError(
             f"`endpoint` is {wanted.endpoint!r}: it must be one of {', '.join(ENDPOINTS)}",

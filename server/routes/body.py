@@ -21,13 +21,11 @@ class Json(Response):
     media_type = "application/json"
 
 
-async def read_body(request: Request) -> dict[str, Any]:
-    """The body's JSON object.  Raises RequestError for any other content."""
-    return await read_checked(request, lambda fields: fields)
-
-
 async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
-    """check(the body's JSON object), off the event loop if there is much of it."""
+    """check(the body's JSON object), off the event loop if there is much of it.
+
+    Raises RequestError for any other content.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaType(
@@ -38,5 +36,6 @@ async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -
 
 async def read_any(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
     """The same of a body of any content type."""
-    raw = await request.body()
+    # Not request.body(), which keeps the bytes for as long as the request is answered.
+    raw = b"".join([piece async for piece in request.stream()])
     return await off_loop(len(raw), lambda: check(read_json(raw)))

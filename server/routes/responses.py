@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -11,7 +12,6 @@ from starlette.responses import Response
 
 from server.errors import RequestError
 from server.exchange import owner_digest, prefix_salt
-from server.off_loop import off_loop
 from server.pages import page_of
 from server.responses import kept
 from server.responses.answer import ResponseAnswer
@@ -21,7 +21,7 @@ from server.responses.events import Events
 from server.responses.items import JsonItem, input_items
 from server.responses.prepare import count_tokens, joined, prepare
 from server.responses.translate import Conversation
-from server.routes.body import Json, read_body
+from server.routes.body import Json, read_checked
 from server.schema.base import parse
 from server.schema.query import NoQuery, openapi_query, parse_query
 from server.schema.response_items import refuse_foreign_items
@@ -48,7 +48,7 @@ router = APIRouter()
 )
 async def create_response(request: Request) -> Response:
     state = state_of(request)
-    body, items = await _parsed(request, await read_body(request))
+    body, items = await _read(request, read_request)
     conversation = await _conversation(request, body, items)
     turn = await prepare(state, body, conversation, prefix_salt(request, body.cache_salt))
 
@@ -78,16 +78,22 @@ def read_request(fields: dict[str, Any]) -> ResponsesRequest:
     return body
 
 
-async def _parsed(
-    request: Request, fields: dict[str, Any]
-) -> tuple[ResponsesRequest, list[JsonItem]]:
-    """The request, and the items of its input as they are kept."""
+def read_counted(fields: dict[str, Any]) -> ResponsesRequest:
+    """The same of a body whose tokens are counted."""
+    refuse_uncounted(fields)
+    return read_request(fields)
 
-    def work() -> tuple[ResponsesRequest, list[JsonItem]]:
-        body = read_request(fields)
+
+async def _read(
+    request: Request, check: Callable[[dict[str, Any]], ResponsesRequest]
+) -> tuple[ResponsesRequest, list[JsonItem]]:
+    """The checked body, and the items of its input as they are kept."""
+
+    def checked(fields: dict[str, Any]) -> tuple[ResponsesRequest, list[JsonItem]]:
+        body = check(fields)
         return body, input_items(body)
 
-    body, items = await off_loop(len(await request.body()), work)
+    body, items = await read_checked(request, checked)
     state = state_of(request)
     state.check_model(body.model)
     return body, await kept.resolved(state.responses, owner_digest(request), items)
@@ -108,9 +114,7 @@ async def _conversation(
     openapi_extra=openapi_body(ResponsesRequest, COUNTED),
 )
 async def count_input_tokens(request: Request) -> Response:
-    fields = await read_body(request)
-    refuse_uncounted(fields)
-    body, items = await _parsed(request, fields)
+    body, items = await _read(request, read_counted)
     conversation = await _conversation(request, body, items)
     tokens = await count_tokens(state_of(request), body, conversation)
     return Json(orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}))

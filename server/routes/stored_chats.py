@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from server.exchange import owner_of
 from server.responses.chats import ChatStore
-from server.routes.body import Json, read_body
+from server.routes.body import Json, read_checked
 from server.schema.base import parse
 from server.schema.chat_queries import ChatChange, ChatsQuery, MessagesQuery
 from server.schema.query import NoQuery, openapi_query, parse_query
@@ -54,7 +54,7 @@ async def list_chat_messages(request: Request, id: str) -> Response:
     openapi_extra=openapi_body(ChatChange),
 )
 async def change_chat(request: Request, id: str) -> Response:
-    change = parse(ChatChange, await read_body(request))
+    change = await read_checked(request, lambda fields: parse(ChatChange, fields))
     return Json(await _store(request).describe(id, change.metadata or {}))
 
 

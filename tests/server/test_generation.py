@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from fake_engine import CONTEXT, GREETING, FakeServer, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from runtime.messages import Progress
 from server.chat_service import Answer, Part
@@ -336,3 +339,14 @@ def test_a_long_answer_is_put_together_once():
     assert answer.reasoning == "think" * number
     assert answer.content == "hello" * number
     assert answer.tool_calls[0].arguments == "12345" * number
+
+
+def test_a_body_is_not_kept_as_bytes_while_its_answer_is_made(fake: FakeServer):
+    fake.engine.held = True
+    asking = threading.Thread(target=post, args=(fake,))
+    asking.start()
+    wait_until(lambda: fake.engine.num_open == 1)
+    requests = [each for each in gc.get_objects() if isinstance(each, Request)]
+    fake.engine.held = False
+    asking.join()
+    assert requests and not any(hasattr(each, "_body") for each in requests)
