@@ -19,8 +19,8 @@ JOINT = "runtime.process"
 CONTROL_WING = {
     f"runtime.{name}"
     for name in (
-        *("admission", "batch", "channel", "chunks", "client", "columns", "config", "decoding"),
-        "engine",
+        *("admission", "batch", "channel", "chunks", "client", "clients", "columns", "config"),
+        *("decoding", "engine"),
         *("grammar", "grammar_messages", "grammar_worker", "matchers", "memory_plan"),
         *("messages", "outputs", "pages", "parent", "requests", "running", "scheduler", "sequence"),
         *("mailbox", "step_time"),
