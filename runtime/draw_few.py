@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.draw_whole import BITS, UNITS, Bits, Doubles, Flags, Ints, Singles
+from runtime.batch import Ints
+from runtime.draw_whole import BITS, UNITS, Bits, Doubles, Flags, Singles
 
 MOST = 1 / 64  # of the bytes of a mask: with more of them, whole rows take no longer
 

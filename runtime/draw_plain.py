@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from runtime.batch import Ints
 from runtime.draw_few import draw_few, few_of
-from runtime.draw_whole import Bits, Doubles, Flags, Ints, Limiter, Singles, draw_whole
+from runtime.draw_whole import Bits, Doubles, Flags, Limiter, Singles, draw_whole
 
 
 def draw_plain(

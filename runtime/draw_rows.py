@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.batch import Ints
 from runtime.copies import upload
 
-Ints = NDArray[np.int64]
 Columns = NDArray[Any]  # slots.PARAMS, one entry a row
 
 # Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the

@@ -1,7 +1,7 @@
 """Draws on a CPU from whole rows for what asks for no more than a temperature: the tokens that
-`draw_any` draws, in less than half the time.
+`draw_rows` draws, in less than half the time.
 
-The definition sums weights as integers, in units of 2**-44 of the largest.  Writing those of a
+The definition sums weights as integers, in UNITS of the largest.  Writing those of a
 whole vocabulary, and the sum before each, costs more than the exponentials.  Here blocks of weights
 are summed as float64, which is off by little that is known, and only the block that the random
 number points into is summed as integers.  Where the number is so close to the edge of a token that
@@ -19,13 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from runtime import draw_rows
+from runtime.batch import Ints
+
 Singles = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
-UNITS = np.float32(1 << 44)  # of the largest weight
+UNITS = np.float32(draw_rows.UNITS)
 SMALL = 100_000  # logits: of fewer, locating tokens takes longer than the definition
 BLOCK = 128  # weights: in units, the sum of as many is exact in a float64
 # [256, 8]: the bits of a byte of a mask, and what each allows a logit to be at most.

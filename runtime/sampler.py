@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.batch import Ints
 from runtime.copies import upload
 from runtime.draw_plain import draw_plain
-from runtime.draw_rows import Columns, Ints, column, draw_rows, take
+from runtime.draw_rows import Columns, column, draw_rows, take
 from runtime.draw_whole import BOUNDS, Limiter
 from runtime.scores import Scores, joined, score
 from runtime.slots import IN_PROMPT, Slots
