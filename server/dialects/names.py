@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from server.errors import RequestError
 
-MESSAGE = re.compile(r"^messages\[(\d+)\]")
+MESSAGE = re.compile(r"^messages\[(\d{1,6})\]")
 QUOTED = re.compile(r"`([^`\s]+)`")  # messages have every field's path in such marks
 
 

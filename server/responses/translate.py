@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from server.errors import RequestError
 from server.responses.items import JsonItem, text_of
@@ -14,12 +14,15 @@ from server.schema.response_items import CALLS, OUTPUTS
 from server.schema.response_tools import AllowedTools, NamedTool
 from server.schema.responses import ResponsesRequest, SchemaFormat
 
+T = TypeVar("T")
+
 SAME_NAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos", "priority",
     "cache_salt", "chat_template_kwargs", "user",
 )  # fmt: skip
 SYSTEM = ("system", "developer")
+MOST_DIGITS = 9  # of a place in a list
 THOUGHT = "reasoning_content"  # what a chat message calls it
 START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
 # Fields of the chat request, and what they are called here.
@@ -122,11 +125,12 @@ class Conversation:
 
         def source(found: re.Match[str]) -> str:
             index, call = found[2], found[5]
-            if index is None or int(index) >= len(self.sources):
+            if index is None:
                 return "input"
-            if call is not None:
-                return self.call_sources[int(index)][int(call)]
-            return self.sources[int(index)]
+            if call is None:
+                return _at(self.sources, index) or found[0]
+            # There may be no such call: an error may quote what the caller wrote.
+            return _at(_at(self.call_sources, index) or [], call) or found[0]
 
         text = MESSAGE.sub(source, text)
         for pattern, name in RENAMED:
@@ -138,6 +142,11 @@ class Conversation:
         error.message = self.renamed(error.message)
         error.param = None if error.param is None else self.renamed(error.param)
         return error
+
+
+def _at(items: list[T], index: str) -> T | None:
+    """The item of that number, if there is one."""
+    return items[int(index)] if len(index) <= MOST_DIGITS and int(index) < len(items) else None
 
 
 def conversation_of(

@@ -258,6 +258,15 @@ def test_values_that_mean_what_is_done_anyway_are_taken(http: httpx.Client):
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.parametrize("index", ["0", "9", "9" * 100])
+def test_what_an_error_quotes_of_a_caller_is_not_taken_for_a_path(http: httpx.Client, index: str):
+    quoted = f"`messages[0].tool_calls[{index}].x`"
+    body = BASE | form(type="json_schema", name="a", schema={"type": quoted})
+    answer = http.post(URL, json=body)
+    assert answer.status_code == 400, answer.text
+    assert quoted in answer.json()["error"]["message"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 300) | st.text(max_size=5),
     lambda inner: (
