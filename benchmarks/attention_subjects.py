@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention.backend import TABLE, Capacity, Machine, Shape, choose, dispatch
+from attention.backend import Capacity, Shape
+from attention.dispatch import TABLE, Machine, choose, dispatch
 from attention.planned_kernel import (
     PlannedKernel,
     decode_kernel,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from attention_oracle import Case, dequantised
 from torch import Tensor
 
-from attention.backend import Backend, Capacity, Shape, choose
+from attention.backend import Backend, Capacity, Shape
+from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 

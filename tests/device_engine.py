@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attention.backend import Capacity, Shape, choose
+from attention.backend import Capacity, Shape
+from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import load_model

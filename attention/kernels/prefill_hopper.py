@@ -214,7 +214,7 @@ def prefill_hopper(
     beside: bool = False,
     config: HopperConfig | None = None,
 ) -> None:
-    """As `prefill`, for what the table in backend.py says; tiles of 128 packed rows, scale > 0.
+    """As `prefill`, for what the table in dispatch.py says; tiles of 128 packed rows, scale > 0.
 
     beside  the kernel launched last writes nothing that this one reads or writes, and has waited
             for those before it when it lets its successor start: do not wait for it to end

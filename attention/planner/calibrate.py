@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attention.backend import Machine, UnsupportedAttention
+from attention.backend import UnsupportedAttention
+from attention.dispatch import Machine
 from attention.planned_kernel import PlannedKernel, decode_kernel
 from attention.planner.costs import (
     SHIPPED,

@@ -64,7 +64,7 @@ class DeviceCosts:
         )
 
 
-# By the name that the driver gives, then by the kernel's name in backend.py's table.
+# By the name that the driver gives, then by the kernel's name in dispatch.py's table.
 SHIPPED = {
     "NVIDIA H100 80GB HBM3": {
         "decode": DeviceCosts(

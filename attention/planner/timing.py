@@ -13,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from attention.backend import DECODE, Machine, Shape, dispatch
+from attention.backend import Shape
+from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import PlannedKernel
 from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention.backend import Backend, Capacity, Shape, choose
+from attention.backend import Backend, Capacity, Shape
+from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention.backend import DECODE, Machine, dispatch
+from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import decode_kernel
 from attention.planner import calibrate
 from attention.planner.costs import (

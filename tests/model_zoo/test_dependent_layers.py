@@ -11,7 +11,8 @@ import pytest
 import torch
 from model_shapes import QWEN3_8B, shape_of
 
-from attention.backend import Capacity, choose
+from attention.backend import Capacity
+from attention.dispatch import choose
 from attention.kernels import launch
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta

@@ -14,7 +14,8 @@ from paged import PagedRow
 from tiny_checkpoints import KINDS, write_checkpoint
 from torch import Tensor
 
-from attention.backend import Capacity, choose
+from attention.backend import Capacity
+from attention.dispatch import choose
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import fusing
 from model_zoo.layers.gemm.gated import SIZES, Gated

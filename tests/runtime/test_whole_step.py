@@ -12,7 +12,8 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
-from attention.backend import Capacity, Shape, choose
+from attention.backend import Capacity, Shape
+from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import read_config
 from model_zoo.loader import load_model

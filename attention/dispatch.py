@@ -1,0 +1,212 @@
+"""Which back end and which kernels run: by a table, never silently."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from attention.backend import Backend, Capacity, Shape, UnsupportedAttention
+from attention.kv_pool import FP8
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides which kernels can run."""
+
+    capability: tuple[int, int] | None  # of the CUDA device; None: a CPU
+    triton: bool = True  # is installed
+    interpreted: bool = False  # TRITON_INTERPRET=1: kernels run on any device, slowly
+
+    @classmethod
+    def of(cls, device: torch.device) -> Machine:
+        on_gpu = device.type == "cuda"
+        return cls(
+            torch.cuda.get_device_capability(device) if on_gpu else None,
+            triton=importlib.util.find_spec("triton") is not None,
+            interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A line of the table: a kernel, and the limits of what it serves."""
+
+    name: str
+    since: tuple[int, int]  # compute capability
+    before: tuple[int, int] = (99, 0)
+    fp8_since: tuple[int, int] | None = (8, 9)  # pages of float8_e4m3fn; None: never
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+    head_dims: range = range(16, 257)
+    fp8_head_dims: range | None = None  # of float8 pages; None: head_dims
+    page_sizes: tuple[int, ...] = (16, 32, 64, 128)
+    largest_group: int = 64
+    planners: tuple[str, ...] | None = None  # whose plans it follows; None: anyone's
+    interpretable: bool = True
+
+    def refuses(self, machine: Machine, shape: Shape, planner: str) -> str:
+        """Why the kernel cannot serve this here; empty if it can."""
+        if self.planners is not None and planner not in self.planners:
+            return f"it follows plans of {' and '.join(self.planners)}, not of {planner}"
+        return self._refuses_machine(machine, shape.kv_dtype == FP8) or self._refuses_shape(shape)
+
+    def _refuses_machine(self, machine: Machine, fp8: bool) -> str:
+        if not machine.triton:
+            return "Triton is not installed"
+        if machine.interpreted:
+            return "" if self.interpretable else "the interpreter cannot run it"
+        if machine.capability is None:
+            return "it needs a CUDA device"
+        least = self.fp8_since if fp8 and self.fp8_since else self.since
+        if least <= machine.capability < self.before:
+            return ""
+        what = "float8 pages need" if fp8 else "it needs"
+        have, need = (f"{major}.{minor}" for major, minor in (machine.capability, least))
+        return f"{what} compute capability {need} or more, this device has {have}"
+
+    def _refuses_shape(self, shape: Shape) -> str:
+        stored = (shape.dtype, FP8) if self.fp8_since else (shape.dtype,)
+        if shape.dtype not in self.dtypes or shape.kv_dtype not in stored:
+            return f"it does not serve {shape.dtype} with pages of {shape.kv_dtype}"
+        served = (shape.kv_dtype == FP8 and self.fp8_head_dims) or self.head_dims
+        if shape.head_dim not in served:
+            least, most = min(served), max(served)
+            return f"head_dim is {shape.head_dim}, it serves {least} to {most}"
+        if shape.page_size not in self.page_sizes:
+            return f"pages of {shape.page_size} tokens: it serves {self.page_sizes}"
+        if shape.group > self.largest_group:
+            return f"{shape.group} query heads share a KV head, it serves {self.largest_group}"
+        return ""
+
+
+HALVES = (torch.bfloat16, torch.float16)
+# Of each list, the first kernel that serves a shape is taken.  Triton supports devices from 8.0 on.
+FLASH1 = (Kernel(name="flash1", since=(8, 0), largest_group=1 << 20),)
+DECODE = (
+    Kernel(
+        name="decode_hopper",
+        since=(9, 0),
+        before=(10, 0),
+        fp8_since=(9, 0),
+        dtypes=HALVES,
+        head_dims=range(24, 257, 8),  # a TMA copies multiples of 16 bytes
+        fp8_head_dims=range(32, 257, 16),
+        largest_group=32,
+        planners=("uneven",),
+        interpretable=False,
+    ),
+    Kernel(name="decode", since=(8, 0)),
+)
+PREFILL = (
+    Kernel(
+        name="prefill_hopper",
+        since=(9, 0),
+        before=(10, 0),
+        fp8_since=None,
+        dtypes=HALVES,
+        head_dims=range(24, 129, 8),
+        interpretable=False,
+    ),
+    Kernel(name="prefill", since=(8, 0)),
+)
+# Its bits have been compared where one kind of matrix instruction serves all tiles.
+FIXED = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
+TABLE = {"flash1": (FLASH1, FLASH1), "flash2": (DECODE, PREFILL), "fixed": (FIXED, FIXED)}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
+
+    backend: str
+    decode: str = "torch"
+    prefill: str = "torch"
+    planner: str = ""
+    reason: str = ""  # why `auto` took nothing better
+
+
+def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str = "auto") -> Choice:
+    """What `--attention requested` comes to.  A pure function: the table decides.
+
+    `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven.
+    Raises UnsupportedAttention, naming what would work.
+    """
+    planner = "uneven" if split_planner == "auto" else split_planner
+    choice = _from_table(machine, requested, shape, planner)
+    if choice.backend == "flash2":
+        return replace(choice, planner=planner)
+    if split_planner != "auto":
+        raise UnsupportedAttention(
+            f"--split-planner {split_planner} plans the decode kernel of flash2, and attention is "
+            f"{choice.backend} here: leave it out"
+        )
+    return choice
+
+
+def _from_table(machine: Machine, requested: str, shape: Shape, planner: str) -> Choice:
+    if requested == "mha" or (requested == "auto" and machine.capability is None):
+        return Choice("mha")
+    wanted = "flash2" if requested == "auto" else requested
+    chosen: list[str] = []
+    for kernels in TABLE[wanted]:
+        refusals = [kernel.refuses(machine, shape, planner) for kernel in kernels]
+        if all(refusals):  # the last kernel is the most general one
+            if requested == "auto":
+                return Choice("mha", reason=refusals[-1])
+            raise UnsupportedAttention(f"--attention {requested}: {refusals[-1]}: {REMEDY}")
+        chosen.append(kernels[refusals.index("")].name)
+    return Choice(wanted, *chosen)
+
+
+REMEDY = (
+    "use --attention mha or auto (TRITON_INTERPRET=1 runs the kernels without a GPU, thousands of "
+    "times slower, for tests)"
+)
+
+
+def build(
+    choice: Choice,
+    shape: Shape,
+    capacity: Capacity,
+    device: torch.device,
+    *,
+    windows: tuple[int, ...] = (0,),
+) -> Backend:
+    """The chosen back end with its workspace.
+
+    windows  that the model's layers have, 0 for those that see everything
+    Raises UnsupportedAttention if the split planner cannot be had.
+    """
+    if choice.backend == "mha":
+        from attention.reference import ReferenceBackend
+
+        return ReferenceBackend(choice.reason)
+    from attention.triton_backend import Flash1Backend, TritonBackend
+
+    if choice.backend == "flash1":
+        return Flash1Backend()
+    if choice.backend == "fixed":
+        from attention.fixed_backend import FixedBackend
+
+        return FixedBackend(shape, capacity, device, windows=windows)
+    return TritonBackend(choice, shape, capacity, device, windows=windows)
+
+
+def choose(
+    device: torch.device,
+    requested: str,
+    shape: Shape,
+    capacity: Capacity,
+    *,
+    split_planner: str = "auto",
+    windows: tuple[int, ...] = (0,),
+) -> Backend:
+    """The back end for `--attention requested` on this device: `dispatch`, then `build`.
+
+    split_planner  cuts the KV of rows that decode: fa3, greedy or uneven; auto is uneven
+    Raises UnsupportedAttention, naming what would work, if there is no such back end here.
+    """
+    choice = dispatch(Machine.of(device), requested, shape, split_planner)
+    return build(choice, shape, capacity, device, windows=windows)
