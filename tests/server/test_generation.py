@@ -346,7 +346,7 @@ def test_a_body_is_not_kept_as_bytes_while_its_answer_is_made(fake: FakeServer):
     asking = threading.Thread(target=post, args=(fake,))
     asking.start()
     wait_until(lambda: fake.engine.num_open == 1)
-    requests = [each for each in gc.get_objects() if isinstance(each, Request)]
+    requests = [each for each in gc.get_objects() if type(each) is Request]
     fake.engine.held = False
     asking.join()
     assert requests and not any(hasattr(each, "_body") for each in requests)
