@@ -47,7 +47,7 @@ from attention.kernels.decode_hopper_piece import (
     without_poison,
     write_whole,
 )
-from attention.kernels.hopper import meet, write_partial
+from attention.kernels.hopper import boxes, meet, write_partial
 from attention.kernels.launch import dependent_launch
 from attention.kernels.softmax import LOG2E, NOTHING
 from attention.kv_pool import FP8
@@ -215,7 +215,7 @@ def decode_hopper(
     assert k.dtype == FP8 or (k_scale is None and v_scale is None)
     assert q.stride(-1) == out.stride(-1) == 1
     _decode_hopper[(spec.programs,)](
-        q, _boxes(k, box), _boxes(v, box), page_table, plan.partial_out,
+        q, _kv_boxes(k, box), _kv_boxes(v, box), page_table, plan.partial_out,
         plan.partial_lse, out, lse, sinks, k_scale, v_scale, plan.work, plan.starts,
         q.stride(0), q.stride(1), page_table.stride(0), pages, out.stride(0), out.stride(1),
         0 if lse is None else lse.stride(0), scale, softcap,
@@ -229,15 +229,9 @@ def decode_hopper(
     combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
 
 
-def _boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:
-    """What a TMA copies of K or V at a time: tokens of a head; columns that it has not as zeros.
-
-    Float8 numbers in pairs, as int16.
-    """
+def _kv_boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:
+    """Of K or V: tokens of a head; float8 numbers in pairs, as int16."""
     across = max(64, triton.next_power_of_2(tensor.shape[-1]))
     if tensor.dtype == FP8:
         tensor, across = tensor.view(torch.int16), across // 2
-    layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=min(128, 2 * across), element_bitwidth=16, rank=4
-    )
-    return TensorDescriptor.from_tensor(tensor, [1, 1, tokens, across], layout)
+    return boxes(tensor, [1, 1, tokens, across])

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 # Triton 3.7 renamed it.
 meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
+
+def boxes(tensor: Tensor, box: list[int]) -> TensorDescriptor:
+    """What a TMA copies at a time of a tensor of 16-bit numbers; what it has not comes as zeros."""
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(128, 2 * box[-1]), element_bitwidth=16, rank=len(box)
+    )
+    return TensorDescriptor.from_tensor(tensor, box, layout)
 
 
 @gluon.jit

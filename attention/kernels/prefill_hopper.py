@@ -31,10 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
-from attention.kernels.hopper import write_partial
+from attention.kernels.hopper import boxes, write_partial
 from attention.kernels.launch import dependent_launch
 from attention.kernels.merge_tiles import merge_tiles
 from attention.kernels.prefill_hopper_load import produce
@@ -230,13 +229,13 @@ def prefill_hopper(
     assert out.stride(-1) == 1
     config = config or hopper_config(head_dim)
     block_d = 64 if head_dim <= 64 else 128
-    boxes, queries = None, q
+    queries, query_boxes = q, None
     if HALF.value % group == 0:
-        queries = None
-        boxes = _boxes(q, [HALF.value // group, group, block_d])
+        queries, query_boxes = None, boxes(q, [HALF.value // group, group, block_d])
+    kv_box = [1, 1, page, block_d]
     _prefill_hopper[(spec.programs,)](
-        queries, boxes, _boxes(k, [1, 1, page, block_d]), _boxes(v, [1, 1, page, block_d]),
-        page_table, tiles.partial_out, tiles.partial_lse, out, lse, sinks,
+        queries, query_boxes, boxes(k, kv_box), boxes(v, kv_box), page_table, tiles.partial_out,
+        tiles.partial_lse, out, lse, sinks,
         tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1), page_table.stride(0),
         pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
@@ -244,9 +243,3 @@ def prefill_hopper(
         BESIDE=beside, num_warps=4, maxnreg=168, **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, out, lse, sinks)
-
-
-def _boxes(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """What a TMA copies of a tensor at a time; columns that it has not are zeros."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
-    return TensorDescriptor.from_tensor(tensor, box, layout)

@@ -40,9 +40,9 @@ class Gated:
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [2 I, K] -> [M, I]."""
+        from attention.kernels.hopper import boxes
         from attention.kernels.launch import dependent_launch
         from model_zoo.layers.gemm.gated_hopper import DEPTH, GROUPS, HALF, ROWS, gated_hopper
-        from model_zoo.layers.gemm.stream_hopper import boxes
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and bias is None and x.stride(1) == 1
@@ -52,8 +52,8 @@ class Gated:
         cached = max(1, CACHED // (2 * height * inputs))
         programs, band = bands(m_tiles, n_tiles, cached, _programs(x.device))
         gated_hopper[(programs,)](
-            boxes(x, ROWS.value, DEPTH.value), boxes(weight, HALF.value, DEPTH.value),
-            boxes(out, ROWS.value, HALF.value), m_tiles, n_tiles, -(-inputs // DEPTH.value), band,
+            boxes(x, [ROWS.value, DEPTH.value]), boxes(weight, [HALF.value, DEPTH.value]),
+            boxes(out, [ROWS.value, HALF.value]), m_tiles, n_tiles, -(-inputs // DEPTH.value), band,
             inner, num_warps=4, maxnreg=168, **dependent_launch(x.device),
         )  # fmt: skip
         return out

@@ -98,8 +98,9 @@ class Stream:
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        from attention.kernels.hopper import boxes
         from attention.kernels.launch import dependent_launch
-        from model_zoo.layers.gemm.stream_hopper import _stream, boxes
+        from model_zoo.layers.gemm.stream_hopper import _stream
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
@@ -108,8 +109,8 @@ class Stream:
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         _stream[(min(self.programs, units // self.grain),)](
-            boxes(weight, self.block_n, columns), boxes(x, height, columns), parts, arrived, out,
-            bias, rows, outputs, k_blocks, self.grain, FOLD=self.fold, STAGES=self.stages,
+            boxes(weight, [self.block_n, columns]), boxes(x, [height, columns]), parts, arrived,
+            out, bias, rows, outputs, k_blocks, self.grain, FOLD=self.fold, STAGES=self.stages,
             X_STAGES=self.x_stages, num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(x.device),

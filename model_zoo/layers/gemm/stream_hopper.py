@@ -21,7 +21,6 @@ stream: the weights as an endless row of units, cut evenly over the programs.
 
 from __future__ import annotations
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -31,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.kernels.hopper import meet
@@ -219,9 +217,3 @@ def _stream(
         ],
         [1], [40],
     )  # fmt: skip
-
-
-def boxes(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """What a TMA copies at a time of [rows, columns]; what is not there comes as zeros."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
