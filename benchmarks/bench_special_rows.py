@@ -23,9 +23,10 @@ from torch import Tensor
 from benchmarks.bench_sampler import make_logits, params
 from runtime.batch import Batch, NewRow, make_batch
 from runtime.copies import Download, upload
+from runtime.drawn import Drawn
 from runtime.kernels.sample import sample
 from runtime.messages import SamplingParams
-from runtime.sampler import Allowed, Drawn, draw
+from runtime.sampler import Allowed, draw
 from runtime.sampler_state import ROW_WORDS, SamplerState, is_special
 from runtime.slots import Slots
 from runtime.special_rows import Left, SpecialRows
@@ -121,9 +122,7 @@ class Case:
 
 
 def fetch(drawn: Drawn) -> Download:
-    tensors = [drawn.tokens, drawn.usable]
-    tensors += drawn.scores.tensors() if drawn.scores is not None else []
-    return Download(tensors, drawn.tokens.device)
+    return Download(drawn.tensors(), drawn.tokens.device)
 
 
 def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:

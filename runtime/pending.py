@@ -11,10 +11,10 @@ from torch import Tensor
 
 from runtime.batch import LAST, Sampled
 from runtime.copies import Download
+from runtime.drawn import Drawn
 from runtime.messages import TokenLogprob
 from runtime.pooling import Pooled
 from runtime.prompt_scores import PromptScores, prompt_logprobs
-from runtime.sampler import Drawn
 from runtime.scores import token_logprobs
 
 NOT_FINITE = "the model's output is not a number for this request"
@@ -55,8 +55,7 @@ class Pending:
         self._pooled = pooled
         tensors: list[Tensor] = []
         if drawn is not None:
-            tensors += [drawn.tokens, drawn.usable]
-            tensors += drawn.scores.tensors() if drawn.scores is not None else []
+            tensors += drawn.tensors()
         for scores in prompt_scores:
             tensors += scores.tensors()
         if pooled is not None:
@@ -78,15 +77,16 @@ class Pending:
                 if not finite:
                     errors[row] = NOT_FINITE
         if self._drawn is not None:
-            chosen, usable, *arrived = arrived
+            count = len(self._drawn.tensors())
+            chosen, usable, *scored = self._drawn.arrived(arrived[:count])
+            arrived = arrived[count:]
             rows = self._rows[: len(chosen)]
             for row, token, fine in zip(rows, chosen.tolist(), usable.tolist(), strict=True):
                 tokens[row] = token
                 if not fine:
                     errors[row] = NOT_FINITE
-            if self._drawn.scores is not None:
-                logprobs = self._logprobs(self._drawn, arrived[:4], errors)
-                arrived = arrived[4:]
+            if scored:
+                logprobs = self._logprobs(self._drawn, scored, errors)
         scores = prompt_logprobs(self._prompt_scores, arrived, self._num_rows)
         return Sampled(tokens, logprobs, scores, errors, vectors)
 

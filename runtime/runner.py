@@ -13,12 +13,13 @@ from attention.kv_pool import KVPool
 from runtime.batch import Batch, Ints, Masks
 from runtime.config import Resolved
 from runtime.copies import upload
+from runtime.drawn import Drawn
 from runtime.fed import Fed
 from runtime.inputs import Model, build_input
 from runtime.pending import Chosen, Pending
 from runtime.pooling import Pooled
 from runtime.prompt_scores import PromptScores, score_prompts
-from runtime.sampler import Allowed, Drawn, draw
+from runtime.sampler import Allowed, draw
 from runtime.slots import Slots
 
 if TYPE_CHECKING:

@@ -28,23 +28,12 @@ from runtime.copies import upload
 from runtime.draw_plain import draw_plain
 from runtime.draw_rows import Columns, column, draw_rows, take
 from runtime.draw_whole import BOUNDS, Limiter
+from runtime.drawn import Drawn
 from runtime.scores import Scores, joined, score
 from runtime.slots import IN_PROMPT, Slots
 
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
 PIECE = 5 << 20  # logits drawn at once: 32 rows of 160,000, enough to keep a GPU busy
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """tokens [R], integers, and usable [R], bool or int8, on the device; scores of `scored`, some
-    of the rows."""
-
-    tokens: Tensor
-    usable: Tensor  # False: the row's logits are not finite, and its token means nothing
-    scored: list[int]
-    widths: list[int]  # alternatives each scored row asked for
-    scores: Scores | None
 
 
 @dataclass(frozen=True, slots=True)

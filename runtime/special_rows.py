@@ -23,12 +23,14 @@ from torch import Tensor
 from runtime.batch import Batch, Ints, NewRow
 from runtime.copies import upload
 from runtime.draw_rows import take
+from runtime.drawn import Drawn, Pieces
 from runtime.kernels.sample import sample
 from runtime.kernels.sample_limit import WORD, ban, limit, shift
 from runtime.kernels.sample_scores import Scored, score
 from runtime.messages import SamplingParams
-from runtime.sampler import Allowed, Drawn
+from runtime.sampler import Allowed
 from runtime.sampler_state import SamplerState, has_many_stop_ids
+from runtime.scores import Scores
 from runtime.slots import Slots
 
 Words = NDArray[np.int32]
@@ -151,8 +153,10 @@ class SpecialRows:
         scored = np.flatnonzero(widths >= 0)
         score_columns = self._add_scored(block, left.rows[scored], batch, masks_at[scored])
         words = block.send(logits.device)
-        tokens = torch.empty(len(slots), dtype=torch.int32, device=logits.device)
-        usable = torch.empty(len(slots), dtype=torch.int8, device=logits.device)
+        width = min(int(widths.max(initial=0)), self._slots.vocab_size)
+        pieces = _pieces(len(slots), len(scored), width)
+        memory = torch.empty(pieces.num_bytes, dtype=torch.uint8, device=logits.device)
+        tokens, usable, *rest = pieces.of(memory)
         last_token = self._slots.last_token
         if len(slots):
             rows, slots_there, ends_there, bits_there = (words[column] for column in columns)
@@ -163,12 +167,12 @@ class SpecialRows:
             self._ban(aside, slots, wishes)
             sample(aside, slots_there, ends_there, self._state, last_token, tokens, usable)
             self._remember(tokens, slots, wishes)
-        scores = None
-        if len(scored):
-            width = min(int(widths.max()), self._slots.vocab_size)
+        scores = Scores(*rest) if rest else None
+        if scores is not None:
             there = Scored(*(words[column] for column in score_columns))
-            scores = score(logits, there, words, last_token, width)
-        return Drawn(tokens, usable, scored.tolist(), widths[scored].tolist(), scores)
+            score(logits, there, words, last_token, scores)
+        told = scored.tolist(), widths[scored].tolist()
+        return Drawn(tokens, usable, *told, scores, pieces, memory)
 
     def _wishes_of(self, slots: Ints) -> list[Wish]:
         found = [self._wishes[slot] for slot in slots.tolist()]
@@ -237,6 +241,15 @@ class SpecialRows:
         if len(rows):
             device = tokens.device
             self._slots.sets.remember(upload(slots[rows], device), take(tokens, rows))
+
+
+def _pieces(rows: int, scored: int, width: int) -> Pieces:
+    """Tokens, whether they are usable, and Scores if any row is scored."""
+    tokens = (torch.int32, (rows,)), (torch.int8, (rows,))
+    if not scored:
+        return Pieces(*tokens)
+    others = (torch.int64, (scored, width)), (torch.float32, (scored, width))
+    return Pieces(*tokens, (torch.float32, (scored,)), (torch.int64, (scored,)), *others)
 
 
 def _length(where: slice) -> int:

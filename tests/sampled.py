@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.batch import NewRow, make_batch
+from runtime.drawn import Drawn
 from runtime.kernels.sample import sample
 from runtime.messages import SamplingParams
 from runtime.noise import uniform
-from runtime.sampler import Drawn, draw
+from runtime.sampler import draw
 from runtime.sampler_state import ROW_WORDS, SamplerState
 from runtime.slots import Slots
 

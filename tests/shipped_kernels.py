@@ -34,6 +34,7 @@ from runtime.kernels.sample import sample
 from runtime.kernels.sample_limit import ban, limit, shift
 from runtime.kernels.sample_scores import Scored, score
 from runtime.sampler_state import ROW_WORDS, SamplerState
+from runtime.scores import Scores
 from runtime.token_sets import WINDOW, Banned
 
 META = torch.device("meta")
@@ -244,7 +245,9 @@ def call_special(dtype: torch.dtype) -> None:
     shift(aside, numbers, numbers, numbers)
     ids = tensor(ROWS, 7, dtype=torch.int64)
     ban(aside[0], Banned(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
-    score(logits, Scored(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), 20)
+    others = tensor(ROWS, 20, dtype=torch.int64), tensor(ROWS, 20, dtype=FP32)
+    scores = Scores(tensor(ROWS, dtype=FP32), tensor(ROWS, dtype=torch.int64), *others)
+    score(logits, Scored(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), scores)
 
 
 SHIPPED: dict[str, Callable[[], None]] = {

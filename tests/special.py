@@ -9,7 +9,8 @@ from sampled import Row
 from torch import Tensor
 
 from runtime.batch import make_batch
-from runtime.sampler import Allowed, Drawn
+from runtime.drawn import Drawn
+from runtime.sampler import Allowed
 from runtime.sampler_state import ROW_WORDS, SamplerState, is_special
 from runtime.slots import Slots
 from runtime.special_rows import Left, SpecialRows

@@ -32,7 +32,7 @@ from runtime.scores import Scores
 
 SCAN_TILE, CHUNK = 4, 8  # groups that a program reads at once
 LAST = tl.constexpr(0x7FFFFFFF)
-UNALIGNED = ["sources", "slots", "bits_at", "listed_at", "num_listed"]
+UNALIGNED = ["sources", "slots", "bits_at", "listed_at", "num_listed", "sums"]
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
@@ -188,33 +188,22 @@ class Scored:
     num_listed: Tensor
 
 
-def score(logits: Tensor, rows: Scored, words: Tensor, last_token: Tensor, width: int) -> Scores:
-    """Scores of the last tokens of the rows' slots, by logits [R, V] and with `width` others each.
+def score(logits: Tensor, rows: Scored, words: Tensor, last_token: Tensor, scores: Scores) -> None:
+    """Fill the scores of the last tokens of the rows' slots, by logits [R, V].
 
     words [..] int32 hold bits and lists.  Needs 12 bytes of scratch for 256 logits of a row.
     """
     count, vocab = len(rows.sources), logits.shape[1]
     groups = triton.cdiv(vocab, GROUP.value)
     options = dependent_launch(logits.device)
-
-    def made(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=logits.device)
-
-    maxima, sums = made(count, groups), made(count, groups)
-    active = made(count, groups, dtype=torch.int32)
+    maxima, sums = torch.empty((2, count, groups), dtype=torch.float32, device=logits.device)
+    active = torch.empty((count, groups), dtype=torch.int32, device=logits.device)
     sizes = (logits.stride(0), vocab, groups)
     scan_scores[(triton.cdiv(groups, SCAN_TILE), count)](
         logits, rows.sources, rows.bits_at, words, maxima, sums, *sizes, TILE=SCAN_TILE, **options
     )
-    scores = Scores(
-        made(count),
-        made(count, dtype=torch.int64),
-        made(count, width, dtype=torch.int64),
-        made(count, width),
-    )
     score_rows[(count, 2)](
         logits, rows.sources, rows.slots, rows.bits_at, rows.listed_at, rows.num_listed, words,
-        last_token, maxima, sums, active, *scores.tensors(), *sizes, width,
+        last_token, maxima, sums, active, *scores.tensors(), *sizes, scores.top_ids.shape[1],
         PADDED=triton.next_power_of_2(groups), CHUNK=CHUNK, **options,
     )  # fmt: skip
-    return scores

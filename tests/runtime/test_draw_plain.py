@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from runtime import draw_whole
 from runtime.batch import NewRow, make_batch
 from runtime.draw_few import few_of
+from runtime.drawn import Drawn
 from runtime.messages import SamplingParams
 from runtime.noise import AHEAD, Numbers, uniform
-from runtime.sampler import Allowed, Drawn, draw
+from runtime.sampler import Allowed, draw
 from runtime.slots import Slots
 
 CPU = torch.device("cpu")

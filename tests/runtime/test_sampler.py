@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.batch import NewRow, make_batch
+from runtime.drawn import Drawn
 from runtime.messages import SamplingParams
 from runtime.noise import philox, uniform
-from runtime.sampler import Drawn, draw
+from runtime.sampler import draw
 from runtime.scores import token_logprobs
 from runtime.slots import Slots
 

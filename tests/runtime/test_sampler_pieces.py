@@ -8,8 +8,9 @@ import torch
 
 from runtime import sampler
 from runtime.batch import NewRow, make_batch
+from runtime.drawn import Drawn
 from runtime.messages import SamplingParams
-from runtime.sampler import Allowed, Drawn, draw
+from runtime.sampler import Allowed, draw
 from runtime.slots import Slots
 
 VOCAB = 97

@@ -19,8 +19,9 @@ from special import Behind, Masks
 from torch import Tensor
 
 from runtime.batch import make_batch
+from runtime.drawn import Drawn
 from runtime.messages import SamplingParams, TokenLogprob
-from runtime.sampler import Allowed, Drawn, draw
+from runtime.sampler import Allowed, draw
 from runtime.sampler_state import is_special
 from runtime.scores import Scores, token_logprobs
 from runtime.slots import Slots

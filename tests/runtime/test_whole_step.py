@@ -20,10 +20,11 @@ from model_zoo.loader import load_model
 from runtime import step_buffers
 from runtime.batch import Batch
 from runtime.config import Resolved
+from runtime.drawn import Drawn
 from runtime.engine import Engine
 from runtime.messages import Output, Pooling, Request, SamplingParams
 from runtime.runner import Runner
-from runtime.sampler import Allowed, Drawn
+from runtime.sampler import Allowed
 from runtime.special_rows import Left
 from runtime.step_buffers import Layout
 from runtime.steps import Steps
