@@ -20,6 +20,7 @@ import orjson
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+RATE_LIMIT = "rate_limit_error"
 
 
 def error_body(message: str, type: str, param: str | None, code: str | None) -> bytes:
@@ -89,7 +90,7 @@ class UnsupportedMediaType(RequestError):
 
 class RateLimited(RequestError):
     status = 429
-    type = "rate_limit_error"
+    type = RATE_LIMIT
 
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message, code="rate_limit_exceeded", retry_after_s=retry_after_s)

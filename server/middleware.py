@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import INVALID_REQUEST, SERVER_ERROR, error_body
+from server.errors import INVALID_REQUEST, RATE_LIMIT, SERVER_ERROR, error_body
 from server.exchange import OWNER, REQUEST_ID, exchange
 from server.state import ServerState
 
@@ -31,6 +31,7 @@ GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
 FORM_BYTES = 64 << 10  # of an upload beside its file
+MOST_BODIES = 64  # of the largest, which open requests may hold together
 DISCARD_SECONDS = 2.0
 DISCARD_BYTES = 64 << 20
 Headers = list[tuple[bytes, bytes]]
@@ -41,11 +42,12 @@ class Gate:
 
     def __init__(self) -> None:
         self.open_requests = 0
+        self.body_bytes = 0  # of the open requests
         self.draining = False
 
 
-class BodyTooLarge(Exception):
-    """More bytes arrived than the limit allows."""
+class BodyRefused(Exception):
+    """More bytes arrived than are taken.  Its arguments are those of `refuse`."""
 
 
 def install(app: FastAPI, state: ServerState) -> None:
@@ -66,6 +68,8 @@ async def refuse(
 ) -> None:
     """Answer with OpenAI's error body instead of a route's answer."""
     kind = SERVER_ERROR if status >= 500 else INVALID_REQUEST
+    if status == 429:
+        kind = RATE_LIMIT
     body = error_body(message, kind, None, code)
     fields: Headers = [
         (b"content-type", b"application/json"),
@@ -137,7 +141,8 @@ class _Exchange:
         self._app, self._state, self._gate, self._scope = app, state, gate, scope
         self._headers: Headers = scope["headers"]
         self._began = time.perf_counter()
-        self._received = 0
+        self._received = 0  # bytes of the body
+        self._held = 0  # of them in memory
         self._status = 0
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -158,15 +163,16 @@ class _Exchange:
         self._gate.open_requests += 1
         try:
             await self._guarded(receive, start)
-        except BodyTooLarge:
+        except BodyRefused as refusal:
             if not self._status:
                 await self._discard(receive)
-                await refuse(start, 413, self._too_large(), "request_too_large", CLOSE)
+                await refuse(start, *refusal.args)
         except Exception:
             self._status = self._status or 500  # answered outside of us
             raise
         finally:
             self._gate.open_requests -= 1
+            self._let_go()
             self._state.metrics.http_request(self._route(), self._status or 499)
 
     async def _guarded(self, receive: Receive, send: Send) -> None:
@@ -174,17 +180,34 @@ class _Exchange:
         if refusal is not None:
             await refuse(send, *refusal)
             return
-        limit = self._limit()
 
         async def limited() -> Message:
             message = await receive()
             if message["type"] == "http.request":
-                self._received += len(message.get("body", b""))
-                if self._received > limit:
-                    raise BodyTooLarge
+                self._take(len(message.get("body", b"")))
             return message
 
         await self._app(self._scope, limited, send)
+
+    def _take(self, num_bytes: int) -> None:
+        """Count bytes of the body.  Raises BodyRefused."""
+        self._received += num_bytes
+        if self._received > self._limit():
+            raise BodyRefused(413, self._too_large(), "request_too_large", CLOSE)
+        if self._is_upload():
+            return  # it goes to the disk
+        self._held += num_bytes
+        self._gate.body_bytes += num_bytes
+        most = MOST_BODIES * self._state.config.max_body_bytes
+        if self._gate.body_bytes > most:
+            self._let_go()
+            self._state.metrics.rejected("bodies_full")
+            message = f"the bodies of open requests have more than {most} bytes: try again later"
+            raise BodyRefused(429, message, "rate_limit_exceeded", [*CLOSE, (b"retry-after", b"1")])
+
+    def _let_go(self) -> None:
+        self._gate.body_bytes -= self._held
+        self._held = 0
 
     def _refusal(self) -> tuple[int, str, str, Headers] | None:
         """Status, message, code and headers of the answer to what is not let in."""
@@ -227,9 +250,10 @@ class _Exchange:
     def _limit(self) -> int:
         """How many bytes the body may have."""
         config = self._state.config
-        if config.data_dir and self._scope["path"] == UPLOAD_PATH:
-            return config.max_file_bytes + FORM_BYTES
-        return config.max_body_bytes
+        return config.max_file_bytes + FORM_BYTES if self._is_upload() else config.max_body_bytes
+
+    def _is_upload(self) -> bool:
+        return bool(self._state.config.data_dir) and self._scope["path"] == UPLOAD_PATH
 
     def _choose_id(self) -> bytes:
         for name, value in self._headers:

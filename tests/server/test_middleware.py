@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import fake_engine
@@ -12,6 +13,7 @@ import pytest
 from fake_engine import FakeServer, fake_server
 from msgspec.structs import replace
 
+from server import middleware
 from server.app import create_app
 from server.middleware import PUBLIC_PATHS
 from server.state import ServerState
@@ -151,6 +153,36 @@ async def test_an_undeclared_body_over_the_limit_is_413(small: FakeServer):
             headers={"content-type": "application/json"},
         )
     assert answer.status_code == 413
+
+
+def test_bodies_that_are_too_large_together_are_429(
+    small: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(middleware, "MOST_BODIES", 2)
+    address = small.url.removeprefix("http://").split(":")
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += b"content-length: 2000\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(2):  # that have not sent all of theirs
+            sending = stack.enter_context(socket.create_connection((address[0], int(address[1]))))
+            sending.sendall(head + b" " * 1999)
+        for _ in range(100):
+            answer = httpx.post(f"{small.url}/v1/chat/completions", json=CHAT)
+            if answer.status_code == 429:
+                break
+        assert answer.status_code == 429
+        assert error(answer) == {
+            "message": "the bodies of open requests have more than 4000 bytes: try again later",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "rate_limit_exceeded",
+        }
+        assert answer.headers["retry-after"] == "1"
+    for _ in range(100):  # until they are known to have gone
+        answer = httpx.post(f"{small.url}/v1/chat/completions", json=CHAT)
+        if answer.status_code == 200:
+            break
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(
