@@ -17,7 +17,7 @@ from attention.planner.tiles import TilePlan, TileSpec
 # Programs an SM of the Hopper decode kernel in steps that only decode, from so many rows on: what
 # one waits for at the end of a piece, the other hides.  On an H100, steps of 128 and 256 rows of an
 # 8B model take 5 % less, 8 rows of 8,000 tokens 4 % less, of 1,100 tokens 0.6 % more.  Beside
-# prompts they gain nothing, and take these's room; with one KV head, few rows lose up to 13 %.
+# prompts they gain nothing, and take the prompts' room; with one KV head, few rows lose up to 13 %.
 CROWDED, CROWDED_ROWS = 2, 8
 CROWDED_REGISTERS = 128  # a thread: of more, an SM has too few for two programs
 # Programs an SM of the plain decode kernel where there are few KV heads.  On an H100, with one KV

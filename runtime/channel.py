@@ -74,8 +74,8 @@ class Sender(Generic[T]):
     """The end that writes.  The reader may come later: messages wait for it."""
 
     def __init__(self, address: str, *, patient: bool = False) -> None:
-        """patient: the thread that passes messages on never takes the core of the one that sends,
-        who would else wait inside `send` where no other core is free."""
+        """patient: the thread that passes messages on never takes a core from the one that sends,
+        which would wait inside `send` where no other core is free."""
         self.address = address
         self._patient = patient
         self._encoder = msgspec.msgpack.Encoder()

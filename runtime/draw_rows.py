@@ -21,7 +21,7 @@ Columns = NDArray[Any]  # slots.PARAMS, one entry a row
 # Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
 # order, and on a GPU that on the number of rows.
 UNITS = 1 << 44  # of the largest: those of 2**18 tokens fit into 63 bits
-LEAST = -80.0  # log of a weight that is no unit
+LEAST = -80.0  # log of a weight that comes to less than one of them
 
 
 def take(tensor: Tensor, rows: Ints) -> Tensor:

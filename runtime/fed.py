@@ -1,7 +1,7 @@
 """Fed: whether rows that sample nothing can be trusted, in steps that do not say so themselves.
 
-What a part of a prompt stored is read by its last token in every layer: if keys or values are not
-numbers, its hidden state is none either.
+What a part of a prompt stored is read by its last token in every layer: a NaN among its keys or
+values is in that token's hidden state, too.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Graphs:
         return False
 
     def _try(self, bucket: Bucket) -> None:
-        """Capture, if that works: steps without a graph are slower, and nobody's end."""
+        """Capture, if that works: without a graph a step is slower, and nothing worse."""
         try:
             self._capture(bucket)
         except RuntimeError as error:  # out of memory; what CUDA or a library cannot capture

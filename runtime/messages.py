@@ -92,7 +92,7 @@ class Abort(Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
-    """An API process begins: what its earlier self asked for is nobody's.  Answered by Ready."""
+    """An API process begins; nobody waits for what an earlier one asked for.  Answered by Ready."""
 
     client: int
 

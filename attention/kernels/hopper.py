@@ -12,7 +12,7 @@ meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 
 def boxes(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """What a TMA copies at a time of a tensor of 16-bit numbers; what it has not comes as zeros."""
+    """What a TMA copies at a time of a tensor of 16-bit numbers; what is outside comes as zeros."""
     layout = gl.NVMMASharedLayout(
         swizzle_byte_width=min(128, 2 * box[-1]), element_bitwidth=16, rank=len(box)
     )
