@@ -55,7 +55,7 @@ class ModelLoading:
         elif device.type == "cuda":
             self._reading = Reading(self.model.weights(), self._matched)
 
-    def finish(self, progress: ProgressCallback = lambda phase, done, total: None) -> Model:
+    def finish(self, progress: ProgressCallback) -> Model:
         """The model, ready to run.  progress("weights", bytes done, bytes in all) meanwhile.
 
         Raises ModelError for a file that cannot be read to its end.
@@ -68,20 +68,6 @@ class ModelLoading:
             if isinstance(module, Linear):
                 module.prepare()
         return self.model
-
-
-def load_model(
-    config: ModelConfig,
-    directory: Path | str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    load_format: str = "auto",
-    progress: ProgressCallback = lambda phase, done, total: None,
-) -> Model:
-    """The model with its weights; as ModelLoading, from beginning to end."""
-    loading = ModelLoading(config, directory, dtype=dtype, device=device, load_format=load_format)
-    return loading.finish(progress)
 
 
 @torch.no_grad()

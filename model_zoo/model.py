@@ -24,9 +24,9 @@ class Model(nn.Module, ABC):
         """[R, hidden] -> [R, vocab] of the weights' type, a tensor of its own."""
 
     @contextmanager
-    def shortened(self, layers: int = 2) -> Iterator[None]:
-        """With its first layers alone: for what has to be done once, such as compiling."""
-        whole, self.layers = self.layers, self.layers[:layers]
+    def shortened(self) -> Iterator[None]:
+        """With its first two layers alone: for what has to be done once, such as compiling."""
+        whole, self.layers = self.layers, self.layers[:2]
         try:
             yield
         finally:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from loaded_model import load_model
 
 from attention.backend import Capacity, Shape
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
-from model_zoo.loader import load_model
 from model_zoo.model import Model
 from runtime.batch import Masks
 from runtime.config import Resolved

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from model_shapes import QWEN3_8B, shape_of
 
 from attention.backend import Capacity
@@ -17,7 +18,6 @@ from attention.kernels import launch
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 from model_zoo.inputs import ModelInput
-from model_zoo.loader import load_model
 
 PAGE, LAYERS, REPLAYS = 16, 6, 25
 CUDA = torch.device("cuda")

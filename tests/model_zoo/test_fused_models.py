@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from model_shapes import QWEN3_8B, shape_of
 from paged import PagedRow
 from tiny_checkpoints import KINDS, write_checkpoint
@@ -20,7 +21,6 @@ from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import fusing
 from model_zoo.layers.gemm.gated import SIZES, Gated
 from model_zoo.layers.linear import GatedLinear
-from model_zoo.loader import load_model
 from model_zoo.model import Model
 
 CPU = torch.device("cpu")

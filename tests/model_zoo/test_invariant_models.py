@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from ordered_dot import ordered_dot  # noqa: F401
 from paged import PAGE, PagedRow
 from tiny_checkpoints import write_checkpoint
@@ -20,7 +21,6 @@ from attention.planner.fixed import FixedSpec
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import linear
 from model_zoo.layers.gemm.invariant import use_invariant_products
-from model_zoo.loader import load_model
 
 LENGTH = 22
 # A prompt at once; a part, and then one after the other, as if each had been sampled; both in turn.

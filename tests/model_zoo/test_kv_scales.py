@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import ModelError, read_config
 from model_zoo.kv_scales import read_kv_scales
-from model_zoo.loader import load_model
 from runtime.config import EngineConfig
 from runtime.loading import load
 

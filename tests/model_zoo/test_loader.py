@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from paged import PagedRow
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import ModelError, read_config
 from model_zoo.layers.linear import Linear, can_pack
-from model_zoo.loader import load_model
 
 CPU = torch.device("cpu")
 

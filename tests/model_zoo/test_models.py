@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from paged import PagedRow
 from tiny_checkpoints import KINDS, write_checkpoint
 
 from model_zoo.config import read_config
-from model_zoo.loader import load_model
 
 CPU = torch.device("cpu")
 LENGTH = 100

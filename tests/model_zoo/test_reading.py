@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from safetensors.torch import save_file
 from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelError, read_config
-from model_zoo.loader import load_model
 from model_zoo.reading import Piece, Reading, pieces
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from model_shapes import QWEN3_8B
 from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import read_config
-from model_zoo.loader import load_model
 from runtime import loading
 from runtime.config import EngineConfig
 from runtime.estimate import StepSizes, copy_bytes, estimate, weight_bytes

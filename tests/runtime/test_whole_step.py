@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from loaded_model import load_model
 from tiny_checkpoints import write_checkpoint
 
 from attention.backend import Capacity, Shape
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import read_config
-from model_zoo.loader import load_model
 from runtime import step_buffers
 from runtime.batch import Batch
 from runtime.config import Resolved
