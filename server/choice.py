@@ -9,7 +9,6 @@ from runtime.client import Mailbox
 from runtime.messages import FinishReason, Output, TokenLogprob
 from server.detokenizer import Detokenizer
 from server.stop import StopStrings
-from server.tokenizer import ChatTokenizer, Marks
 
 
 class ScoredToken(NamedTuple):
@@ -60,16 +59,15 @@ class Choice:
     def __init__(
         self,
         index: int,
-        prompt: list[int],
         mailbox: Mailbox,
         detokenizer: Detokenizer,
+        stops: list[str],
         *,
-        stops: StopStrings | None = None,
-        min_tokens: int = 0,
-        hidden_stop: bool = True,
+        include_stop: bool,
     ) -> None:
+        """For a request that was submitted.  include_stop: what ends the text is part of it."""
         self.index = index
-        self.prompt = prompt
+        self.prompt = mailbox.request.tokens
         self.mailbox = mailbox
         self.cached = 0
         self.started = 0.0
@@ -84,9 +82,9 @@ class Choice:
         self.stop_hit: str | int | None = None
         self.prompt_scores: list[TokenLogprob | None] | None = None
         self._detokenizer = detokenizer
-        self._stops = stops
-        self._min_tokens = min_tokens  # before it no stop string counts
-        self._hidden_stop = hidden_stop  # the token that ended it is no part of the text
+        self._stops = StopStrings(stops, include=include_stop) if stops else None
+        self._min_tokens = mailbox.request.params.min_tokens  # before it no stop string counts
+        self._hidden_stop = not include_stop  # the token that ended it is no part of the text
         self._length = 0  # characters decoded
         self._visible = 0  # characters delivered
         self._scored: list[ScoredToken] = []
@@ -164,26 +162,3 @@ class Choice:
         ready = [entry for entry in scored if not cut or entry.offset < self._visible]
         self._scored = []
         return Piece(text, ready, self.finish, tokens)
-
-
-def new_choice(
-    tokenizer: ChatTokenizer,
-    index: int,
-    mailbox: Mailbox,
-    *,
-    stops: list[str],
-    include_stop: bool,
-    skip_special: bool,
-    marks: Marks | None = None,
-) -> Choice:
-    """A Choice for a request that was submitted."""
-    request = mailbox.request
-    return Choice(
-        index,
-        request.tokens,
-        mailbox,
-        tokenizer.detokenizer(skip_special=skip_special, prompt=request.tokens, marks=marks),
-        stops=StopStrings(stops, include=include_stop) if stops else None,
-        min_tokens=request.params.min_tokens,
-        hidden_stop=not include_stop,
-    )

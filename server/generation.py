@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from runtime.messages import Output, Ready, SamplingParams
-from server.choice import Choice, Piece, new_choice
+from server.choice import Choice, Piece
 from server.errors import EngineFailed, RateLimited, RequestError, Unavailable
 from server.explain import state_of_choices
 from server.parameters import seed_of
@@ -109,14 +109,15 @@ class Generation:
         mailbox = self._state.client.submit(
             prompt, params, priority=body.priority or 0, salt=self._salt
         )
-        return new_choice(
-            self._state.tokenizer,
+        detokenizer = self._state.tokenizer.detokenizer(
+            skip_special=body.skip_special_tokens is not False, prompt=prompt, marks=self._marks
+        )
+        return Choice(
             len(self.choices),
             mailbox,
-            stops=body.stop_strings(),
+            detokenizer,
+            body.stop_strings(),
             include_stop=bool(body.include_stop_str_in_output),
-            skip_special=body.skip_special_tokens is not False,
-            marks=self._marks,
         )
 
     async def collect(self) -> list[list[Piece]]:
