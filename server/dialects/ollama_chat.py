@@ -48,7 +48,7 @@ def chat_of(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatRequest:
         _check_beginning(last["content"], len(chat["messages"]) - 1)
         chat["continue_final_message"] = True
     if body.tools:
-        chat["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        chat["tools"] = body.tools
     return parse(ChatRequest, chat)
 
 

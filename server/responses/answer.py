@@ -15,6 +15,7 @@ from server.responses.events import Events
 from server.responses.items import JsonItem
 from server.responses.output import OutputItems
 from server.schema.base import fields_of
+from server.schema.response_tools import CustomTool, FunctionTool
 from server.schema.responses import ResponsesRequest
 from server.state import ServerState
 
@@ -147,7 +148,7 @@ def new_response(id: str, state: ServerState, body: ResponsesRequest) -> JsonIte
         "temperature": 1.0 if temperature is None else temperature,
         "text": _text(body),
         "tool_choice": _tool_choice(body),
-        "tools": [_tool(tool.model_dump()) for tool in body.tools or ()],
+        "tools": [_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if top_p is None else top_p,
         "truncation": body.truncation or "disabled",
@@ -173,12 +174,11 @@ def _tool_choice(body: ResponsesRequest) -> object:
     return choice or "auto" if isinstance(choice, str | None) else choice.model_dump()
 
 
-def _tool(tool: JsonItem) -> JsonItem:
-    if tool["type"] == "custom":
-        format = tool["format"] or {"type": "text"}
-        shown = {name: value for name, value in format.items() if value is not None}
-        return tool | {"format": shown}
-    return tool | {"strict": bool(tool["strict"])}
+def _tool(tool: FunctionTool | CustomTool) -> JsonItem:
+    if isinstance(tool, FunctionTool):
+        return dict(tool) | {"strict": bool(tool.strict)}
+    format = {"type": "text"} if tool.format is None else tool.format.model_dump(exclude_none=True)
+    return dict(tool) | {"format": format}
 
 
 def usage_of(usage: dict[str, object]) -> dict[str, object]:

@@ -24,8 +24,9 @@ class FunctionTool(Body):
 
     def as_chat(self) -> dict[str, Any]:
         """As chat completions take it."""
-        function = self.model_dump(exclude_none=True, exclude={"type"})
-        return {"type": "function", "function": function}
+        # Without a copy of the schema, which may be large.
+        fields = {name: value for name, value in self if value is not None and name != "type"}
+        return {"type": "function", "function": fields}
 
 
 class CustomFormat(Body):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -12,6 +13,10 @@ import pytest
 from fake_engine import FakeServer, fake_server
 
 from server.batches.store import BatchStore
+from server.conversation import template_tools
+from server.dialects.ollama_chat import chat_of
+from server.schema.ollama import OllamaChatBody
+from server.schema.response_tools import FunctionTool
 
 TURNS = [{"role": role, "content": "Hello"} for role in ("user", "assistant")] * 500
 TURNS += [{"role": "user", "content": "Hello"}]
@@ -75,3 +80,20 @@ def test_a_long_list_of_files_is_written_elsewhere(
     nothing = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
     assert answer.json() == nothing
     assert calls == [False]
+
+
+def test_the_schemas_of_tools_are_not_copied():
+    """They may have a million values, and where they are handed on is on the event loop."""
+    inner = {"a": {"type": "string"}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": inner}}
+    given = OllamaChatBody.model_validate(
+        {"model": "m", "messages": TURNS[:1], "tools": [{"type": "function", "function": function}]}
+    )
+    tokenizer = SimpleNamespace(template=None)
+    chat = chat_of(given, tokenizer)  # type: ignore[arg-type]
+    [shown] = template_tools(chat.offered_tools(), tokenizer)  # type: ignore[arg-type]
+    assert shown == {"type": "function", "function": function}
+    assert shown["function"]["parameters"]["properties"] is inner
+    tool = FunctionTool.model_validate({"type": "function", **function})
+    assert tool.as_chat() == shown
+    assert tool.as_chat()["function"]["parameters"]["properties"] is inner
