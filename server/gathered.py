@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, cast
 
 from prometheus_client import Histogram
@@ -19,6 +20,7 @@ class Gathered:
         self._histogram = histogram
         self._edges = edges
         self._numbers: list[float] = []
+        self._counting = Lock()
 
     def add(self, number: float) -> None:
         self._numbers.append(number)
@@ -26,14 +28,16 @@ class Gathered:
             self.count()
 
     def count(self) -> None:
-        """Let the histogram know of all that were added."""
-        if not self._numbers:
-            return
-        counts = [0] * (len(self._edges) + 1)
-        for number in self._numbers:
-            counts[bisect_left(self._edges, number)] += 1
-        _observe_many(self._histogram, counts, sum(self._numbers))
-        self._numbers.clear()
+        """Let the histogram know of all that were added.  Any thread may call this."""
+        with self._counting:
+            numbers = self._numbers.copy()
+            if not numbers:
+                return
+            counts = [0] * (len(self._edges) + 1)
+            for number in numbers:
+                counts[bisect_left(self._edges, number)] += 1
+            _observe_many(self._histogram, counts, sum(numbers))
+            del self._numbers[: len(numbers)]  # others may have come meanwhile
 
 
 def _observe_many(histogram: Histogram, counts: Sequence[int], total: float) -> None:

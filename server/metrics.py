@@ -170,7 +170,7 @@ class Metrics(Collector):
         self._http.labels(**self._label, route=route, code=str(code)).inc()
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """The text that Prometheus scrapes.  Takes milliseconds, but any thread may call it."""
         self._gaps.count()
         exposed = CollectorRegistry()
         exposed.register(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from pathlib import Path
 
@@ -90,7 +91,8 @@ async def server_info(request: Request) -> Response:
 @get_or_head(router, "/metrics", summary="Figures for Prometheus")
 async def metrics(request: Request) -> Response:
     """Prometheus text format."""
-    return Response(state_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+    text = await asyncio.to_thread(state_of(request).metrics.render)
+    return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
 @get_or_head(router, "/docs", shown=False)

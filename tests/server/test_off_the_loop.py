@@ -82,6 +82,12 @@ def test_a_long_list_of_files_is_written_elsewhere(
     assert calls == [False]
 
 
+def test_figures_are_written_elsewhere(fake: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    calls = watched(monkeypatch, "server.metrics.generate_latest")
+    assert httpx.get(f"{fake.url}/metrics").status_code == 200
+    assert calls == [False]
+
+
 def test_the_schemas_of_tools_are_not_copied():
     """They may have a million values, and where they are handed on is on the event loop."""
     inner = {"a": {"type": "string"}}
