@@ -1,7 +1,7 @@
 """What every request passes before its route: pure ASGI, because it stands in every stream's way.
 
     Edge      request id, limits of headers and body, encodings, drain, the count of HTTP answers
-    KeyGuard  the API key: every path but a few public ones is closed without it
+    KeyGuard  the API key; see key_guard.py
 
 Both decide on the raw path of the connection; nothing that a header says can move it.
 """
@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Iterable
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import INVALID_REQUEST, RATE_LIMIT, SERVER_ERROR, error_body
-from server.exchange import OWNER, REQUEST_ID, exchange
+from server.exchange import REQUEST_ID, exchange
+from server.key_guard import PUBLIC_PATHS, KeyGuard
+from server.refusal import CLOSE, Headers, refuse
 from server.state import ServerState
 
-PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
 GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
@@ -34,7 +31,6 @@ FORM_BYTES = 64 << 10  # of an upload beside its file
 MOST_BODIES = 64  # of the largest, which open requests may hold together
 DISCARD_SECONDS = 2.0
 DISCARD_BYTES = 64 << 20
-Headers = list[tuple[bytes, bytes]]
 
 
 class Gate:
@@ -61,62 +57,6 @@ def install(app: FastAPI, state: ServerState) -> None:
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(Edge, state=state, gate=gate)
-
-
-async def refuse(
-    send: Send, status: int, message: str, code: str, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    """Answer with OpenAI's error body instead of a route's answer."""
-    kind = SERVER_ERROR if status >= 500 else INVALID_REQUEST
-    if status == 429:
-        kind = RATE_LIMIT
-    body = error_body(message, kind, None, code)
-    fields: Headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *headers,
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
-
-
-class KeyGuard:
-    """401 unless `Authorization: Bearer KEY` (or `x-api-key`) names one of the keys.
-
-    Holders of different keys share no prefix cache: how fast an answer comes would tell one what
-    another asked.
-    """
-
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self._app = app
-        self._digests = {hashlib.sha256(key.encode()).digest() for key in keys}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
-            await self._app(scope, receive, send)
-            return
-        digest = self._known_digest(scope)
-        if digest is not None:
-            scope.setdefault("state", {})[OWNER] = digest
-            await self._app(scope, receive, send)
-            return
-        message = (
-            "Incorrect API key provided: send `Authorization: Bearer KEY` with a key of this server"
-        )
-        await refuse(send, 401, message, "invalid_api_key", [(b"www-authenticate", b"Bearer")])
-
-    def _known_digest(self, scope: Scope) -> bytes | None:
-        """The SHA-256 of the request's key; None unless the key is one of ours."""
-        key = b""
-        for name, value in scope["headers"]:
-            if name == b"authorization" and value[:7].lower() == b"bearer ":
-                key = value[7:].strip()
-            elif name == b"x-api-key":
-                key = value.strip()
-        digest = hashlib.sha256(key).digest()
-        # All keys are compared, so that the time tells nothing about any of them.
-        known = any([hmac.compare_digest(digest, known) for known in self._digests])
-        return digest if known else None
 
 
 class Edge:
@@ -286,6 +226,3 @@ class _Exchange:
         route = self._scope.get("route")
         path = getattr(route, "path", None)
         return path if isinstance(path, str) else "none"
-
-
-CLOSE: Headers = [(b"connection", b"close")]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from server import middleware
 from server.app import create_app
-from server.middleware import PUBLIC_PATHS
+from server.key_guard import PUBLIC_PATHS
 from server.state import ServerState
 
 KEYS = ("first-key", "second-key")
