@@ -60,6 +60,7 @@ def load(
     *,
     epoch: int = 0,
     timeline: Timeline | None = None,
+    compilers: object = None,
 ) -> loading.Loaded:
     """In place of runtime.loading.load: nothing is read."""
     longest = wanted.max_model_len or LONGEST

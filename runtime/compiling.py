@@ -25,7 +25,6 @@ from typing import Any
 from runtime.compiler_process import settle_keys
 from runtime.compilers import Compilers
 from runtime.config import ConfigError
-from runtime.early import begun_compilers
 
 MOST_THREADS = 16
 MOST_WAITING = 64  # threads that wait for other processes
@@ -53,11 +52,10 @@ def check_cache() -> None:
 
 
 @contextmanager
-def compiling_only(threads: int = 0) -> Iterator[None]:
+def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> Iterator[None]:
     """Kernels called inside are compiled, and not launched.
 
-    By the process that has been begun early, if it has, which ends with this; else by so many
-    threads, 0: one a core.
+    compilers: does it, and ends with this; else so many threads do, 0: one a core
 
     What they would have written holds anything, so what runs inside may compute with it, and must
     neither read it on the host nor index with it.  The end waits for all; raises what a compiler
@@ -72,7 +70,6 @@ def compiling_only(threads: int = 0) -> Iterator[None]:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
     count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    compilers = begun_compilers()
     settle_keys()
     interval = sys.getswitchinterval()
     try:

@@ -19,32 +19,22 @@ from runtime.forecast import forecasts
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where CUDA is
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-_begun: list[Compilers] = []
 
 
-def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> None:
-    """What a GPU needs.  Nothing if none of `drivers` is there, or none is to be used."""
+def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> Compilers | None:
+    """What a GPU needs.  Nothing if none of `drivers` is there, or none is to be used.
+
+    Returns the process that compiles kernels, if there is one; the caller closes it.
+    """
     if config.device == "cpu" or not any(Path(driver).exists() for driver in drivers):
-        return
+        return None
+    compilers: Compilers | None = None
     if find_spec("triton") is not None:
         with suppress(OSError):
-            _begun.append(Compilers())
+            compilers = Compilers()
         threading.Thread(target=_read_triton, name="Triton", daemon=True).start()
-    # By now, since it may be taken before the thread has run.
-    compilers = _begun[-1] if _begun else None
     threading.Thread(target=_begin_on_device, args=(config, compilers), daemon=True).start()
-
-
-def begun_compilers() -> Compilers | None:
-    """The process that has been started, once.  The caller closes it."""
-    return _begun.pop() if _begun else None
-
-
-def end() -> None:
-    """Close what nobody has used."""
-    compilers = begun_compilers()
-    if compilers is not None:
-        compilers.close()
+    return compilers
 
 
 def _read_triton() -> None:

@@ -20,6 +20,7 @@ from model_zoo.layers.gemm.choose import choose_products
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
 from runtime.blueprint import Blueprint, draw_up
+from runtime.compilers import Compilers
 from runtime.config import EngineConfig, Resolved
 from runtime.deterministic import settle_products
 from runtime.device import free_bytes
@@ -45,16 +46,19 @@ def load(
     *,
     epoch: int = 0,
     timeline: Timeline | None = None,
+    compilers: Compilers | None = None,
 ) -> Loaded:
     """Load the model, size the KV pool and warm up.
 
-    timeline: goes on from what its owner has marked.
+    timeline: goes on from what its owner has marked; compilers: may be used, and closed.
     Raises ConfigError, ModelError or UnsupportedAttention if the wish cannot be met here.
     """
     timeline = timeline or Timeline()
     blueprint = draw_up(wanted)
-    make = _on_gpu if blueprint.device.type == "cuda" else _on_cpu
-    made = make(blueprint, progress, timeline)
+    if blueprint.on_gpu:
+        made = _on_gpu(blueprint, progress, timeline, compilers)
+    else:
+        made = _on_cpu(blueprint, progress, timeline)
     if wanted.load_format != "dummy":
         _take_scales(made.kv, blueprint.config, Path(wanted.model))
     with room_for(blueprint, made.plan):
@@ -85,7 +89,12 @@ class _Made:
     trial: Trial | None = None
 
 
-def _on_gpu(blueprint: Blueprint, progress: ProgressCallback, timeline: Timeline) -> _Made:
+def _on_gpu(
+    blueprint: Blueprint,
+    progress: ProgressCallback,
+    timeline: Timeline,
+    compilers: Compilers | None = None,
+) -> _Made:
     free = free_bytes(blueprint.device)
     timeline.mark("device")
     loading = blueprint.begin_loading(free)
@@ -97,7 +106,7 @@ def _on_gpu(blueprint: Blueprint, progress: ProgressCallback, timeline: Timeline
         trial = Trial(plan, blueprint, loading.model)
         timeline.mark("model")
         progress("kernels", 0, 1)
-        trial.compile()
+        trial.compile(compilers)
         timeline.mark("kernels")
         loading.finish(progress)
         timeline.mark("weights")

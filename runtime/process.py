@@ -54,7 +54,7 @@ def serve(start: Start) -> NoReturn:
         clients.tell(Progress("starting"))
         # PyTorch takes seconds to import: the clients hear from us before it, and much can be done
         # beside it.  The garbage collector would look at all that it makes, and find nothing.
-        early.begin(start.config)
+        compilers = early.begin(start.config)
         gc.disable()
         from runtime.device import physical_cores
         from runtime.engine import Engine
@@ -64,8 +64,15 @@ def serve(start: Start) -> NoReturn:
         gc.freeze()
         gc.enable()
         timeline.mark("imports")
-        loaded = load(start.config, ProgressReport(clients), epoch=start.epoch, timeline=timeline)
-        early.end()
+        loaded = load(
+            start.config,
+            ProgressReport(clients),
+            epoch=start.epoch,
+            timeline=timeline,
+            compilers=compilers,
+        )
+        if compilers is not None:
+            compilers.close()  # if nobody had a kernel compiled
         vocab_size = loaded.ready.vocab_size
         grammars = Grammars(
             Path(start.config.model) / "tokenizer.json",

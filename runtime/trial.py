@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from model_zoo.layers.gemm.choose import run_candidates
 from model_zoo.model import Model
 from runtime.blueprint import Blueprint
+from runtime.compilers import Compilers
 from runtime.compiling import check_cache, compiling_only
 from runtime.config import ConfigError
 from runtime.device import free_bytes, is_out_of_memory
@@ -41,12 +42,12 @@ class Trial:
         self.runner = blueprint.runner(model, self._resolved, self._kv, self.backend)
         self._state = torch.cuda.memory_allocated(self._device) - before
 
-    def compile(self) -> None:
+    def compile(self, compilers: Compilers | None) -> None:
         """Every kernel, before the weights are there.  Without Triton there are none."""
         if find_spec("triton") is None:
             return
         check_cache()
-        with compiling_only(), self._model.shortened():
+        with compiling_only(compilers), self._model.shortened():
             run_candidates(self._model)  # many kernels at once: they compile while the steps run
             for batch in every_kind(self._resolved):
                 run(self.runner, batch)

@@ -41,8 +41,8 @@ compilers.COMMAND = json.loads(sys.argv[2]) or compilers.COMMAND
 kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
 driver.set_active(CompileOnly())
-early.begin(EngineConfig(model="/nowhere"), ["/dev/null"])
-with compiling_only(threads=2):
+begun = early.begin(EngineConfig(model="/nowhere"), ["/dev/null"])
+with compiling_only(begun, threads=2):
     for name in names:
         SHIPPED[name]()
 print(json.dumps(kept))
@@ -200,5 +200,4 @@ def test_only_what_will_be_used_is_forecast(tmp_path: Path, wish: dict[str, obje
 
 
 def test_no_process_is_started_where_there_is_no_driver():
-    early.begin(EngineConfig(model="/nowhere"), ["/nowhere"])
-    assert early.begun_compilers() is None
+    assert early.begin(EngineConfig(model="/nowhere"), ["/nowhere"]) is None
