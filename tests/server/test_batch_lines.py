@@ -47,7 +47,9 @@ async def test_no_more_sequences_run_than_batches_may_have(tmp_path: Path):
         server.run_batches()
         content = "".join(line(str(index), n=2) for index in range(10))
         made = await server.create(content)
-        await asyncio.sleep(0.3)
+        while len(server.engine.requests) < 4:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         assert len(server.engine.requests) == 4, "two lines of two; a third would be six"
         server.engine.held = False
         assert (await server.until(made["id"]))["status"] == "completed"
