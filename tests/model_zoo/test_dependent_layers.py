@@ -31,9 +31,12 @@ def random_step(draw: random.Random, prompts: bool) -> tuple[list[int], list[int
 
 
 def make_input(
-    kv: KVPool, backend, q_lens: list[int], kv_lens: list[int], pages: torch.Tensor
+    kv: KVPool, backend, q_lens: list[int], kv_lens: list[int], pages: torch.Tensor, every: bool
 ) -> ModelInput:
-    """The step of rows whose pages are disjoint parts of `pages`, and a token of padding."""
+    """The step of rows whose pages are disjoint parts of `pages`, and a token of padding.
+
+    every: all tokens' states are wanted, instead of those of each row's last one
+    """
     counts = [-(-length // PAGE) for length in kv_lens]
     firsts = [0, *accumulate(counts)]
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
@@ -57,14 +60,16 @@ def make_input(
     )
     tokens = torch.randint(1000, (len(slots) + 1,), device=CUDA)
     where = torch.tensor([*positions, 0], device=CUDA)
-    return ModelInput(tokens, where, torch.arange(len(slots), device=CUDA), meta, kv, backend)
+    ends = None if every else sums[1:].to(CUDA, torch.int64) - 1
+    return ModelInput(tokens, where, ends, meta, kv, backend)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("every", [False, True], ids=["last tokens", "all tokens"])
 @pytest.mark.parametrize("prompts", [False, True], ids=["decode", "prompts too"])
 @torch.inference_mode()
 def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
-    prompts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prompts: bool, every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     torch.manual_seed(3)
     sizes = {"vocab_size": 1000, "hidden_size": 1024, "intermediate_size": 3072, "num_heads": 16}
@@ -80,7 +85,7 @@ def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
     kv.v.normal_()
     capacity = Capacity(rows=len(q_lens), tokens=sum(q_lens) + 1)
     backend = choose(CUDA, "flash2", shape_of(config, dtype), capacity)
-    inp = make_input(kv, backend, q_lens, kv_lens, torch.randperm(num_pages))
+    inp = make_input(kv, backend, q_lens, kv_lens, torch.randperm(num_pages), every)
     slots = inp.meta.write_slots[:-1]
 
     def poison() -> None:
@@ -88,7 +93,8 @@ def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
             pages[:, slots // PAGE, :, slots % PAGE] = float("nan")
 
     def run() -> torch.Tensor:
-        return model(replace(inp, meta=backend.plan(inp.meta, kv)))[:-1]
+        states = model(replace(inp, meta=backend.plan(inp.meta, kv)))
+        return states[: sum(q_lens)]  # not of the padding
 
     with monkeypatch.context() as patch:
         patch.setattr(launch, "can_depend", lambda device: False)
