@@ -1,7 +1,7 @@
 """Decode attention for Hopper (sm_90), in Gluon: one warp loads, four compute.
 
 decode_hopper: as decode.py's kernel, with the same plan and the same partial results.
-  grid      plan.spec.programs, one an SM
+  grid      plan.spec.programs: one an SM, or two where planned_kernel.py says so
   load warp (decode_hopper_load.py) walks all pieces of the program without a pause and runs ahead
             across pieces, so that memory never waits for the end of one
   compute   (decode_hopper_piece.py) four warps share a tile of keys; scores and output by mma
@@ -157,7 +157,7 @@ RING_BYTES = 64 << 10  # of float8 keys and values on their way: what an SM need
 
 @dataclass(frozen=True, slots=True)
 class HopperDecodeConfig:
-    """How the kernel is compiled, one program an SM."""
+    """How the kernel is compiled."""
 
     block_n: int
     stages: int
