@@ -1,7 +1,7 @@
 """Estimate: what memory will go to, reckoned from the model's shape before anything runs.
 
 Weights, and keys and values of a token, are exact.  The rest of a GPU's is fitted to what one start
-on an H100 has measured (docs/numbers.md); every start measures it anew and sizes KV by that.
+on an H100 has measured (docs/lab/memory.md); every start measures it anew and sizes KV by that.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int
     Where the programs are a multiple of these rows, each of them keeps to its row, and all that
     are in a column read the same weights at the same time.  On an H100 at the limit of its power a
     kernel with the same loop took 2 to 4 % less time so, of 2,048 to 8,192 rows, though 4 of 132
-    processors are idle (docs/numbers.md, "Products of many rows").
+    processors are idle (docs/lab/gemm.md, "GEMMs of many rows").
 
     cached  rows of tiles of x that stay in the L2 cache
     """
