@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from server.key_guard import PUBLIC_PATHS
 from server.state import ServerState
 
 KEYS = ("first-key", "second-key")
+APP = "https://app.example"
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -206,6 +208,97 @@ def test_a_browser_is_let_in_only_from_an_allowed_origin(
 def test_without_allowed_origins_no_browser_is_let_in(small: FakeServer):
     answer = httpx.get(f"{small.url}/v1/models", headers={"origin": "https://app.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+def fails(*args: object) -> None:
+    raise RuntimeError("a seeded fault")
+
+
+Answers = Callable[[], httpx.Response]
+
+
+@pytest.fixture
+def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Answers]]:
+    """By its status, what is answered before a route or when one fails, to an allowed origin."""
+    limits = {"max_body_bytes": 2000, "max_header_bytes": 4000, "allowed_origins": (APP,)}
+    gates: list[middleware.Gate] = []
+
+    class KnownGate(middleware.Gate):
+        def __init__(self) -> None:
+            super().__init__()
+            gates.append(self)
+
+    monkeypatch.setattr(middleware, "Gate", KnownGate)
+    with serving(tmp_path, monkeypatch, **limits) as fake, monkeypatch.context() as patch:
+        url = f"{fake.url}/v1/chat/completions"
+
+        def chat(headers: dict[str, str] | None = None, body: object = CHAT) -> httpx.Response:
+            return httpx.post(url, json=body, headers={"origin": APP} | (headers or {}))
+
+        def internal() -> httpx.Response:
+            patch.setattr(ServerState, "check_model", fails)
+            return chat()
+
+        def full() -> httpx.Response:
+            patch.setattr(middleware, "MOST_BODIES", 0)
+            return chat()
+
+        def draining() -> httpx.Response:
+            [gate] = gates
+            gate.draining = True
+            return chat()
+
+        yield {
+            200: chat,
+            404: lambda: httpx.get(f"{fake.url}/no/such/route", headers={"origin": APP}),
+            413: lambda: chat(body=CHAT | {"user": "x" * 3000}),
+            415: lambda: chat({"content-encoding": "br"}),
+            429: full,
+            431: lambda: chat({"x-large": "y" * 4000}),
+            500: internal,
+            503: draining,
+        }
+
+
+@pytest.mark.parametrize("status", [200, 404, 413, 415, 429, 431, 500, 503])
+def test_an_allowed_page_reads_every_answer_and_its_id(errors: dict[int, Answers], status: int):
+    answer = errors[status]()
+    assert answer.status_code == status, answer.text
+    assert answer.headers["access-control-allow-origin"] == APP
+    assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+    assert "Origin" in answer.headers["vary"]
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert answer.headers["openai-processing-ms"].isdigit()
+
+
+def test_an_unforeseen_failure_is_told_in_the_callers_words_with_the_id(
+    small: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ServerState, "check_model", fails)
+    named = {"x-request-id": "mine"}
+    answer = httpx.post(f"{small.url}/v1/chat/completions", json=CHAT, headers=named)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+    assert error(answer)["code"] == "internal_error"
+    body = {**CHAT, "max_tokens": 1}
+    answer = httpx.post(f"{small.url}/v1/messages", json=body, headers=named)
+    assert (answer.status_code, answer.headers["request-id"]) == (500, "mine")
+    assert answer.json()["request_id"] == "mine" and answer.json()["error"]["type"] == "api_error"
+    answer = httpx.post(f"{small.url}/api/chat", json=CHAT, headers=named)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+    assert set(answer.json()) == {"error"}
+    counted = httpx.get(f"{small.url}/metrics").text
+    assert (
+        'wavefill_http_requests_total{code="500",model_name="model",route="/api/chat"} 1' in counted
+    )
+
+
+def test_a_preflight_has_an_id_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asks = {"origin": APP, "access-control-request-method": "POST"}
+    with serving(tmp_path, monkeypatch, api_keys=KEYS, allowed_origins=(APP,)) as fake:
+        answer = httpx.options(f"{fake.url}/v1/chat/completions", headers=asks)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == APP
+    assert answer.headers["x-request-id"]
 
 
 def test_http_answers_are_counted_by_route_pattern(small: FakeServer):
