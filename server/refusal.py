@@ -10,7 +10,7 @@ Headers = list[tuple[bytes, bytes]]
 CLOSE: Headers = [(b"connection", b"close")]
 
 
-async def refuse(send: Send, status: int, message: str, code: str, headers: Headers) -> None:
+async def refuse(send: Send, status: int, message: str, code: str | None, headers: Headers) -> None:
     """Answer with OpenAI's error body instead of a route's answer."""
     kind = SERVER_ERROR if status >= 500 else INVALID_REQUEST
     if status == 429:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from server import middleware
 from server.app import create_app
+from server.errors import INVALID_REQUEST
 from server.key_guard import PUBLIC_PATHS
 from server.state import ServerState
 
@@ -70,7 +71,7 @@ def test_every_route_but_the_probes_needs_a_key(locked: FakeServer):
             else:
                 assert answer.status_code == 401, path
                 if not path.startswith(("/v1/messages", "/api/")):  # errors of their own form
-                    assert error(answer)["code"] == "invalid_api_key"
+                    assert error(answer)["code"] is None
     assert httpx.get(f"{locked.url}/no/such/route").status_code == 401
 
 
@@ -88,6 +89,27 @@ def test_each_key_opens_every_route(locked: FakeServer, key: str, header: str):
 def test_a_wrong_key_opens_nothing(locked: FakeServer, value: str):
     headers = {"authorization": value.encode()}
     assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "code", "told"),
+    [
+        ({}, None, "You did not provide an API key: send"),
+        ({"authorization": "Bearer"}, None, "You did not provide an API key: send"),
+        ({"authorization": "Basic first-key"}, None, "You did not provide an API key: send"),
+        ({"authorization": "Bearer wrong"}, "invalid_api_key", "Incorrect API key provided: send"),
+        ({"x-api-key": "wrong"}, "invalid_api_key", "Incorrect API key provided: send"),
+    ],
+)
+def test_a_missing_key_is_not_called_incorrect(
+    locked: FakeServer, headers: dict[str, str], code: str | None, told: str
+):
+    answer = httpx.get(f"{locked.url}/v1/models", headers=headers)
+    found = error(answer)
+    assert (answer.status_code, found["code"], found["type"]) == (401, code, INVALID_REQUEST)
+    assert str(found["message"]).startswith(told)
+    assert "`Authorization: Bearer KEY`" in str(found["message"])
+    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def salts(fake: FakeServer, asked: list[tuple[str, str | None]]) -> list[bytes]:
