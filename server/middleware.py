@@ -4,8 +4,10 @@
     CORSMiddleware  tells browsers what pages of --allowed-origins may read, errors too
     Bounds          limits of headers and body, encodings, drain; answers what failed unforeseen
     KeyGuard        the API key; see key_guard.py
+    BrowserGuard    Host and Origin, which tell what page asks; see browser_guard.py
 
-All decide on the raw path of the connection; nothing that a header says can move it.
+All decide on the raw path of the connection; nothing that a header says can move it.  A Host or
+Origin that is not allowed is told to those who have a key, if one is needed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.browser_guard import BrowserGuard
 from server.errors import internal_error
 from server.exchange import REQUEST_ID, exchange, id_for
 from server.key_guard import PUBLIC_PATHS, KeyGuard
@@ -51,6 +54,7 @@ def install(app: FastAPI, state: ServerState) -> None:
     """Put the middleware around `app`; the Gate is at `app.state.gate`."""
     gate = app.state.gate = Gate()
     origins = state.config.allowed_origins
+    app.add_middleware(BrowserGuard, config=state.config)
     if state.config.api_keys:
         app.add_middleware(KeyGuard, keys=state.config.api_keys)
     app.add_middleware(Bounds, state=state, gate=gate)
