@@ -170,11 +170,13 @@ class _Bounded:
         if refusal is not None:
             await refuse(send, *refusal)
             return
-        answered = False
+        answered = complete = False
 
         async def limited() -> Message:
+            nonlocal complete
             message = await receive()
             if message["type"] == "http.request":
+                complete = not message.get("more_body")
                 self._take(len(message.get("body", b"")))
             return message
 
@@ -187,7 +189,8 @@ class _Bounded:
             await self._app(self._scope, limited, noted)
         except BodyRefused as refusal:
             if not answered:
-                await self._discard(receive)
+                if not complete:
+                    await self._discard(receive)
                 await refuse(send, *refusal.args)
         except Exception:
             if not answered:

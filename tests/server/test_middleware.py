@@ -209,6 +209,15 @@ def test_bodies_that_are_too_large_together_are_429(
     assert answer.status_code == 200, answer.text
 
 
+def test_a_refused_body_that_has_ended_is_not_waited_for(
+    small: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(middleware, "MOST_BODIES", 0)
+    monkeypatch.setattr(middleware, "DISCARD_SECONDS", 60)
+    answer = httpx.post(f"{small.url}/v1/chat/completions", json=CHAT, timeout=20)
+    assert answer.status_code == 429
+
+
 @pytest.mark.parametrize(
     "headers", [{"x-large": "y" * 4000}, {f"x-{number}": "y" for number in range(120)}]
 )
