@@ -80,7 +80,7 @@ async def read_stream(port: int, tokens: int) -> int:
         }
     ).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from server import middleware
 from server.batches.background import in_background
-from server.dialects.errors import CallersWords, in_callers_words
+from server.dialects.errors import CallersWords
 from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
 from server.openapi import DocumentedApp
 from server.responses.background import BackgroundResponses
@@ -136,5 +136,5 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
-    # Answered outside of every middleware, CallersWords too.
-    return _answer(500, in_callers_words(request.url.path, 500, internal_error(), None))
+    # Of a batch's line: middleware.Bounds answers what came over a connection.
+    return _answer(500, internal_error())

@@ -34,6 +34,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_data_bytes: int = 16 << 30
     batch_concurrency: int = 32
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # beside those of a loopback address
     response_store: str = ""  # a file; "": one that is gone with the server
     response_store_bytes: int = 256 << 20
     response_store_days: float = 30.0  # without use

@@ -16,6 +16,7 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import INVALID_REQUEST, error_body
+from server.exchange import id_for
 
 DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
@@ -167,9 +168,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         body = error_body(message, INVALID_REQUEST, None, code)
         reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
+        request_id = id_for(self.headers or ()).decode()
         head = (
             f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
+            "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -5,6 +5,9 @@ Batches note the same for their lines.
 
 from __future__ import annotations
 
+import re
+import uuid
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,9 +15,18 @@ from starlette.requests import Request
 
 OWNER = "owner"  # SHA-256 of the request's key, if it needed one
 REQUEST_ID = "request_id"  # what X-Request-Id of the answer says
+GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 # That of the request which this task answers; {} outside of one.
 exchange: ContextVar[dict[str, Any]] = ContextVar("exchange")
+
+
+def id_for(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The caller's own X-Request-Id if it is fit to be shown, else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and GIVEN_ID.fullmatch(value):
+            return value
+    return uuid.uuid4().hex.encode()
 
 
 def owner_digest(request: Request) -> bytes:

@@ -37,6 +37,8 @@ SERVER_FLAGS = {
     "max_data_bytes": "room for all files together; nothing is taken or written beyond it",
     "batch_concurrency": "sequences of batches in the engine; at most half of --max-num-seqs",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",
+    "allowed_hosts": "values of the header Host to answer to beside localhost, 127.0.0.1 and ::1; "
+    "several with commas; * for all, as without the option where --host is no loopback address",
     "response_store": "file that keeps /v1/responses and stored chats beyond the server's end",
     "response_store_bytes": "largest size of that store; the least used responses go first",
     "response_store_days": "days that a response is kept after its last use",
@@ -72,6 +74,7 @@ METAVARS = {
     "reasoning_format": "NAME",
     "data_dir": "DIRECTORY",
     "allowed_origins": "ORIGINS",
+    "allowed_hosts": "HOSTS",
     "response_store": "FILE",
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)

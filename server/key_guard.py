@@ -8,9 +8,12 @@ import hmac
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.exchange import OWNER
-from server.refusal import refuse
+from server.refusal import Headers, refuse
 
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
+MISSING = "You did not provide an API key"  # in OpenAI's words, as far as they go
+INCORRECT = "Incorrect API key provided"
+HEADERS = "`Authorization: Bearer KEY` (or `x-api-key: KEY`)"
 
 
 class KeyGuard:
@@ -28,25 +31,30 @@ class KeyGuard:
         if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
-        digest = self._known_digest(scope)
+        key = _key_of(scope["headers"])
+        digest = self._known_digest(key)
         if digest is not None:
             scope.setdefault("state", {})[OWNER] = digest
             await self._app(scope, receive, send)
             return
-        message = (
-            "Incorrect API key provided: send `Authorization: Bearer KEY` with a key of this server"
-        )
-        await refuse(send, 401, message, "invalid_api_key", [(b"www-authenticate", b"Bearer")])
+        told, code = (INCORRECT, "invalid_api_key") if key else (MISSING, None)
+        message = f"{told}: send a key of this server in the header {HEADERS}"
+        await refuse(send, 401, message, code, [(b"www-authenticate", b"Bearer")])
 
-    def _known_digest(self, scope: Scope) -> bytes | None:
-        """The SHA-256 of the request's key; None unless the key is one of ours."""
-        key = b""
-        for name, value in scope["headers"]:
-            if name == b"authorization" and value[:7].lower() == b"bearer ":
-                key = value[7:].strip()
-            elif name == b"x-api-key":
-                key = value.strip()
+    def _known_digest(self, key: bytes) -> bytes | None:
+        """The SHA-256 of a key; None unless it is one of ours."""
         digest = hashlib.sha256(key).digest()
         # All keys are compared, so that the time tells nothing about any of them.
         known = any([hmac.compare_digest(digest, known) for known in self._digests])
         return digest if known else None
+
+
+def _key_of(headers: Headers) -> bytes:
+    """The key that a request sends; b"" if it sends none."""
+    key = b""
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            key = value[7:].strip()
+        elif name == b"x-api-key":
+            key = value.strip()
+    return key

@@ -1,36 +1,40 @@
 """What every request passes before its route: pure ASGI, because it stands in every stream's way.
 
-    Edge      request id, limits of headers and body, encodings, drain, the count of HTTP answers
-    KeyGuard  the API key; see key_guard.py
+    Edge            request id, the count of HTTP answers
+    CORSMiddleware  tells browsers what pages of --allowed-origins may read, errors too
+    Bounds          limits of headers and body, encodings, drain; answers what failed unforeseen
+    KeyGuard        the API key; see key_guard.py
+    BrowserGuard    Host and Origin, which tell what page asks; see browser_guard.py
 
-Both decide on the raw path of the connection; nothing that a header says can move it.
+All decide on the raw path of the connection; nothing that a header says can move it.  A Host or
+Origin that is not allowed is told to those who have a key, if one is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
-import uuid
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.exchange import REQUEST_ID, exchange
+from server.browser_guard import BrowserGuard
+from server.errors import internal_error
+from server.exchange import REQUEST_ID, exchange, id_for
 from server.key_guard import PUBLIC_PATHS, KeyGuard
-from server.refusal import CLOSE, Headers, refuse
+from server.refusal import CLOSE, Headers, refuse, send_error
 from server.state import ServerState
 
 WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
-GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
 FORM_BYTES = 64 << 10  # of an upload beside its file
 MOST_BODIES = 64  # of the largest, which open requests may hold together
 DISCARD_SECONDS = 2.0
 DISCARD_BYTES = 64 << 20
+EXPOSED = ("X-Request-Id", "Retry-After")  # to pages, which read no other headers of ours
 
 
 class Gate:
@@ -50,17 +54,23 @@ def install(app: FastAPI, state: ServerState) -> None:
     """Put the middleware around `app`; the Gate is at `app.state.gate`."""
     gate = app.state.gate = Gate()
     origins = state.config.allowed_origins
+    app.add_middleware(BrowserGuard, config=state.config)
     if state.config.api_keys:
         app.add_middleware(KeyGuard, keys=state.config.api_keys)
+    app.add_middleware(Bounds, state=state, gate=gate)
     if origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
         )
     app.add_middleware(Edge, state=state, gate=gate)
 
 
 class Edge:
-    """Bounds what a request may be, names it, and counts the answer."""
+    """Names every request, and counts its answer."""
 
     def __init__(self, app: ASGIApp, state: ServerState, gate: Gate) -> None:
         self._app = app
@@ -79,14 +89,11 @@ class _Exchange:
 
     def __init__(self, app: ASGIApp, state: ServerState, gate: Gate, scope: Scope) -> None:
         self._app, self._state, self._gate, self._scope = app, state, gate, scope
-        self._headers: Headers = scope["headers"]
         self._began = time.perf_counter()
-        self._received = 0  # bytes of the body
-        self._held = 0  # of them in memory
         self._status = 0
 
     async def run(self, receive: Receive, send: Send) -> None:
-        self._request_id = self._choose_id()
+        self._request_id = id_for(self._scope["headers"])
         known: dict[str, object] = self._scope.setdefault("state", {})
         known[REQUEST_ID] = self._request_id.decode()
         exchange.set(known)
@@ -102,32 +109,95 @@ class _Exchange:
 
         self._gate.open_requests += 1
         try:
-            await self._guarded(receive, start)
-        except BodyRefused as refusal:
-            if not self._status:
-                await self._discard(receive)
-                await refuse(start, *refusal.args)
-        except Exception:
-            self._status = self._status or 500  # answered outside of us
-            raise
+            await self._app(self._scope, receive, start)
         finally:
             self._gate.open_requests -= 1
-            self._let_go()
             self._state.metrics.http_request(self._route(), self._status or 499)
 
-    async def _guarded(self, receive: Receive, send: Send) -> None:
+    def _own_headers(self) -> Headers:
+        milliseconds = (time.perf_counter() - self._began) * 1000
+        own = [
+            (b"x-request-id", self._request_id),
+            (b"openai-processing-ms", str(int(milliseconds)).encode()),
+        ]
+        if self._scope["method"] == "POST" and self._scope["path"].startswith("/v1/"):
+            own += self._rate_limit()
+        return own
+
+    def _rate_limit(self) -> Headers:
+        """OpenAI's words for the queue: what it takes, and how much more just now."""
+        limit = self._state.config.max_queue
+        left = max(0, limit - self._state.client.pending)
+        return [
+            (b"x-ratelimit-limit-requests", str(limit).encode()),
+            (b"x-ratelimit-remaining-requests", str(left).encode()),
+            (b"x-ratelimit-reset-requests", b"0s" if left else b"1s"),
+        ]
+
+    def _route(self) -> str:
+        """The pattern of the route that answered: what a caller wrote is never a label."""
+        route = self._scope.get("route")
+        path = getattr(route, "path", None)
+        return path if isinstance(path, str) else "none"
+
+
+class Bounds:
+    """Bounds what a request may be, and answers 500 where nobody else has answered."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate) -> None:
+        self._app = app
+        self._state = state
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        await _Bounded(self._app, self._state, self._gate, scope).run(receive, send)
+
+
+class _Bounded:
+    """One request, whose headers and body are counted."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate, scope: Scope) -> None:
+        self._app, self._state, self._gate, self._scope = app, state, gate, scope
+        self._headers: Headers = scope["headers"]
+        self._received = 0  # bytes of the body
+        self._held = 0  # of them in memory
+
+    async def run(self, receive: Receive, send: Send) -> None:
         refusal = self._refusal()
         if refusal is not None:
             await refuse(send, *refusal)
             return
+        answered = complete = False
 
         async def limited() -> Message:
+            nonlocal complete
             message = await receive()
             if message["type"] == "http.request":
+                complete = not message.get("more_body")
                 self._take(len(message.get("body", b"")))
             return message
 
-        await self._app(self._scope, limited, send)
+        async def noted(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self._app(self._scope, limited, noted)
+        except BodyRefused as refusal:
+            if not answered:
+                if not complete:
+                    await self._discard(receive)
+                await refuse(send, *refusal.args)
+        except Exception:
+            if not answered:
+                await send_error(send, 500, internal_error(), [])
+            raise  # the connection logs it
+        finally:
+            self._let_go()
 
     def _take(self, num_bytes: int) -> None:
         """Count bytes of the body.  Raises BodyRefused."""
@@ -194,35 +264,3 @@ class _Exchange:
 
     def _is_upload(self) -> bool:
         return bool(self._state.config.data_dir) and self._scope["path"] == UPLOAD_PATH
-
-    def _choose_id(self) -> bytes:
-        for name, value in self._headers:
-            if name == b"x-request-id" and GIVEN_ID.fullmatch(value):
-                return value
-        return uuid.uuid4().hex.encode()
-
-    def _own_headers(self) -> Headers:
-        milliseconds = (time.perf_counter() - self._began) * 1000
-        own = [
-            (b"x-request-id", self._request_id),
-            (b"openai-processing-ms", str(int(milliseconds)).encode()),
-        ]
-        if self._scope["method"] == "POST" and self._scope["path"].startswith("/v1/"):
-            own += self._rate_limit()
-        return own
-
-    def _rate_limit(self) -> Headers:
-        """OpenAI's words for the queue: what it takes, and how much more just now."""
-        limit = self._state.config.max_queue
-        left = max(0, limit - self._state.client.pending)
-        return [
-            (b"x-ratelimit-limit-requests", str(limit).encode()),
-            (b"x-ratelimit-remaining-requests", str(left).encode()),
-            (b"x-ratelimit-reset-requests", b"0s" if left else b"1s"),
-        ]
-
-    def _route(self) -> str:
-        """The pattern of the route that answered: what a caller wrote is never a label."""
-        route = self._scope.get("route")
-        path = getattr(route, "path", None)
-        return path if isinstance(path, str) else "none"

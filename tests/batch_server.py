@@ -132,7 +132,7 @@ async def batch_server(
     transport = httpx.ASGITransport(create_app(state))
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://test", headers=headers
+        transport=transport, base_url="http://localhost", headers=headers
     ) as http:
         server = BatchServer(engine, store, state, http, clock)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import re
@@ -122,6 +121,8 @@ def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> S
 
 
 def _check_callers(config: ServerConfig) -> None:
+    from server.browser_guard import split_host
+
     if config.max_queue < 1:
         raise UsageError("--max-queue 0: every request would be turned away: choose at least 1")
     if config.stall_seconds < 1:
@@ -140,10 +141,18 @@ def _check_callers(config: ServerConfig) -> None:
             f"choose at least {LEAST_HEADER}"
         )
     for origin in config.allowed_origins:
-        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s\"'\]]+", origin):
+        if origin not in ("*", "null") and not re.fullmatch(
+            r"[a-z][a-z0-9+.-]*://[^/\s\"'\]]+", origin
+        ):
             raise UsageError(
                 f"--allowed-origins {origin}: an origin is like https://example.com, without a "
                 "path; several with commas; * for all"
+            )
+    for host in config.allowed_hosts:
+        if host != "*" and split_host(host) is None:
+            raise UsageError(
+                f"--allowed-hosts {host}: a host is a name or an address, with or without a port, "
+                "like llm.example or 10.0.0.5:8000; several with commas; * for all"
             )
 
 
@@ -193,14 +202,19 @@ def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple
 
 
 def warn_if_open(config: ServerConfig) -> None:
-    """Tell who lets the whole network in without a key."""
-    try:
-        local = ipaddress.ip_address(config.host).is_loopback
-    except ValueError:
-        local = config.host == "localhost"
-    if not local and not config.api_keys:
+    """Tell who lets the whole network in without a key, or any page of a browser."""
+    from server.browser_guard import accepted_hosts, is_loopback
+
+    if config.api_keys:
+        return
+    if not is_loopback(config.host):
         log.warning(
             "listening on %s without a key: everyone who reaches this machine can use it; "
             "set WAVEFILL_API_KEY",
             config.host or "all addresses",
+        )
+    if accepted_hosts(config) is None:
+        log.warning(
+            "any Host is answered without a key: a web page whose name is made to resolve to this "
+            "machine (DNS rebinding) can use it; set --allowed-hosts or WAVEFILL_API_KEY"
         )

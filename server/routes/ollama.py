@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -24,7 +24,7 @@ from server.exchange import prefix_salt
 from server.generation import Generation, require_ready
 from server.off_loop import off_loop
 from server.parsing.deltas import ContentDelta
-from server.routes.body import Json, read_any, read_checked
+from server.routes.body import Json, read_any
 from server.routes.get_or_head import get_or_head
 from server.schema.base import Unsupported, parse
 from server.schema.chat import ChatRequest
@@ -43,7 +43,6 @@ from server.text_service import submit_texts
 
 router = APIRouter()
 ROUTE = "ollama"  # as records of requests say
-T = TypeVar("T")
 B = TypeVar("B", bound=OllamaCall)
 
 
@@ -110,7 +109,7 @@ async def running(request: Request) -> Response:
 )
 async def show(request: Request) -> Response:
     state = state_of(request)
-    body = await _checked(request, lambda fields: parse(ShowBody, fields))
+    body = await read_any(request, lambda fields: parse(ShowBody, fields))
     asked = body.model or body.name
     if asked is None:
         raise RequestError(
@@ -126,17 +125,6 @@ async def version(request: Request) -> Response:
     return Json(orjson.dumps({"version": models.API_VERSION}))
 
 
-async def _checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
-    """check(the body's JSON object).
-
-    Ollama's documentation shows curl commands without a content type.  A browser on a foreign page
-    can send such a request unasked, too; but then it says where the page came from.
-    """
-    if "origin" in request.headers:
-        return await read_checked(request, check)
-    return await read_any(request, check)
-
-
 async def read_call(
     request: Request, state: ServerState, model: type[B], unsupported: Mapping[str, Unsupported]
 ) -> tuple[str, B]:
@@ -147,7 +135,7 @@ async def read_call(
         body.check()
         return body
 
-    body = await _checked(request, check)
+    body = await read_any(request, check)
     served = models.served_name(state, body.model)
     state.check_model(served)
     check_context(body, require_ready(state))

@@ -54,7 +54,7 @@ async def test_a_batch_answers_every_line_as_its_route_would(server: BatchServer
 async def test_openais_client_runs_a_batch(server: BatchServer):
     server.run_batches()
     client = AsyncOpenAI(
-        base_url="http://test/v1", api_key="none", max_retries=0, http_client=server.http
+        base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=server.http
     )
     file = await client.files.create(file=("in.jsonl", line("a").encode()), purpose="batch")
     made = await client.batches.create(

@@ -61,6 +61,12 @@ def test_numbers_may_have_units():
     assert config("--max-body-bytes", "1M").max_body_bytes == 1 << 20
 
 
+def test_hosts_and_origins_are_lists():
+    found = config("--allowed-hosts", "llm.example, ::1,10.0.0.5:80", "--allowed-origins", "null")
+    assert found.allowed_hosts == ("llm.example", "::1", "10.0.0.5:80")
+    assert found.allowed_origins == ("null",)
+
+
 def test_switches_have_both_directions():
     assert config().engine.prefix_cache
     assert not config("--no-prefix-cache").engine.prefix_cache
@@ -120,6 +126,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
         (["--max-body-bytes", "1"], {}, "--max-body-bytes 1: no request is so short"),
         (["--max-header-bytes", "1"], {}, "--max-header-bytes 1: ordinary clients send about"),
         (["--allowed-origins", '["*"]'], {}, '--allowed-origins ["*"]: an origin is like'),
+        (["--allowed-hosts", "http://x"], {}, "--allowed-hosts http://x: a host is a name or"),
         (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),
         (["--kv-dtype", "fp8"], {}, "--kv-dtype fp8: choose one of auto, fp8_e4m3"),
         (["--seed", "-3"], {}, "--seed -3: a whole number from 0 up is needed"),
@@ -240,6 +247,24 @@ def test_who_lets_the_network_in_without_a_key_is_warned(
     serve.warn_if_open(config(*words))
     assert ("without a key" in caplog.text) == warned
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("", False),
+        ("--allowed-hosts llm.example", False),
+        ("--allowed-hosts *", True),
+        ("--allowed-hosts * --api-key secret", False),
+        ("--host 0.0.0.0", True),
+        ("--host 0.0.0.0 --allowed-hosts llm.example,::1,[::2]:80", False),
+    ],
+)
+def test_who_answers_to_any_host_without_a_key_is_warned(
+    words: str, warned: bool, caplog: pytest.LogCaptureFixture
+):
+    serve.warn_if_open(config(*words.split()))
+    assert ("--allowed-hosts" in caplog.text) == warned
 
 
 def test_a_port_in_use_is_told_before_the_model_is_looked_at():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -119,6 +120,12 @@ def test_a_header_that_never_ends_is_431_before_it_fills_memory(caller: Caller):
     answer = caller.rest()
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert error_of(answer)["code"] == "headers_too_large"
+    assert re.search(rb"\r\nx-request-id: [0-9a-f]{32}\r\n", answer)
+
+
+def test_a_431_has_the_callers_id_if_it_came_before_the_end(caller: Caller):
+    caller.send(HEAD + b"X-Request-Id: mine\r\nx-long: " + b"a" * (2 * LIMIT))
+    assert b"\r\nx-request-id: mine\r\n" in caller.rest()
 
 
 def test_a_body_larger_than_the_headers_may_be_is_let_through(caller: Caller):
@@ -140,6 +147,7 @@ def test_what_is_not_http_is_400_in_the_form_of_every_error(caller: Caller):
     answer = caller.rest()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert error_of(answer)["code"] == "invalid_http"
+    assert re.search(rb"\r\nx-request-id: [0-9a-f]{32}\r\n", answer)
 
 
 def test_an_answer_longer_than_the_time_outs_is_not_cut(caller: Caller):

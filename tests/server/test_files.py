@@ -34,7 +34,7 @@ def left_on_disk(server: BatchServer) -> list[str]:
 
 async def test_openais_client_uploads_reads_lists_and_deletes_a_file(server: BatchServer):
     client = AsyncOpenAI(
-        base_url="http://test/v1", api_key="none", max_retries=0, http_client=server.http
+        base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=server.http
     )
     made = await client.files.create(
         file=("a.jsonl", b"{}\n"),

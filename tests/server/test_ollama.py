@@ -213,14 +213,14 @@ def test_a_closed_stream_ends_the_request(fake: FakeServer):
     raise AssertionError("the request was not aborted")
 
 
-def test_no_content_type_is_needed_unless_a_browser_asks(fake: FakeServer):
+def test_no_content_type_is_needed_and_a_foreign_page_is_refused(fake: FakeServer):
     body = json.dumps(HELLO | {"stream": False})
     form = {"content-type": "application/x-www-form-urlencoded"}
     for headers in ({}, form):
         assert httpx.post(f"{fake.url}/api/chat", content=body, headers=headers).status_code == 200
     page = form | {"origin": "http://example.org"}
     answer = httpx.post(f"{fake.url}/api/chat", content=body, headers=page)
-    assert answer.status_code == 415 and "application/json" in answer.json()["error"]
+    assert answer.status_code == 403 and "--allowed-origins" in answer.json()["error"]
 
 
 def test_what_stands_before_the_route_answers_in_the_same_form(
