@@ -52,7 +52,7 @@ def tool_grammar(
     if format is None:
         raise _cannot(body)
     form = form_of(format, template)
-    most = 1 if body.parallel_tool_calls is False else MOST_CALLS
+    most = 1 if body.one_call() else MOST_CALLS
     if body.must_call():
         return _only_calls(tools, form, most, marks, None)
     if wanted is not None:

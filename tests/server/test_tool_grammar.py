@@ -44,6 +44,20 @@ def call(name: str, function: str, arguments: str) -> str:
     return form.opens + form.head + bare_call(form, function, arguments) + form.close
 
 
+def calls(name: str, number: int) -> str:
+    """Calls of `now` without arguments, as far as the format can write more than one."""
+    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
+    if form.comma is None:
+        return (form.between or "").join([call(name, "now", "{}")] * number)
+    bare = form.comma.join([bare_call(form, "now", "{}")] * number)
+    return form.opens + form.head + bare + form.close
+
+
+def writes_several(name: str) -> bool:
+    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
+    return form.comma is not None or form.between is not None
+
+
 def bare_call(form: CallForm, function: str, arguments: str) -> str:
     written = arguments
     if form.arguments == "python":
@@ -108,6 +122,23 @@ def test_several_calls_unless_one_at_a_time_is_asked_for(tokenizer: Tokenizer):
             tokenizer, "hermes", tool_choice="required", parallel_tool_calls=parallel
         )
         assert grammar is not None and accepts(tokenizer, grammar, two) == fine
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_tool_is_called_exactly_once(
+    tokenizer: Tokenizer, name: str, parallel: bool | None
+):
+    """In a format that writes several calls, and not more where one call is all there may be."""
+    many = grammar_of(tokenizer, name, tool_choice="required")
+    one = grammar_of(tokenizer, name, tool_choice=tool("now"), parallel_tool_calls=parallel)
+    assert many is not None and one is not None
+    assert accepts(tokenizer, one, calls(name, 1))
+    assert not accepts(tokenizer, one, "")
+    for number in (2, 3):
+        several = calls(name, number)
+        assert accepts(tokenizer, many, several) == writes_several(name)
+        assert not accepts(tokenizer, one, several), several
 
 
 STRICT = [tool("weather", parameters=PARAMETERS, strict=True), tool("now")]
