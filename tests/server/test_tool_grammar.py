@@ -144,6 +144,38 @@ def test_a_named_tool_is_called_exactly_once(
 STRICT = [tool("weather", parameters=PARAMETERS, strict=True), tool("now")]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_strict_tool_has_no_other_arguments_than_its_properties(
+    tokenizer: Tokenizer, name: str, choice: str
+):
+    """Where its schema does not say, and in the objects among its arguments, too."""
+    place = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"place": place}}
+    more = {"place": {"x": 1, "y": 2}}
+
+    def taken(arguments: dict[str, Any], strict: bool | None, schema: dict[str, Any]) -> bool:
+        tools = [tool("f", parameters=schema, strict=strict), tool("g", strict=True)]
+        grammar = grammar_of(tokenizer, name, tools=tools, tool_choice=choice)
+        assert grammar is not None
+        return accepts(tokenizer, grammar, call(name, "f", json.dumps(arguments)))
+
+    assert taken({"place": {"x": 1}}, True, schema)
+    assert not taken({"place": {"x": 1}, "z": 3}, True, schema)
+    assert not taken(more, True, schema)
+    assert taken(more, None, schema) and taken(more, False, schema)
+    open_place = {"properties": {"place": place | {"additionalProperties": True}}}
+    assert taken(more, True, schema | open_place)
+
+
+def test_what_a_strict_schema_cannot_have_is_named(tokenizer: Tokenizer):
+    parts = [{"properties": {"a": {}}}, {"properties": {"b": {}}}]
+    tools = [tool("now"), tool("f", parameters={"allOf": parts}, strict=True)]
+    with pytest.raises(RequestError, match="into one object") as refused:
+        grammar_of(tokenizer, "hermes", tools=tools)
+    assert refused.value.param == "tools[1].function.parameters.allOf"
+
+
 @pytest.mark.parametrize("name", IN_TEXT)
 def test_strict_tools_leave_text_free_and_bind_the_calls_in_it(tokenizer: Tokenizer, name: str):
     grammar = grammar_of(tokenizer, name, tools=STRICT)
