@@ -185,10 +185,7 @@ async def prepare_chat(
     params = _params(state, ready, body, prompt, may_end_early)
     check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
     splitting = state.formats.splitting(
-        body.offered_tools(),
-        prompt,
-        state.tokenizer,
-        parallel=body.parallel_tool_calls is not False,
+        body.offered_tools(), prompt, state.tokenizer, parallel=not body.one_call()
     )
     grammar = await chat_grammar(state, body, ready, splitting, params.max_tokens)
     params = msgspec.structs.replace(params, grammar=grammar)

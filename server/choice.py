@@ -104,7 +104,7 @@ class Choice:
             self.stop_hit = output.stop_id
             if self._hidden_stop:
                 tokens = tokens[:-1]
-        if self._stops is None and output.logprobs is None:
+        if self._stops is None and output.logprobs is None and not self._scored:
             self.generated += len(output.tokens)
             text = self._detokenizer.feed(tokens)
             if ended is not None:
@@ -134,6 +134,8 @@ class Choice:
             if self.finish is None and self._stops is not None:
                 text += self._stops.flush()
             self.finish = self.finish or output.finish
+        if scores is not None and len(tokens) < len(output.tokens):  # the token that ended it
+            self._scored.append(ScoredToken(output.tokens[-1], self._length, scores[-1]))
         return self._piece(text, output.tokens)
 
     def _pass(self, text: str) -> str:
@@ -150,15 +152,11 @@ class Choice:
 
     def _piece(self, text: str, tokens: list[int]) -> Piece:
         self._visible += len(text)
-        scored = self._scored
-        if self.finish is None and not text and scored:
-            return Piece("", [], None, tokens)  # scores travel with the text they belong to
-        if self.finish is None:
-            ready = [entry for entry in scored if entry.offset < self._visible]
-            self._scored = scored[len(ready) :]
-            return Piece(text, ready, None, tokens)
-        # A stop string's own tokens are no part of the answer.
-        cut = self._stops is not None and self._stops.hit is not None
-        ready = [entry for entry in scored if not cut or entry.offset < self._visible]
-        self._scored = []
-        return Piece(text, ready, self.finish, tokens)
+        if self.finish is None and not text:  # scores travel with the text they belong to
+            return Piece("", [], None, tokens)
+        scored, self._scored = self._scored, []
+        if self.finish is not None:
+            return Piece(text, scored, self.finish, tokens)
+        ready = [entry for entry in scored if entry.offset < self._visible]
+        self._scored = scored[len(ready) :]
+        return Piece(text, ready, None, tokens)

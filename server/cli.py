@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "pull": "download a model from the Hub",
     "version": "print the version",
 }
+KEY = "WAVEFILL_API_KEY"  # the keys of a server, with commas between them
 
 
 class Command(Protocol):
@@ -50,6 +51,12 @@ class Parser(argparse.ArgumentParser):
             elif action.help != argparse.SUPPRESS:
                 names += action.option_strings
         return names
+
+
+def first_key(environment: Mapping[str, str]) -> str:
+    """The key with which a command of ours asks a server; "" if none is set."""
+    keys = (key.strip() for key in environment.get(KEY, "").split(","))
+    return next((key for key in keys if key), "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

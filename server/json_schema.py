@@ -221,3 +221,51 @@ def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
         return {"additionalProperties": False, **each} if "properties" in each else each
 
     return _rebuilt(schema, closed)
+
+
+def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """As check_schema, for `strict`: where `additionalProperties` is absent, it is false.
+
+    Raises RequestError also where that would forbid the properties of another schema of the same
+    object.
+    """
+    checked = check_schema(schema, param)
+    for node in _walk(checked, param):
+        for key, others in _beside(node.schema):
+            meant = [node.schema, *(_meant(each, checked) for each in others)]
+            listing = [each for each in meant if "properties" in each]
+            if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
+                raise _joined(f"{node.path}.{key}")
+    return forbid_additional(checked)
+
+
+def _beside(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
+    """What a value must fit beside a schema's own keywords, with the keyword that says so."""
+    if "$ref" in schema:
+        yield "$ref", [{"$ref": schema["$ref"]}]
+    yield "allOf", items_of(schema.get("allOf"))
+    for key in ("anyOf", "oneOf"):
+        for case in items_of(schema.get(key)):
+            yield key, [case]
+
+
+def _joined(path: str) -> RequestError:
+    return RequestError(
+        f"`{shown(path)}` describes one object by several schemas, and with `strict` each of them "
+        "forbids the properties of the others: write the properties into one object, or set "
+        "`additionalProperties` in each",
+        param=path,
+        code="unsupported_schema",
+    )
+
+
+def _meant(part: object, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or the one that its $ref names."""
+    fields = fields_of(part)
+    ref = fields.get("$ref")
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return fields
+    found = root
+    for name in ref[2:].split("/"):
+        found = fields_of(found.get(name))
+    return found

@@ -15,7 +15,7 @@ import orjson
 
 from server.errors import RequestError
 from server.grammar_marks import TEXT, GrammarMarks, escaped, literal
-from server.json_schema import check_schema, forbid_additional
+from server.json_schema import check_schema, forbid_additional, strict_schema
 from server.schema.base import fields_of, items_of, kind_of
 from server.schema.structured import MAX_CHOICES, ResponseFormat, StructuredOutputs
 
@@ -63,7 +63,8 @@ def requested(
         if wanted is None:
             return json_grammar({"type": "object"}, "response_format")
         param = "response_format.json_schema.schema"
-        return json_grammar(check_schema(wanted.schema_, param), param)
+        checked = strict_schema if wanted.strict else check_schema
+        return json_grammar(checked(wanted.schema_, param), param)
     return None if structured_outputs is None else _structured(structured_outputs, marks)
 
 

@@ -13,7 +13,7 @@ from server.call_arguments import ArgumentForm, Parts, arguments
 from server.call_forms import CallForm, form_of
 from server.errors import RequestError, UnsupportedParameter
 from server.grammar_marks import TEXT, GrammarMarks, literal
-from server.json_schema import check_schema
+from server.json_schema import check_schema, strict_schema
 from server.parsing.formats import ToolFormat
 from server.python_arguments import FREE_RULES, python_arguments
 from server.schema.chat import ChatRequest
@@ -52,7 +52,7 @@ def tool_grammar(
     if format is None:
         raise _cannot(body)
     form = form_of(format, template)
-    most = 1 if body.parallel_tool_calls is False else MOST_CALLS
+    most = 1 if body.one_call() else MOST_CALLS
     if body.must_call():
         return _only_calls(tools, form, most, marks, None)
     if wanted is not None:
@@ -82,7 +82,8 @@ def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: b
     for index, tool in tools:
         path = f"tools[{index}].function.parameters"
         bound = all_strict or bool(tool.function.strict)
-        schema = check_schema(tool.function.parameters or {}, path) if bound else None
+        checked = strict_schema if tool.function.strict else check_schema
+        schema = checked(tool.function.parameters or {}, path) if bound else None
         if tool.lark is None or not bound:
             written, more = _arguments(index, schema, path, form, marks)
         else:

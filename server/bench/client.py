@@ -11,6 +11,7 @@ import orjson
 from server.bench.http import ConnectionLost, CutOff, HttpClient, Take
 from server.bench.metrics import Answer, Failure, Outcome
 from server.bench.workload import PATHS, Workload
+from server.cli import KEY
 
 DONE = b"[DONE]"
 
@@ -112,7 +113,7 @@ class BenchClient:
                 f"{url}: {_reason(error)}: start the server, or give --base-url"
             ) from None
         if status != 200:
-            raise ServerError(f"{url} answers {status}: {_short(body)}")
+            raise ServerError(f"{url} answers {status}: {_refusal(status, body)}")
         try:
             return str(orjson.loads(body)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -142,7 +143,9 @@ class BenchClient:
             return Failure("connection", _reason(error))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return Failure("malformed answer", _reason(error))
-        return recorder.outcome() if status == 200 else Failure(f"HTTP {status}", _short(refusal))
+        if status == 200:
+            return recorder.outcome()
+        return Failure(f"HTTP {status}", _refusal(status, refusal))
 
 
 def _into(body: bytearray) -> Take:
@@ -154,6 +157,11 @@ def _into(body: bytearray) -> Take:
 
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+def _refusal(status: int, body: bytearray) -> str:
+    reason = _short(body)
+    return f"{reason}: give --api-key or set {KEY}" if status == 401 else reason
 
 
 def _short(body: bytearray) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server.cli import UsageError
+from server.cli import KEY, UsageError, first_key
 
 if TYPE_CHECKING:
     from server.bench.client import BenchClient
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the server is; without a path it gets /v1",
     )
     add("--model", help="name to ask for; the first of /v1/models if left out")
-    add("--api-key", help="sent as a bearer token")
+    add("--api-key", help=f"sent as a bearer token; the first of {KEY} if left out")
     add("--endpoint", choices=("completions", "chat"), default="completions", help="what to call")
     add("--input-len", type=_at_least(1), default=128, help="tokens (or words) of a prompt")
     add(
@@ -110,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.base_url.startswith(("http://", "https://")):
         raise UsageError(f"--base-url {args.base_url}: give one like http://127.0.0.1:8000/v1")
     objectives = read_objectives(args.goodput or [])
+    if args.api_key is None:
+        args.api_key = first_key(os.environ)
     try:
         return run_loop(_measure(args, objectives))
     except ServerError as error:

@@ -11,8 +11,9 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
+from server.cli import KEY, first_key
+
 HELP = "/reset starts over, /system TEXT sets the instructions, /exit ends"
-KEY = "WAVEFILL_API_KEY"
 TIMEOUT_SECONDS = 600
 
 
@@ -100,7 +101,7 @@ def _model(server: Server, asked: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    server = Server(args.base_url, os.environ.get(KEY, "none").split(",")[0])
+    server = Server(args.base_url, first_key(os.environ) or "none")
     try:
         model = _model(server, args.model)
     except ServerError as error:

@@ -175,8 +175,9 @@ class OutputItems:
         item, self._open = self._open, None
         if item is None:
             return b""
-        if isinstance(item, _TextItem) and self._waiting:
-            item.logprobs += self._waiting
+        data = b""
+        if isinstance(item, _TextItem) and item.kind == "message" and self._waiting:
+            data = item.add("", self._waiting)  # of tokens without text, such as the last
             self._waiting = []
         self._closed.append(item.item(status))
-        return item.closed(status)
+        return data + item.closed(status)

@@ -180,6 +180,10 @@ class ChatRequest(SamplingBody):
         choice = self.tool_choice
         return choice.function.name if isinstance(choice, NamedFunction | NamedCustom) else None
 
+    def one_call(self) -> bool:
+        """Whether an answer may have one call at most: a function that is named is called once."""
+        return self.parallel_tool_calls is False or self.named_tool() is not None
+
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -162,6 +162,23 @@ def test_one_call_at_a_time_if_the_caller_wants(fake: FakeServer, client: anthro
     assert [block.name for block in message.content] == ["weather"]
 
 
+@pytest.mark.parametrize(
+    ("choice", "calls"),
+    [
+        ({"type": "tool", "name": "time"}, 1),
+        ({"type": "tool", "name": "time", "disable_parallel_tool_use": False}, 1),
+        ({"type": "any"}, 2),
+        ({"type": "any", "disable_parallel_tool_use": True}, 1),
+    ],
+)
+def test_a_tool_that_is_named_is_used_once(
+    fake: FakeServer, client: anthropic.Anthropic, choice: dict[str, Any], calls: int
+):
+    fake.say(OTHER + OTHER)
+    message = client.messages.create(**ASK, tool_choice=choice)
+    assert [block.type for block in message.content].count("tool_use") == calls
+
+
 def test_tool_choice_none_hides_the_tools(fake: FakeServer, client: anthropic.Anthropic):
     message = client.messages.create(**ASK, tool_choice={"type": "none"})
     assert message.stop_reason == "end_turn" and "<tools>" not in prompt_of(fake)

@@ -37,6 +37,7 @@ class FakeServer:
         self.keys: list[str | None] = []
         self.open = self.most_open = 0
         self.refuse: Callable[[int], Response | None] = lambda index: None
+        self.refuse_models: Response | None = None
 
     def app(self) -> Starlette:
         post = ["POST"]
@@ -49,7 +50,9 @@ class FakeServer:
         )
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "fake"}]})
+        self.keys.append(request.headers.get("authorization"))
+        models = {"object": "list", "data": [{"id": "fake"}]}
+        return self.refuse_models or JSONResponse(models)
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
@@ -189,6 +192,62 @@ def test_refused_requests_are_counted_by_kind_and_end_with_code_1(
     out = capsys.readouterr().out
     assert "8 answered, 4 failed" in out
     assert "4 x HTTP 429, for example:" in out and "the queue is full" in out
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WAVEFILL_API_KEY", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "option", "sent"),
+    [
+        (None, None, None),
+        ("", None, None),
+        ("one", None, "one"),
+        ("one,two", None, "one"),  # the server's, which takes both
+        (" one , two", None, "one"),
+        ("one", "mine", "mine"),
+        ("one", "", None),
+    ],
+)
+def test_the_key_is_that_of_the_option_or_the_first_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: str | None, option: str | None, sent: str | None
+) -> None:
+    fake = FakeServer()
+    if environment is not None:
+        monkeypatch.setenv("WAVEFILL_API_KEY", environment)
+    given = () if option is None else ("--api-key", option)
+    with listening(fake) as url:
+        assert bench(url, "--num-prompts", "1", "--warmup", "1", "--output-len", "2", *given) == 0
+    assert set(fake.keys) == {None if sent is None else f"Bearer {sent}"}
+    assert len(fake.keys) == 3, "one of them asks for the models"
+
+
+def test_a_key_of_the_environment_is_not_written_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAVEFILL_API_KEY", "secret-key")
+    file = tmp_path / "run.json"
+    with listening(FakeServer()) as url:
+        assert bench(url, *SMALL, "--processes", "2", "--json", str(file)) == 0
+    assert "secret-key" not in file.read_text()
+
+
+@pytest.mark.parametrize("warmup", ["0", "2"])
+@pytest.mark.parametrize("of_models", [True, False])
+def test_a_key_that_is_missing_is_asked_for(
+    warmup: str, of_models: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeServer()
+    no_key = JSONResponse({"error": {"message": "Incorrect API key provided"}}, 401)
+    fake.refuse = lambda index: no_key
+    fake.refuse_models = no_key if of_models else None
+    with listening(fake) as url:
+        assert bench(url, *SMALL, "--warmup", warmup) == 1
+    told = "".join(capsys.readouterr())
+    assert "401" in told and "Incorrect API key provided" in told
+    assert "give --api-key or set WAVEFILL_API_KEY" in told
 
 
 def test_a_failed_warm_up_ends_the_run_before_anything_is_measured(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -11,6 +13,7 @@ import pytest
 from fake_engine import GREETING, VOCAB, FakeServer, fake_server
 
 import server.logprobs
+from runtime.messages import Output, Request, TokenLogprob
 
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -150,8 +153,8 @@ def test_logprobs_name_every_token_and_its_alternatives(fake: FakeServer, stream
         entries = [entry for part in parts if part for entry in part.content]
     else:
         entries = answer.choices[0].logprobs.content
-    assert b"".join(bytes(entry.bytes) for entry in entries) == GREETING.encode()
-    tokens = fake.tokenizer.encode(GREETING)
+    assert b"".join(bytes(entry.bytes) for entry in entries) == f"{GREETING}<|end|>".encode()
+    tokens = [*fake.tokenizer.encode(GREETING), 0]
     for entry, token in zip(entries, tokens, strict=True):
         assert entry.logprob == -0.25
         assert [top.logprob for top in entry.top_logprobs] == [-0.25, -1.25]
@@ -165,13 +168,77 @@ def test_logprobs_without_alternatives_have_an_empty_list(fake: FakeServer):
     assert content and all(entry.top_logprobs == [] for entry in content)
 
 
+ENDS: list[dict[str, Any]] = [
+    {},  # the model's own end
+    {"stop": " w\u00f6r"},
+    {"stop": ["zzz", "."]},
+    {"stop_token_ids": ","},
+    {"stop_token_ids": ",", "include_stop_str_in_output": True},
+    {"stop": "Bye", "include_stop_str_in_output": True},
+    {"max_tokens": 7},
+    {"ignore_eos": True},
+    {"skip_special_tokens": False},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("step", [1, 4])
-def test_logprobs_end_with_the_text_at_a_stop_string(fake: FakeServer, step: int):
+@pytest.mark.parametrize("end", ENDS, ids=str)
+def test_every_token_that_was_generated_has_an_id_a_logprob_and_a_place_in_usage(
+    fake: FakeServer, end: dict[str, Any], step: int, stream: bool
+):
     fake.engine.step = step
-    answer = fake.client().chat.completions.create(**HELLO, logprobs=True, stop=" w\u00f6r")
-    [choice] = answer.choices
-    assert choice.logprobs and choice.logprobs.content
-    assert "".join(entry.token for entry in choice.logprobs.content) == "Hello,"
+    body = HELLO | {"logprobs": True, "return_token_ids": True, "stream": stream} | end
+    if "stop_token_ids" in end:
+        body["stop_token_ids"] = fake.tokenizer.encode(end["stop_token_ids"])
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    answer = httpx.post(f"{fake.url}/v1/chat/completions", json=body)
+    ids: list[int] = []
+    entries: list[dict[str, Any]] = []
+    usage: dict[str, Any] = {}
+    for part in parts_of(answer.text) if stream else [answer.json()]:
+        usage = part["usage"] or usage
+        for choice in part["choices"]:
+            ids += choice.get("token_ids") or []
+            entries += (choice["logprobs"] or {"content": []})["content"]
+    assert [bytes(entry["bytes"]) for entry in entries] == list(
+        map(fake.tokenizer.token_bytes, ids)
+    )
+    assert len(ids) == usage["completion_tokens"] > 0
+    sent = [*fake.tokenizer.encode(GREETING), 0]
+    assert ids == sent[: len(ids)]
+    assert (ids[-1] == 0) == (not {"stop", "stop_token_ids", "max_tokens"} & {*end})
+
+
+def parts_of(stream: str) -> list[dict[str, Any]]:
+    lines = stream.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_without_text_keeps_its_logprob_where_a_grammar_ends_the_answer(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    """Then the engine ends the request between two tokens."""
+
+    def outputs(request: Request) -> Iterator[Output]:
+        yield Output(request.id, [1], logprobs=[TokenLogprob(-0.5, 1, [])])
+        yield Output(request.id, [], "stop")
+
+    monkeypatch.setattr(fake.engine, "_outputs", outputs)
+    answer: Any = fake.client().chat.completions.create(**HELLO, logprobs=True, stream=stream)
+    parts = [part.choices[0].logprobs for part in (answer if stream else [answer])]
+    assert [e.token for part in parts if part for e in part.content] == ["<|system|>"]
+
+
+def test_a_stop_tokens_logprob_is_that_of_its_own_text(fake: FakeServer):
+    fake.say("Hi")
+    [choice] = fake.client().chat.completions.create(**HELLO, logprobs=True).choices
+    assert choice.message.content == "Hi" and choice.logprobs
+    last = (choice.logprobs.content or [])[-1]
+    assert (last.token, last.logprob) == ("<|end|>", -0.25)
 
 
 def test_prompt_logprobs_come_with_the_answer(fake: FakeServer):

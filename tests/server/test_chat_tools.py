@@ -142,6 +142,23 @@ def test_tool_choice_none_hides_the_tools_and_leaves_marks_alone(fake: FakeServe
     assert "<tools>" not in prompt_of(fake)
 
 
+@pytest.mark.parametrize("parallel", [None, True, False])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_that_is_named_is_called_once(
+    fake: FakeServer, stream: bool, parallel: bool | None
+):
+    fake.say(CALL + CALL + CALL)
+    body = ASK | {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    if parallel is not None:
+        body["parallel_tool_calls"] = parallel
+    if stream:
+        _, _, calls, finish = joined(fake, **body)
+    else:
+        [choice] = fake.client().chat.completions.create(**body).choices
+        calls, finish = choice.message.tool_calls or (), choice.finish_reason
+    assert len(calls) == 1 and finish == "tool_calls"
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_allowed_tools_are_the_only_ones_that_the_model_sees(fake: FakeServer, mode: str):
     fake.say(OTHER)

@@ -101,13 +101,46 @@ def test_logprobs_carry_tokens_and_their_places(fake: FakeServer, stream: bool):
         logprobs = part.choices[0].logprobs
         for key, values in (logprobs.model_dump() if logprobs else {}).items():
             columns.setdefault(key, []).extend(values)
-    tokens = fake.tokenizer.encode("Hello, w\u00f6rld!")
+    tokens = [*fake.tokenizer.encode("Hello, w\u00f6rld!"), 0]
     assert len(columns["tokens"]) == len(tokens)
-    assert columns["tokens"][0] == "Hello"
+    assert (columns["tokens"][0], columns["tokens"][-1]) == ("Hello", "<|end|>")
     assert columns["text_offset"][:4] == [0, 5, 6, 7]
-    assert columns["text_offset"][-1] == len("Hello, w\u00f6rld")
+    assert columns["text_offset"][-2:] == [len("Hello, w\u00f6rld"), len("Hello, w\u00f6rld!")]
     assert set(columns["token_logprobs"]) == {-0.25}
     assert columns["top_logprobs"][0]["Hello"] == -0.25 and len(columns["top_logprobs"][0]) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("end", "text", "words", "offsets"),
+    [
+        ({}, "Hello, wo", ["Hello", ",", " ", "w", "o", "<|end|>"], [0, 5, 6, 7, 8, 9]),
+        ({"stop": " w"}, "Hello,", ["Hello", ",", " ", "w"], [0, 5, 6, 7]),
+        ({"max_tokens": 2}, "Hello,", ["Hello", ","], [0, 5]),
+        ({"echo": True}, "xHello, wo", ["x", "Hello", ",", " ", "w", "o", "<|end|>"], None),
+    ],
+)
+def test_there_is_a_logprob_for_each_token_id_that_was_generated(
+    fake: FakeServer,
+    stream: bool,
+    end: dict[str, Any],
+    text: str,
+    words: list[str],
+    offsets: list[int] | None,
+):
+    fake.say("Hello, wo")
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    asked = {"max_tokens": 50, "logprobs": 0, "extra_body": {"return_token_ids": True}} | end
+    answer = create(fake, prompt="x", **asked, **options)
+    *parts, last = answer if stream else [answer, answer]
+    choices = [part.choices[0] for part in parts]
+    found = [choice.logprobs for choice in choices if choice.logprobs]
+    ids = [token for choice in choices for token in getattr(choice, "token_ids", None) or ()]
+    assert "".join(choice.text for choice in choices) == text
+    assert [word for each in found for word in each.tokens] == words
+    shown = [place for each in found for place in each.text_offset]
+    assert shown == (offsets or [0, 1, 6, 7, 8, 9, 10])
+    assert len(ids) == last.usage.completion_tokens == len(words) - ("echo" in end)
 
 
 @pytest.mark.parametrize("stream", [False, True])

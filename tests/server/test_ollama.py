@@ -139,7 +139,7 @@ def test_an_answer_ends_where_the_context_does(fake: FakeServer, client: ollama.
 
 
 def test_log_probabilities_are_those_of_the_tokens(fake: FakeServer, client: ollama.Client):
-    tokens = len(fake.tokenizer.encode(GREETING))
+    tokens = len(fake.tokenizer.encode(GREETING)) + 1  # the last one ends the answer
     whole = client.chat(**HELLO, logprobs=True, top_logprobs=2).logprobs
     assert whole and len(whole) == tokens
     assert [len(entry.top_logprobs) for entry in whole] == [2] * tokens

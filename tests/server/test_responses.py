@@ -206,10 +206,10 @@ def test_log_probabilities_are_given_where_they_are_included(fake: FakeServer):
     assert item.type == "message"
     [part] = item.content
     assert part.type == "output_text" and part.logprobs
-    assert len(part.logprobs) == answer.usage.output_tokens - 1  # type: ignore[union-attr]
+    assert len(part.logprobs) == answer.usage.output_tokens  # type: ignore[union-attr]
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
     raw = b"".join(bytes(entry.bytes) for entry in part.logprobs)
-    assert raw.decode() == GREETING
+    assert raw.decode() == f"{GREETING}<|end|>"
     events = frames(fake, asked)
     streamed = [e for event in events if event["type"].endswith("delta") for e in event["logprobs"]]
     [done] = [event for event in events if event["type"] == "response.output_text.done"]

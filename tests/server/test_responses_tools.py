@@ -175,6 +175,14 @@ def test_no_tools_are_offered_where_none_may_be_called(fake: FakeServer):
     assert "<tools>" not in prompt_of(fake)
 
 
+def test_a_function_that_is_named_is_called_once(fake: FakeServer):
+    fake.say(CALL + CALL)
+    named = {"type": "function", "name": "weather"}
+    for choice, calls in ((named, 1), ("required", 2)):
+        answer = fake.client().responses.create(**ASK, tool_choice=choice)
+        assert [item.type for item in answer.output].count("function_call") == calls
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [

@@ -77,9 +77,45 @@ def structured(**fields: object) -> dict[str, Any]:
     return {"structured_outputs": fields}
 
 
+def nested(**more: object) -> dict[str, Any]:
+    """A schema with objects in every place that a schema may stand in, none of them closed."""
+    inner: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
+    properties = {
+        "direct": inner,
+        "listed": {"type": "array", "items": inner},
+        "first": {"type": "array", "prefixItems": [inner]},
+        "any": {"anyOf": [inner, {"type": "null"}]},
+        "named": {"$ref": "#/$defs/inner"},
+        "all": {"allOf": [{"$ref": "#/$defs/inner"}]},
+        "mapped": {"type": "object", "additionalProperties": inner},
+        "matched": {"type": "object", "patternProperties": {"^k": inner}},
+        "free": {"type": "object"},
+    }
+    return {"type": "object", "properties": properties, "$defs": {"inner": inner}, **more}
+
+
+def in_each_place(value: str) -> list[str]:
+    """Texts of nested() with this object at one place each."""
+    places = ["direct", "any", "named", "all"]
+    texts = [f'{{"{place}": {value}}}' for place in places]
+    texts += [f'{{"{place}": [{value}]}}' for place in ("listed", "first")]
+    return [*texts, f'{{"mapped": {{"x": {value}}}}}', f'{{"matched": {{"k": {value}}}}}']
+
+
+JUST_A, MORE = in_each_place('{"a": 1}'), [*in_each_place('{"a": 1, "b": 2}'), '{"more": 1}']
+FREE = ['{"any": null}', '{"free": {"b": 1}}', '{"mapped": {"x": {}, "y": {}}}']
+JOINED: dict[str, Any] = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+
 ACCEPTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"response_format": {"type": "json_object"}}, ['{"a": [1]}', "{}"], ["[1]", "hello", "1"]),
     (schema_format(PERSON, strict=True), ['{"name": "x", "age": 3}'], ["{}", '{"name":1,"age":3}']),
+    (schema_format(nested(), strict=True), JUST_A + FREE, MORE),
+    (schema_format(nested(), strict=False), JUST_A + FREE + MORE, ['{"direct": 1}']),
+    (schema_format(nested()), JUST_A + FREE + MORE, ['{"direct": 1}']),
+    (schema_format(nested(additionalProperties=True), strict=True), JUST_A + FREE + MORE, ["[]"]),
+    (schema_format({"enum": [{"properties": {"a": 1}}]}, strict=True),
+     ['{"properties":{"a":1}}'], ['{"properties":{"a":1},"additionalProperties":false}']),
+    (schema_format(JOINED), ['{"a": 1, "b": 2}'], ["x"]),
     (schema_format(PERSON, strict=False), ['{"name":"x","age":3}'], ['{"age":3}']),
     (schema_format(PERSON), ['{\n  "name": "x",\n  "age": 3\n}'], ['{"name":"x","age":3} ']),
     (structured(json=PERSON), ['{"name":"x","age":3}'], ["{}"]),
@@ -219,6 +255,14 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (schema_format({"type": "string", "pattern": "a" * 8193}), VALUE, f"{RS}.pattern", "8192"),
     (schema_format({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
                     | {"d3000": {}}, "$ref": "#/$defs/d0"}), SCHEMA, RS, "too complex"),
+    (schema_format(JOINED, strict=True), SCHEMA, f"{RS}.allOf", "into one object"),
+    (schema_format({"$defs": {"base": JOINED["allOf"][0]}, "properties": {"x": {
+        "properties": {"b": {}}, "allOf": [{"$ref": "#/$defs/base"}]}}}, strict=True), SCHEMA,
+     f"{RS}.properties.x.allOf", "into one object"),
+    (schema_format({"$defs": {"base": JOINED["allOf"][0]}, "$ref": "#/$defs/base",
+                    "properties": {}}, strict=True), SCHEMA, f"{RS}.$ref", "into one object"),
+    (schema_format({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"properties": {}}]},
+                   strict=True), SCHEMA, f"{RS}.anyOf", "set `additionalProperties`"),
     ({SO: {}}, VALUE, SO, "exactly one"),
     (structured(json={}, regex="a"), VALUE, SO, "`json` and `regex`"),
     (structured(regex="a", choice=["b"]), VALUE, SO, "`regex` and `choice`"),

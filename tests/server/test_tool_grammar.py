@@ -44,6 +44,20 @@ def call(name: str, function: str, arguments: str) -> str:
     return form.opens + form.head + bare_call(form, function, arguments) + form.close
 
 
+def calls(name: str, number: int) -> str:
+    """Calls of `now` without arguments, as far as the format can write more than one."""
+    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
+    if form.comma is None:
+        return (form.between or "").join([call(name, "now", "{}")] * number)
+    bare = form.comma.join([bare_call(form, "now", "{}")] * number)
+    return form.opens + form.head + bare + form.close
+
+
+def writes_several(name: str) -> bool:
+    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
+    return form.comma is not None or form.between is not None
+
+
 def bare_call(form: CallForm, function: str, arguments: str) -> str:
     written = arguments
     if form.arguments == "python":
@@ -110,7 +124,56 @@ def test_several_calls_unless_one_at_a_time_is_asked_for(tokenizer: Tokenizer):
         assert grammar is not None and accepts(tokenizer, grammar, two) == fine
 
 
+@pytest.mark.parametrize("parallel", [None, True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_tool_is_called_exactly_once(
+    tokenizer: Tokenizer, name: str, parallel: bool | None
+):
+    """In a format that writes several calls, and not more where one call is all there may be."""
+    many = grammar_of(tokenizer, name, tool_choice="required")
+    one = grammar_of(tokenizer, name, tool_choice=tool("now"), parallel_tool_calls=parallel)
+    assert many is not None and one is not None
+    assert accepts(tokenizer, one, calls(name, 1))
+    assert not accepts(tokenizer, one, "")
+    for number in (2, 3):
+        several = calls(name, number)
+        assert accepts(tokenizer, many, several) == writes_several(name)
+        assert not accepts(tokenizer, one, several), several
+
+
 STRICT = [tool("weather", parameters=PARAMETERS, strict=True), tool("now")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_strict_tool_has_no_other_arguments_than_its_properties(
+    tokenizer: Tokenizer, name: str, choice: str
+):
+    """Where its schema does not say, and in the objects among its arguments, too."""
+    place = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"place": place}}
+    more = {"place": {"x": 1, "y": 2}}
+
+    def taken(arguments: dict[str, Any], strict: bool | None, schema: dict[str, Any]) -> bool:
+        tools = [tool("f", parameters=schema, strict=strict), tool("g", strict=True)]
+        grammar = grammar_of(tokenizer, name, tools=tools, tool_choice=choice)
+        assert grammar is not None
+        return accepts(tokenizer, grammar, call(name, "f", json.dumps(arguments)))
+
+    assert taken({"place": {"x": 1}}, True, schema)
+    assert not taken({"place": {"x": 1}, "z": 3}, True, schema)
+    assert not taken(more, True, schema)
+    assert taken(more, None, schema) and taken(more, False, schema)
+    open_place = {"properties": {"place": place | {"additionalProperties": True}}}
+    assert taken(more, True, schema | open_place)
+
+
+def test_what_a_strict_schema_cannot_have_is_named(tokenizer: Tokenizer):
+    parts = [{"properties": {"a": {}}}, {"properties": {"b": {}}}]
+    tools = [tool("now"), tool("f", parameters={"allOf": parts}, strict=True)]
+    with pytest.raises(RequestError, match="into one object") as refused:
+        grammar_of(tokenizer, "hermes", tools=tools)
+    assert refused.value.param == "tools[1].function.parameters.allOf"
 
 
 @pytest.mark.parametrize("name", IN_TEXT)
