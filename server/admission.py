@@ -3,6 +3,10 @@
 A request reserves its places before its prompts are rendered, so that a full server refuses without
 doing any of that work.  A place that is reserved becomes a pending request of the EngineClient when
 its sequence is submitted: what counts is always the sum of the two.
+
+Each API process has its share of --max-queue, because none of them knows what the others have let
+in.  A request for more than the share is let in when its process has nothing else, so that whatever
+fits --max-queue can be answered: a process holds at most its share, or one such request.
 """
 
 from __future__ import annotations
@@ -71,11 +75,12 @@ class Admission:
                 f"{self._limit} at a time: send fewer prompts or lower `n`",
                 param="n",
             )
-        if self._bounded and wanted > self.left:
+        if self._bounded and self.used and wanted > self.left:
+            remedy = "" if wanted <= self.share else ", send fewer prompts or lower `n`"
             raise full(
                 "queue_full",
                 f"{self.used} sequences are running or waiting, {wanted} more exceed the limit of "
-                f"{self.share}: try again later",
+                f"{self.share}: try again later{remedy}",
             )
         return Places(self, wanted)
 

@@ -40,8 +40,10 @@ class ServerState:
     @cached_property
     def admission(self) -> Admission:
         """The places for sequences."""
-        limit = self.config.max_queue
-        return Admission(self.client, limit=limit, share=limit, bounded=self.bounded)
+        config = self.config
+        return Admission(
+            self.client, limit=config.max_queue, share=config.queue_share, bounded=self.bounded
+        )
 
     @cached_property
     def formats(self) -> AnswerFormats:

@@ -298,6 +298,40 @@ async def test_no_place_is_free_between_two_texts_of_one_request(
     assert all_given_back(small)
 
 
+async def test_whatever_fits_the_whole_queue_is_possible_with_several_api_processes(tmp_path: Path):
+    async with batch_server(tmp_path, max_queue=4, api_workers=2) as server:
+        for n, status, left in ((3, 200, "2"), (4, 200, "2"), (5, 400, "2")):
+            answer = await server.http.post(CHAT, json=HELLO | {"n": n})
+            assert answer.status_code == status, answer.text
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-remaining-requests"] == left
+        assert "takes 4 at a time" in answer.json()["error"]["message"]
+
+
+async def test_a_process_holds_its_share_of_the_queue_or_one_larger_request(tmp_path: Path):
+    async with batch_server(tmp_path, max_queue=4, api_workers=2) as server:
+        server.engine.held = True
+        asking: list[asyncio.Task[httpx.Response]] = []
+        for n, left in ((1, "1"), (1, "0")):
+            asking.append(asyncio.create_task(server.http.post(CHAT, json=HELLO | {"n": n})))
+            await until_submitted(server, len(asking))
+            refused = await server.http.post(CHAT, json=HELLO | {"n": 3})
+            assert refused.status_code == 429
+            assert "limit of 2" in refused.json()["error"]["message"]
+            assert refused.headers["x-ratelimit-remaining-requests"] == left
+        server.engine.held = False
+        await asyncio.gather(*asking)
+        server.engine.held = True
+        large = asyncio.create_task(server.http.post(CHAT, json=HELLO | {"n": 4}))
+        await until_submitted(server, 4)
+        refused = await server.http.post(CHAT, json=HELLO)
+        assert refused.status_code == 429
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        server.engine.held = False
+        assert (await large).status_code == 200
+        assert all_given_back(server)
+
+
 def full_queue(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FakeEngine, "pending", property(lambda engine: 200))
 
