@@ -11,7 +11,7 @@ from starlette.routing import Route
 from server import middleware
 from server.batches.background import in_background
 from server.dialects.errors import CallersWords
-from server.errors import INVALID_REQUEST, RequestError, error_body, internal_error
+from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body, internal_error
 from server.openapi import DocumentedApp
 from server.responses.background import BackgroundResponses
 from server.routes import (
@@ -31,7 +31,7 @@ from server.routes import (
     tokenize,
 )
 from server.sse import ClientGone
-from server.state import ServerState
+from server.state import ServerState, state_of
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
 
@@ -96,6 +96,8 @@ def _answer(status: int, body: bytes, headers: dict[str, str] | None = None) -> 
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    if isinstance(error, RateLimited):
+        state_of(request).metrics.rejected(error.reason)
     return _answer(error.status, error.body(), error.headers())
 
 

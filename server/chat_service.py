@@ -15,6 +15,7 @@ import msgspec
 import orjson
 
 from runtime.messages import FinishReason, Ready, SamplingParams
+from server.admission import Places
 from server.answer_form import chat_grammar
 from server.choice import Choice, Piece, ScoredToken
 from server.conversation import (
@@ -172,6 +173,7 @@ async def prepare_chat(
     route: str = "chat",
     *,
     may_end_early: bool = False,
+    places: Places | None = None,
 ) -> ChatTurn:
     """Check a parsed body, render its prompt and submit it.
 
@@ -179,18 +181,22 @@ async def prepare_chat(
     route          where it came from, as its record says
     may_end_early  the answer ends where the context does, if that comes before its max_tokens;
                    else such a request is refused
-    Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
+    places         one for each completion; None: they are reserved here
+    Raises RequestError for what the caller did wrong, RateLimited if there is no room, Unavailable
+    while there is no engine.
     """
-    ready, prompt = await chat_prompt(state, body)
-    params = _params(state, ready, body, prompt, may_end_early)
-    check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
-    splitting = state.formats.splitting(
-        body.offered_tools(), prompt, state.tokenizer, parallel=not body.one_call()
-    )
-    grammar = await chat_grammar(state, body, ready, splitting, params.max_tokens)
-    params = msgspec.structs.replace(params, grammar=grammar)
-    marks = None if splitting is None else state.formats.marks
-    generation = Generation(state, route, body, [prompt], params, salt, marks=marks)
+    ready = _checked(state, body)
+    with places or state.admission.reserve(body.n or 1) as places:
+        prompt = await _prompt(state, ready, body)
+        params = _params(state, ready, body, prompt, may_end_early)
+        check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
+        splitting = state.formats.splitting(
+            body.offered_tools(), prompt, state.tokenizer, parallel=not body.one_call()
+        )
+        grammar = await chat_grammar(state, body, ready, splitting, params.max_tokens)
+        params = msgspec.structs.replace(params, grammar=grammar)
+        marks = None if splitting is None else state.formats.marks
+        generation = Generation(state, route, body, [prompt], params, salt, places, marks=marks)
     return ChatTurn(body, generation, splitting)
 
 
@@ -199,19 +205,27 @@ async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, lis
 
     Raises RequestError and Unavailable as prepare_chat does.
     """
+    ready = _checked(state, body)
+    return ready, await _prompt(state, ready, body)
+
+
+def _checked(state: ServerState, body: ChatRequest) -> Ready:
+    """The engine, for a body that needs no more than a look.  Raises as prepare_chat does."""
     body.check()
     state.check_model(body.model)
-    ready = require_ready(state)
+    return require_ready(state)
 
+
+async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
     def plain() -> list[dict[str, Any]]:
         check_messages(body.messages)
         return template_messages(body.messages, state.tokenizer)
 
     messages = await off_loop(WORK_OF_MESSAGE * len(body.messages), plain)
-    return ready, await _prompt(state, ready, body, messages)
+    return await _rendered(state, ready, body, messages)
 
 
-async def _prompt(
+async def _rendered(
     state: ServerState, ready: Ready, body: ChatRequest, messages: list[dict[str, Any]]
 ) -> list[int]:
     tokenizer = state.tokenizer

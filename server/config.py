@@ -23,7 +23,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     tool_format: str = "auto"  # how the model writes calls; none: they are text
     reasoning_format: str = "auto"
     api_workers: int = 1  # API processes; they share the port and the engine
-    max_queue: int = 1024  # sequences running or waiting
+    max_queue: int = 1024  # sequences running or waiting, in all API processes together
     request_history: int = 1000  # requests that GET /v1/requests/{id} knows
     drain_seconds: float = 30.0
     stall_seconds: float = 30.0
@@ -43,6 +43,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     log_format: Literal["text", "json"] = "text"
     engine: EngineConfig = EngineConfig(model="tiny-chat")
+
+    @property
+    def queue_share(self) -> int:
+        """Of `max_queue`, what one API process takes: none knows what the others have let in."""
+        return -(-self.max_queue // self.api_workers)
 
     def __repr__(self) -> str:
         """Without the keys: a configuration may be logged."""

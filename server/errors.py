@@ -6,7 +6,7 @@
     |-- ContextTooLong              400  context_length_exceeded
     |-- NotFound                    404  model_not_found, not_found
     |-- UnsupportedMediaType        415  not application/json
-    |-- RateLimited                 429  rate_limit_exceeded: the queue is full; Retry-After
+    |-- RateLimited                 429  rate_limit_exceeded: no room now; Retry-After
     |-- EngineFailed                500  engine_error: the work on this request failed
     `-- Unavailable                 503  loading, restarting or draining; Retry-After
 
@@ -92,8 +92,10 @@ class RateLimited(RequestError):
     status = 429
     type = RATE_LIMIT
 
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
+    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
+        """`reason` labels the count of those that were refused; see server/admission.py."""
         super().__init__(message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+        self.reason = reason
 
 
 class EngineFailed(RequestError):

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from runtime.messages import Output, Ready, SamplingParams
+from server.admission import Places
 from server.choice import Choice, Piece
-from server.errors import EngineFailed, RateLimited, RequestError, Unavailable
+from server.errors import EngineFailed, RequestError, Unavailable
 from server.explain import state_of_choices
 from server.parameters import seed_of
 from server.schema.sampling import SamplingBody
@@ -43,24 +44,6 @@ def require_ready(state: ServerState) -> Ready:
     )
 
 
-def admit(state: ServerState, wanted: int) -> None:
-    """Raises RequestError if `wanted` sequences can never fit, RateLimited if not now."""
-    limit = state.config.max_queue
-    if wanted > limit:
-        raise RequestError(
-            f"prompts times `n` (or `best_of`) is {wanted} sequences, this server takes {limit} at "
-            "a time: send fewer prompts or lower `n`",
-            param="n",
-        )
-    if state.client.pending + wanted > limit:
-        state.metrics.rejected("queue_full")
-        raise RateLimited(
-            f"{state.client.pending} sequences are running or waiting, {wanted} more exceed the "
-            f"limit of {limit}: try again later",
-            retry_after_s=1,
-        )
-
-
 class Generation:
     """All completions of one HTTP request."""
 
@@ -72,6 +55,7 @@ class Generation:
         prompts: list[list[int]],
         params: SamplingParams,
         salt: bytes,
+        places: Places,
         *,
         copies: int | None = None,
         marks: Marks | None = None,
@@ -79,8 +63,8 @@ class Generation:
         """Submits every prompt `copies` times, by default `n`.
 
         salt    that of exchange.prefix_salt
+        places  one for each of them
         marks   special tokens that stay in the text
-        Raises RequestError if the server does not take so many.
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
@@ -88,11 +72,14 @@ class Generation:
         self._salt = salt
         self._marks = marks
         n = copies or body.n or 1
-        admit(state, n * len(prompts))
         self.choices: list[Choice] = []
-        for prompt in prompts:
-            for copy in range(n):
-                self.choices.append(self._submit(body, prompt, params, copy))
+        try:
+            for prompt in prompts:
+                for copy in range(n):
+                    self.choices.append(self._submit(body, prompt, params, places, copy))
+        except Exception:
+            self._abort("error")
+            raise
         self._n = n
         facts: dict[str, object] = {
             "route": route,
@@ -102,15 +89,21 @@ class Generation:
         self._record = state.requests.begin(self.name, facts, self._explain)
 
     def _submit(
-        self, body: SamplingBody, prompt: list[int], params: SamplingParams, copy: int
+        self,
+        body: SamplingBody,
+        prompt: list[int],
+        params: SamplingParams,
+        places: Places,
+        copy: int,
     ) -> Choice:
         if copy and params.seed is not None:
             params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
-        mailbox = self._state.client.submit(
-            prompt, params, priority=body.priority or 0, salt=self._salt
-        )
         detokenizer = self._state.tokenizer.detokenizer(
             skip_special=body.skip_special_tokens is not False, prompt=prompt, marks=self._marks
+        )
+        places.give_back()
+        mailbox = self._state.client.submit(
+            prompt, params, priority=body.priority or 0, salt=self._salt
         )
         return Choice(
             len(self.choices),

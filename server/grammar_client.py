@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from server.errors import RateLimited, RequestError
+from server.admission import full
+from server.errors import RequestError
 from server.grammar_check import CHECK_SECONDS, Check, Start, Verdict
 from server.json_schema import shown
 from server.schema.base import path_of
@@ -57,8 +58,8 @@ class GrammarChecker:
             self._fine.move_to_end(digest)
             return self._fine[digest]
         if self._waiting >= MOST_WAITING:
-            raise RateLimited(
-                f"{self._waiting} grammars wait to be checked: try again later", retry_after_s=1
+            raise full(
+                "grammars_full", f"{self._waiting} grammars wait to be checked: try again later"
             )
         self._waiting += 1
         try:

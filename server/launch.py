@@ -20,8 +20,6 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from runtime.client import ClientNotifier
 from server.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
 from server.config import ServerConfig
@@ -117,11 +115,9 @@ class Launcher:
         )
 
     async def _start_api(self, index: int) -> None:
-        # Each takes its share of the queue: none of them knows what the others have let in.
-        share = -(-self._config.max_queue // len(self._apis))
         await self._apis[index].start(
             {
-                "config": replace(self._config, max_queue=share),
+                "config": self._config,
                 "index": index,
                 "engine_address": self._engine_address,
                 "own_address": self._api_addresses[index],

@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, FinishReason, Ready, Stats
+from server.admission import Reason
 from server.gathered import Gathered
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -42,7 +43,7 @@ PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
 # Values of a counter's label that begin at 0: no rate sees the first number of a series.
 KNOWN: dict[str, tuple[str, ...]] = {
     "requests": get_args(FinishReason),
-    "admission_rejections": ("queue_full", "bodies_full"),
+    "admission_rejections": get_args(Reason),
     "aborted": ("disconnect", "error"),
     "batch_lines": ("completed", "failed"),
 }
@@ -157,6 +158,7 @@ class Metrics(Collector):
         self._gaps.add(seconds)
 
     def rejected(self, reason: str) -> None:
+        """`reason` is one of server/admission.py."""
         self._rejected.labels(**self._label, reason=reason).inc()
 
     def aborted(self, by: str) -> None:

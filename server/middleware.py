@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.admission import full
 from server.browser_guard import BrowserGuard
 from server.errors import internal_error
 from server.exchange import REQUEST_ID, exchange, id_for
@@ -125,11 +126,11 @@ class _Exchange:
         return own
 
     def _rate_limit(self) -> Headers:
-        """OpenAI's words for the queue: what it takes, and how much more just now."""
-        limit = self._state.config.max_queue
-        left = max(0, limit - self._state.client.pending)
+        """OpenAI's words for this process's queue: what it takes, and how much more just now."""
+        admission = self._state.admission
+        left = admission.left
         return [
-            (b"x-ratelimit-limit-requests", str(limit).encode()),
+            (b"x-ratelimit-limit-requests", str(admission.share).encode()),
             (b"x-ratelimit-remaining-requests", str(left).encode()),
             (b"x-ratelimit-reset-requests", b"0s" if left else b"1s"),
         ]
@@ -212,8 +213,12 @@ class _Bounded:
         if self._gate.body_bytes > most:
             self._let_go()
             self._state.metrics.rejected("bodies_full")
-            message = f"the bodies of open requests have more than {most} bytes: try again later"
-            raise BodyRefused(429, message, "rate_limit_exceeded", [*CLOSE, (b"retry-after", b"1")])
+            refusal = full(
+                "bodies_full",
+                f"the bodies of open requests have more than {most} bytes: try again later",
+            )
+            again = [(name.encode(), text.encode()) for name, text in refusal.headers().items()]
+            raise BodyRefused(refusal.status, refusal.message, refusal.code, [*CLOSE, *again])
 
     def _let_go(self) -> None:
         self._gate.body_bytes -= self._held

@@ -94,7 +94,7 @@ attention {ready.attention}
   memory  {memory}
   KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
   limits  {ready.max_model_len:,} tokens a request{_why(config, ready)} | \
-{ready.max_num_seqs:,} running, {config.max_queue * config.api_workers:,} with the queue | \
+{ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
 {start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from starlette.requests import Request
 
 from runtime.client import EngineClient
+from server.admission import Admission
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.errors import NotFound
@@ -33,7 +34,16 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    bounded: bool = True  # its requests count against --max-queue
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+    @cached_property
+    def admission(self) -> Admission:
+        """The places for sequences."""
+        config = self.config
+        return Admission(
+            self.client, limit=config.max_queue, share=config.queue_share, bounded=self.bounded
+        )
 
     @cached_property
     def formats(self) -> AnswerFormats:

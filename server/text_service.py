@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from runtime.messages import Ready, SamplingParams
+from server.admission import Places
 from server.answer_form import answer_grammar
 from server.generation import Generation, require_ready
 from server.infill import prompt_with_gap
@@ -29,25 +30,33 @@ from server.tokenizer import ChatTokenizer
 
 
 async def submit_texts(
-    state: ServerState, body: CompletionRequest, salt: bytes, route: str
+    state: ServerState,
+    body: CompletionRequest,
+    salt: bytes,
+    route: str,
+    places: Places | None = None,
 ) -> tuple[Generation, list[Prompt]]:
     """Check a parsed body and submit its prompts, whatever route it came by.
 
-    Raises RequestError for what the caller did wrong, Unavailable while there is no engine.
+    places  one for each completion; None: they are reserved here
+    Raises RequestError for what the caller did wrong, RateLimited if there is no room, Unavailable
+    while there is no engine.
     """
     body.check()
     state.check_model(body.model)
     ready = require_ready(state)
-    prompts = await _prompts(state, ready, body)
-    tokens = [prompt.tokens for prompt in prompts]
-    for place, prompt in enumerate(tokens):
-        path = body.path(place)
-        fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
-    grammar = await answer_grammar(state, body, ready)
-    params = _params(state, ready, body, grammar)
-    names = ("logprobs", "best_of" if body.best_of else "n")
-    check_scores(body, tokens, params, copies=body.copies, names=names)
-    return Generation(state, route, body, tokens, params, salt, copies=body.copies), prompts
+    copies = body.copies
+    with places or state.admission.reserve(copies * len(body.prompts())) as places:
+        prompts = await _prompts(state, ready, body)
+        tokens = [prompt.tokens for prompt in prompts]
+        for place, prompt in enumerate(tokens):
+            path = body.path(place)
+            fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
+        grammar = await answer_grammar(state, body, ready)
+        params = _params(state, ready, body, grammar)
+        names = ("logprobs", "best_of" if body.best_of else "n")
+        check_scores(body, tokens, params, copies=copies, names=names)
+        return Generation(state, route, body, tokens, params, salt, places, copies=copies), prompts
 
 
 async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:

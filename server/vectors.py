@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.client import Mailbox
-from runtime.messages import Pooling, Ready, SamplingParams
+from runtime.messages import Output, Pooling, Ready, SamplingParams
+from server.admission import Places
 from server.errors import ContextTooLong, EngineFailed, RequestError
-from server.generation import admit, together
+from server.generation import together
 from server.off_loop import off_loop
 from server.parameters import check_chars, check_token_ids
 from server.state import ServerState
@@ -51,6 +52,12 @@ class Given:
         encoding.truncate(max(0, self.kept - around), direction=self.side)
         # The cut comes first: a model that reads its vector off an end token needs that token.
         return tokenizer.tokenizer.post_process(encoding, None, self.special).ids
+
+
+def reserve_lanes(state: ServerState, num_prompts: int) -> Places:
+    """A place for each prompt that the engine will have at a time.  Raises RateLimited."""
+    admission = state.admission
+    return admission.reserve(min(num_prompts, WINDOW, admission.share))
 
 
 async def prompts_of(state: ServerState, ready: Ready, given: Sequence[Given]) -> list[list[int]]:
@@ -107,18 +114,22 @@ class Vectors:
         model: str,
         prompts: list[list[int]],
         pooling: Pooling,
+        places: Places,
         *,
         salt: bytes,
         priority: int = 0,
     ) -> None:
-        """Nothing is submitted yet.  Raises RateLimited if the server does not take so many."""
+        """Nothing is submitted yet.
+
+        places  of reserve_lanes; the caller closes them after `close`
+        """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=0, pooling=pooling)
         self._salt = salt
         self._priority = priority
-        self._lanes = min(len(prompts), WINDOW, state.config.max_queue)
+        self._places = places
         self._open: set[Mailbox] = set()
         self._found: list[bytes] = [b""] * len(prompts)
         self._cached = 0
@@ -126,7 +137,6 @@ class Vectors:
         self._started = math.inf  # the first step that any of them was in
         self._num_done = 0
         self._failed = False
-        admit(state, self._lanes)
         facts: dict[str, object] = {"route": route, "model": model, "stream": False}
         self._record = state.requests.begin(self.name, facts, self._explain)
 
@@ -140,9 +150,10 @@ class Vectors:
         async def lane() -> None:
             for place in places:  # shared: each lane takes the next that nobody has
                 self._found[place] = await self._one(self._prompts[place])
+            self._places.give_back()
 
         try:
-            await together([lane() for _ in range(self._lanes)])
+            await together([lane() for _ in range(self._places.held)])
         except Exception:
             self._failed = True
             self._abort("error")
@@ -150,11 +161,20 @@ class Vectors:
         return self._found
 
     async def _one(self, prompt: list[int]) -> bytes:
+        outputs: list[Output] = []
+
+        def ended(output: Output) -> bool:
+            outputs.append(output)
+            self._places.take()  # for the lane's next prompt, before anybody else can have it
+            return False
+
+        self._places.give_back()
         mailbox = self._state.client.submit(
             prompt, self._params, priority=self._priority, salt=self._salt
         )
         self._open.add(mailbox)
-        output = await mailbox.get()
+        await mailbox.pour(ended)
+        [output] = outputs
         self._open.discard(mailbox)
         self._cached += output.cached
         self._started = min(self._started, output.started)

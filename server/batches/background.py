@@ -25,9 +25,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 
 class BackgroundClient:
-    """An EngineClient whose requests run when nobody else's do, and that is never full."""
-
-    pending = 0
+    """An EngineClient whose requests run when nobody else's do."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -63,6 +61,7 @@ def in_background(state: ServerState) -> ServerState:
         client=cast("EngineClient", BackgroundClient(state.client)),
         metrics=cast("Metrics", BackgroundMetrics()),
         requests=state.batch_requests,
+        bounded=False,
     )
 
 

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.admission import full
 from server.batches.database import IS_OPEN, Database
-from server.errors import NotFound, RateLimited, RequestError
+from server.errors import NotFound, RequestError
 
 MAX_FILES = 10_000  # in the directory, reserved ones too
 UPLOAD_SECONDS = 3600  # none takes that long: older ones were left behind by a process that died
@@ -85,15 +86,15 @@ class FileStore:
             "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
         ).fetchone()
         if count >= self._max_files:
-            raise RateLimited(
+            raise full(
+                "files_full",
                 f"{count} files are stored, at most {self._max_files} are kept: delete some",
-                retry_after_s=60,
             )
         if used + num_bytes > self.max_bytes:
-            raise RateLimited(
+            raise full(
+                "data_full",
                 f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit of "
                 f"{self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
-                retry_after_s=60,
             )
 
     def is_full(self) -> bool:

@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from server.admission import full
 from server.batches.database import IS_OPEN, Database
 from server.batches.files import KEEP_SECONDS, FileStore, number_of
 from server.batches.objects import Batch, StoredBatch
-from server.errors import NotFound, RateLimited, RequestError
+from server.errors import NotFound, RequestError
 from server.schema.batches import BatchRequest
 
 WINDOW_SECONDS = 86400
@@ -86,9 +87,9 @@ class BatchStore:
             f"SELECT COUNT(*), COALESCE(SUM({IS_OPEN}), 0) FROM batches"
         ).fetchone()
         if num_open >= MAX_OPEN:
-            raise RateLimited(
+            raise full(
+                "batches_full",
                 f"{num_open} batches have not ended, at most {MAX_OPEN} may wait: try again later",
-                retry_after_s=60,
             )
         connection.execute(
             "DELETE FROM batches WHERE id IN (SELECT id FROM batches WHERE NOT "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from server.admission import Places
 from server.chat_service import ChatTurn, chat_prompt, prepare_chat
 from server.errors import ContextTooLong, RequestError
 from server.off_loop import off_loop
@@ -29,12 +30,16 @@ async def joined(
 
 
 async def prepare(
-    state: ServerState, body: ResponsesRequest, conversation: Conversation, salt: bytes
+    state: ServerState,
+    body: ResponsesRequest,
+    conversation: Conversation,
+    salt: bytes,
+    places: Places,
 ) -> ChatTurn:
-    """Submit it.  Raises as prepare_chat does, in this route's words."""
+    """Submit it to the one of `places`.  Raises as prepare_chat does, in this route's words."""
 
     async def submit(chat: ChatRequest) -> ChatTurn:
-        return await prepare_chat(state, chat, salt, ROUTE)
+        return await prepare_chat(state, chat, salt, ROUTE, places=places)
 
     return await _fitting(state, body, conversation, submit)
 

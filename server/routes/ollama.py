@@ -77,9 +77,10 @@ async def generate(request: Request) -> Response:
     if not body.prompt and not body.suffix:
         return _loaded(body, answer)
     if body.raw or body.suffix:
-        with callers_names((), FIELDS):
+        salt = prefix_salt(request, None)
+        with callers_names((), FIELDS), state.admission.reserve(1) as places:
             text = await text_of(state, body)
-            generation, _ = await submit_texts(state, text, prefix_salt(request, None), ROUTE)
+            generation, _ = await submit_texts(state, text, salt, ROUTE, places)
         return await _continued(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
     with callers_names(paths, FIELDS | {"messages$": "prompt"}):

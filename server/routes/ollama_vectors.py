@@ -26,7 +26,7 @@ from server.schema.ollama_embed import EmbedBody, EmbeddingsBody
 from server.schema.sampling import openapi_body
 from server.sse import while_connected
 from server.state import ServerState, state_of
-from server.vectors import Given, Vectors, numbers_of, prompts_of
+from server.vectors import Given, Vectors, numbers_of, prompts_of, reserve_lanes
 
 router = APIRouter()
 
@@ -115,8 +115,9 @@ async def _vectors(
     """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
     config = state.config
     kind = pooling_of(config.model_directory, config.pooling, None, "start it with --pooling")
-    prompts = await prompts_of(state, ready, given)
-    pooling = Pooling(kind, size, normalize)
-    salt = prefix_salt(request, None)
-    vectors = Vectors(state, ROUTE, body.model, prompts, pooling, salt=salt)
-    return await while_connected(request.receive, vectors.collect(), vectors.close), vectors
+    with reserve_lanes(state, len(given)) as places:
+        prompts = await prompts_of(state, ready, given)
+        pooling = Pooling(kind, size, normalize)
+        salt = prefix_salt(request, None)
+        vectors = Vectors(state, ROUTE, body.model, prompts, pooling, places, salt=salt)
+        return await while_connected(request.receive, vectors.collect(), vectors.close), vectors

@@ -34,7 +34,7 @@ from server.schema.pooling import (
 from server.schema.sampling import openapi_body
 from server.sse import while_connected
 from server.state import ServerState, state_of
-from server.vectors import Given, Vectors, numbers_of, prompts_of
+from server.vectors import Given, Vectors, numbers_of, prompts_of, reserve_lanes
 
 router = APIRouter()
 
@@ -66,17 +66,19 @@ class Call(Generic[P]):
         """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
         config = self.state.config
         kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
-        vectors = Vectors(
-            self.state,
-            route,
-            self.body.model,
-            await prompts_of(self.state, self.ready, given),
-            Pooling(kind, size, normalize),
-            salt=prefix_salt(self.request, self.body.cache_salt),
-            priority=self.body.priority or 0,
-        )
-        receive = self.request.receive
-        return await while_connected(receive, vectors.collect(), vectors.close), vectors
+        with reserve_lanes(self.state, len(given)) as places:
+            vectors = Vectors(
+                self.state,
+                route,
+                self.body.model,
+                await prompts_of(self.state, self.ready, given),
+                Pooling(kind, size, normalize),
+                places,
+                salt=prefix_salt(self.request, self.body.cache_salt),
+                priority=self.body.priority or 0,
+            )
+            receive = self.request.receive
+            return await while_connected(receive, vectors.collect(), vectors.close), vectors
 
 
 async def read_call(

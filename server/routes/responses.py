@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from server.errors import RequestError
 from server.exchange import owner_digest, prefix_salt
+from server.generation import require_ready
 from server.pages import page_of
 from server.responses import kept
 from server.responses.answer import ResponseAnswer
@@ -49,8 +50,11 @@ router = APIRouter()
 async def create_response(request: Request) -> Response:
     state = state_of(request)
     body, items = await _read(request, read_request)
-    conversation = await _conversation(request, body, items)
-    turn = await prepare(state, body, conversation, prefix_salt(request, body.cache_salt))
+    require_ready(state)
+    with state.admission.reserve(1) as places:
+        conversation = await _conversation(request, body, items)
+        salt = prefix_salt(request, body.cache_salt)
+        turn = await prepare(state, body, conversation, salt, places)
 
     async def keep(response: JsonItem) -> None:
         if body.stored and not body.background:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.messages import Ready, Stats
+from server.admission import Reason
 from server.gathered import Gathered
 from server.metrics import PER_TOKEN, Metrics
 
@@ -90,7 +92,7 @@ def test_what_has_not_happened_yet_is_counted_as_0(metrics: Metrics):
     lines = metrics.render().decode().splitlines()
     for name, label, known in (
         ("requests", "finished_reason", {"stop", "length", "abort", "error"}),
-        ("admission_rejections", "reason", {"queue_full", "bodies_full"}),
+        ("admission_rejections", "reason", set(get_args(Reason))),
         ("aborted", "by", {"disconnect", "error"}),
         ("batch_lines", "outcome", {"completed", "failed"}),
     ):
