@@ -1,8 +1,9 @@
 """One HTTP connection: uvicorn's protocol, bounded before a request reaches the application.
 
 uvicorn's own limit of header bytes holds for its h11 protocol only, and it waits for ever for the
-rest of a request that was begun.  Its parser loses the body of a request that offers an upgrade,
-as those of Java's HTTP client do: a server that does not upgrade has to answer in HTTP/1.1.
+rest of a request that was begun.  It takes the trailers of a chunked body for headers, however many
+come.  Its parser loses the body of a request that offers an upgrade, as those of Java's HTTP client
+do: a server that does not upgrade has to answer in HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class BoundedProtocol(HttpToolsProtocol):
     header_seconds = 10.0  # from the first byte (or the connection) to the end of the headers
     body_seconds = 60.0  # from there to the end of the body, and more for a long one
     _deadline: asyncio.TimerHandle | None = None
-    _header_bytes: int | None = 0  # None while no header is being read
+    _in_head = True  # of a message, or before it; otherwise in its body or trailers
+    _bytes_beside_body = 0  # read since the message began, or since the last part of its body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -82,8 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser.  What the application may hold of a body is the middleware's matter."""
-        if self._header_bytes is not None:
-            self._header_bytes += len(data)
+        self._bytes_beside_body += len(data)
         self._unset_keepalive_if_required()
         try:
             self._parse(data)
@@ -91,8 +92,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
         # At most one read too many has arrived when this is noticed; the middleware is exact.
         limit = self.config.h11_max_incomplete_event_size or 0
-        if self._header_bytes is not None and self._header_bytes > 2 * limit > 0:
-            self._refuse(431, f"the headers are larger than {limit} bytes", "headers_too_large")
+        if self._bytes_beside_body > 2 * limit > 0:
+            part = "headers" if self._in_head else "trailers"
+            self._refuse(431, f"the {part} are larger than {limit} bytes", "headers_too_large")
 
     def _parse(self, data: bytes) -> None:
         """Raises HttpParserError."""
@@ -119,13 +121,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = self._header_bytes or 0
         self._expect(self.header_seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer is dropped: it would pass for a header that was checked."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # they come again
-        self._header_bytes = None
+        self._in_head = False
+        self._bytes_beside_body = 0
         length = dict(self.headers).get(b"content-length", b"")
         patience = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
         self._expect(min(self.body_seconds + patience, MAX_BODY_SECONDS))
@@ -135,11 +142,16 @@ class BoundedProtocol(HttpToolsProtocol):
             vars(self.cycle)["send"] = until_close(self.cycle)
         cast("dict[str, object]", self.scope)[DIRECT] = self.cycle.send
 
+    def on_body(self, body: bytes) -> None:
+        self._bytes_beside_body = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._expect(None)
-        self._header_bytes = 0
+        self._in_head = True
+        self._bytes_beside_body = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -156,7 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None
         cycle = cast("RequestResponseCycle | None", self.cycle)
         answering = cycle is not None and not cycle.response_complete
-        if answering and self._header_bytes is not None:
+        if answering and self._in_head:
             # An answer is on its way, and its caller has begun to send the next request.
             self._expect(self.header_seconds)
         else:
@@ -164,6 +176,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():
+            return
+        if self._has_begun_to_answer():
+            self.transport.close()  # another answer would be taken for a part of this one
             return
         body = error_body(message, INVALID_REQUEST, None, code)
         reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
@@ -173,3 +188,12 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _has_begun_to_answer(self) -> bool:
+        """Whether an answer is on its way: to this message, or to one before it."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None:
+            return False
+        if self._in_head:
+            return not cycle.response_complete
+        return cycle.response_started or bool(self.pipeline)
