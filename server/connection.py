@@ -14,11 +14,15 @@ from typing import Any, cast
 
 import httptools
 from starlette.types import Message, Send
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
+from server.connection_limit import ConnectionLimit
 from server.errors import INVALID_REQUEST, error_body
 
 DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
+CROWDED = "wavefill.crowded"  # in a request's scope: how many connections are busy, if too many
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
 
@@ -74,13 +78,33 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_head = True  # of a message, or before it; otherwise in its body or trailers
     _bytes_beside_body = 0  # read since the message began, or since the last part of its body
 
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        limit: ConnectionLimit | None = None,
+    ) -> None:
+        """`limit` is that of all connections of the process; None for a server of one test."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._limit = limit or ConnectionLimit()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect(self.header_seconds)
+        self._limit.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
+        self._limit.closed(self)
         super().connection_lost(exc)
+
+    def has_unsent_bytes(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
+
+    def cut(self) -> None:
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser.  What the application may hold of a body is the middleware's matter."""
@@ -140,7 +164,10 @@ class BoundedProtocol(HttpToolsProtocol):
         # What uvicorn hands the application is the same: it has not run yet.
         if self.parser.get_http_version() == "1.0":
             vars(self.cycle)["send"] = until_close(self.cycle)
-        cast("dict[str, object]", self.scope)[DIRECT] = self.cycle.send
+        scope = cast("dict[str, object]", self.scope)
+        scope[DIRECT] = self.cycle.send
+        if not self._limit.request_begun(self):
+            scope[CROWDED] = self._limit.most_busy
 
     def on_body(self, body: bytes) -> None:
         self._bytes_beside_body = 0
@@ -153,6 +180,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._bytes_beside_body = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # otherwise it is that of a request sent ahead
+            self._limit.request_ended(self)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the form of every other error."""

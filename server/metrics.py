@@ -42,7 +42,7 @@ PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
 # Values of a counter's label that begin at 0: no rate sees the first number of a series.
 KNOWN: dict[str, tuple[str, ...]] = {
     "requests": get_args(FinishReason),
-    "admission_rejections": ("queue_full", "bodies_full"),
+    "admission_rejections": ("queue_full", "bodies_full", "connections_full"),
     "aborted": ("disconnect", "error"),
     "batch_lines": ("completed", "failed"),
 }

@@ -18,12 +18,13 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.connection import CROWDED
 from server.exchange import REQUEST_ID, exchange
 from server.key_guard import PUBLIC_PATHS, KeyGuard
 from server.refusal import CLOSE, Headers, refuse
 from server.state import ServerState
 
-WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
+WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered whatever the load, and during the drain
 GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
@@ -95,7 +96,8 @@ class _Exchange:
             if message["type"] == "http.response.start":
                 self._status = message["status"]
                 headers: Headers = [*message["headers"], *self._own_headers()]
-                if self._gate.draining and CLOSE[0] not in headers:
+                leave = self._gate.draining or CROWDED in self._scope
+                if leave and CLOSE[0] not in headers:
                     headers += CLOSE  # the next request should find another server
                 message = {**message, "headers": headers}
             await send(message)
@@ -168,9 +170,18 @@ class _Exchange:
             shown = encoding[:40].decode("latin-1")
             message = f"the body has the Content-Encoding {shown}: send it without compression"
             return 415, message, "unsupported_media_type", CLOSE
-        if self._gate.draining and self._scope["path"] not in WATCHING_PATHS:
+        if self._scope["path"] in WATCHING_PATHS:
+            return None
+        if self._gate.draining:
             message = "the server is shutting down: send the request to another one"
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
+        if CROWDED in self._scope:
+            self._state.metrics.rejected("connections_full")
+            message = (
+                f"{self._scope[CROWDED]} connections have a request in flight, as many as the "
+                "limit of open files allows: try again later"
+            )
+            return 429, message, "rate_limit_exceeded", [*CLOSE, (b"retry-after", b"1")]
         return None
 
     async def _discard(self, receive: Receive) -> None:

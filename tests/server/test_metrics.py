@@ -90,7 +90,7 @@ def test_what_has_not_happened_yet_is_counted_as_0(metrics: Metrics):
     lines = metrics.render().decode().splitlines()
     for name, label, known in (
         ("requests", "finished_reason", {"stop", "length", "abort", "error"}),
-        ("admission_rejections", "reason", {"queue_full", "bodies_full"}),
+        ("admission_rejections", "reason", {"queue_full", "bodies_full", "connections_full"}),
         ("aborted", "by", {"disconnect", "error"}),
         ("batch_lines", "outcome", {"completed", "failed"}),
     ):
