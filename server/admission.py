@@ -20,6 +20,7 @@ from server.errors import RateLimited, RequestError
 Reason = Literal[
     "queue_full",  # sequences that run or wait: --max-queue
     "bodies_full",  # bytes that the bodies of open requests hold
+    "connections_full",  # connections with a request in flight: the limit of open files
     "grammars_full",  # grammars that wait to be checked
     "files_full",  # files that are stored
     "data_full",  # bytes that they have: --max-data-bytes
@@ -29,6 +30,7 @@ Reason = Literal[
 RETRY_AFTER_S: Mapping[Reason, int] = {
     "queue_full": 1,
     "bodies_full": 1,
+    "connections_full": 1,
     "grammars_full": 1,
     "files_full": 60,
     "data_full": 60,

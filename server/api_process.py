@@ -12,13 +12,14 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import prometheus_client
@@ -32,6 +33,7 @@ from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.connection import BoundedProtocol
+from server.connection_limit import ConnectionLimit, most_connections
 from server.explain import RequestLog
 from server.logs import set_up_logging
 from server.metrics import Metrics
@@ -46,10 +48,8 @@ log = logging.getLogger("wavefill.server")
 
 ORPHANED = 3  # exit code
 POLL_SECONDS = 0.05
-MAX_DESCRIPTORS = 1 << 16
 DAY_SECONDS = 86400.0
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
-RESERVED_DESCRIPTORS = 64  # for the listener, the engine's sockets, files of /docs
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +116,11 @@ def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
 
 
 def http_server(app: FastAPI, config: ServerConfig) -> Server:
+    protocol = partial(BoundedProtocol, limit=ConnectionLimit(most_connections()))
     return Server(
         uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=cast(Any, protocol),  # uvicorn calls it for each connection
             loop="none",
             ws="none",
             lifespan="off",
@@ -127,7 +128,6 @@ def http_server(app: FastAPI, config: ServerConfig) -> Server:
             log_config=None,
             server_header=False,
             h11_max_incomplete_event_size=config.max_header_bytes,  # BoundedProtocol reads it
-            limit_concurrency=raise_descriptor_limit() - RESERVED_DESCRIPTORS,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=5,
         )
@@ -213,16 +213,6 @@ def response_store(start: Start) -> ResponseStore:
     if not path:
         path = str(Path(start.own_address.removeprefix("ipc://")).parent / "responses")
     return ResponseStore(path, limits, start.index, config.api_workers)
-
-
-def raise_descriptor_limit() -> int:
-    """As many open connections as the system grants; returns the number of descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
 
 
 def die_with_parent() -> None:

@@ -1,8 +1,9 @@
 """One HTTP connection: uvicorn's protocol, bounded before a request reaches the application.
 
 uvicorn's own limit of header bytes holds for its h11 protocol only, and it waits for ever for the
-rest of a request that was begun.  Its parser loses the body of a request that offers an upgrade,
-as those of Java's HTTP client do: a server that does not upgrade has to answer in HTTP/1.1.
+rest of a request that was begun.  It takes the trailers of a chunked body for headers, however many
+come.  Its parser loses the body of a request that offers an upgrade, as those of Java's HTTP client
+do: a server that does not upgrade has to answer in HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any, cast
 
 import httptools
 from starlette.types import Message, Send
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
+from server.connection_limit import ConnectionLimit
 from server.errors import INVALID_REQUEST, error_body
 from server.exchange import id_for
 
 DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
+CROWDED = "wavefill.crowded"  # in a request's scope: how many connections are busy, if too many
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
 
@@ -71,20 +76,40 @@ class BoundedProtocol(HttpToolsProtocol):
     header_seconds = 10.0  # from the first byte (or the connection) to the end of the headers
     body_seconds = 60.0  # from there to the end of the body, and more for a long one
     _deadline: asyncio.TimerHandle | None = None
-    _header_bytes: int | None = 0  # None while no header is being read
+    _in_head = True  # of a message, or before it; otherwise in its body or trailers
+    _bytes_beside_body = 0  # read since the message began, or since the last part of its body
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        limit: ConnectionLimit | None = None,
+    ) -> None:
+        """`limit` is that of all connections of the process; None for a server of one test."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._limit = limit or ConnectionLimit()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect(self.header_seconds)
+        self._limit.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
+        self._limit.closed(self)
         super().connection_lost(exc)
+
+    def has_unsent_bytes(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
+
+    def cut(self) -> None:
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser.  What the application may hold of a body is the middleware's matter."""
-        if self._header_bytes is not None:
-            self._header_bytes += len(data)
+        self._bytes_beside_body += len(data)
         self._unset_keepalive_if_required()
         try:
             self._parse(data)
@@ -92,8 +117,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
         # At most one read too many has arrived when this is noticed; the middleware is exact.
         limit = self.config.h11_max_incomplete_event_size or 0
-        if self._header_bytes is not None and self._header_bytes > 2 * limit > 0:
-            self._refuse(431, f"the headers are larger than {limit} bytes", "headers_too_large")
+        if self._bytes_beside_body > 2 * limit > 0:
+            part = "headers" if self._in_head else "trailers"
+            self._refuse(431, f"the {part} are larger than {limit} bytes", "headers_too_large")
 
     def _parse(self, data: bytes) -> None:
         """Raises HttpParserError."""
@@ -120,13 +146,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = self._header_bytes or 0
         self._expect(self.header_seconds)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer is dropped: it would pass for a header that was checked."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # they come again
-        self._header_bytes = None
+        self._in_head = False
+        self._bytes_beside_body = 0
         length = dict(self.headers).get(b"content-length", b"")
         patience = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
         self._expect(min(self.body_seconds + patience, MAX_BODY_SECONDS))
@@ -134,14 +165,27 @@ class BoundedProtocol(HttpToolsProtocol):
         # What uvicorn hands the application is the same: it has not run yet.
         if self.parser.get_http_version() == "1.0":
             vars(self.cycle)["send"] = until_close(self.cycle)
-        cast("dict[str, object]", self.scope)[DIRECT] = self.cycle.send
+        scope = cast("dict[str, object]", self.scope)
+        scope[DIRECT] = self.cycle.send
+        if not self._limit.request_begun(self):
+            scope[CROWDED] = self._limit.most_busy
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_beside_body = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._expect(None)
-        self._header_bytes = 0
+        self._in_head = True
+        self._bytes_beside_body = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # otherwise it is that of a request sent ahead
+            self._limit.request_ended(self)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the form of every other error."""
@@ -157,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None
         cycle = cast("RequestResponseCycle | None", self.cycle)
         answering = cycle is not None and not cycle.response_complete
-        if answering and self._header_bytes is not None:
+        if answering and self._in_head:
             # An answer is on its way, and its caller has begun to send the next request.
             self._expect(self.header_seconds)
         else:
@@ -165,6 +209,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():
+            return
+        if self._has_begun_to_answer():
+            self.transport.close()  # another answer would be taken for a part of this one
             return
         body = error_body(message, INVALID_REQUEST, None, code)
         reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
@@ -176,3 +223,12 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _has_begun_to_answer(self) -> bool:
+        """Whether an answer is on its way: to this message, or to one before it."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None:
+            return False
+        if self._in_head:
+            return not cycle.response_complete
+        return cycle.response_started or bool(self.pipeline)

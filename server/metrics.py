@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, FinishReason, Ready, Stats
 from server.admission import Reason
+from server.engine_counts import EngineCounts
 from server.gathered import Gathered
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,6 +74,7 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         own = self._registry
         self._counted: Collector = MultiProcessCollector(None, shared) if shared else own
+        self._engine_counts = EngineCounts(shared)
         self._label = {"model_name": name}
         self._compat = compat == "vllm"
         self._ready: Callable[[], Ready | None] = lambda: None
@@ -188,7 +190,7 @@ class Metrics(Collector):
 
     def _engine_families(self) -> Iterator[Metric]:
         """The engine's gauges and counters, read when asked for."""
-        stats, ready = self._stats(), self._ready()
+        stats, ready, counts = self._engine_numbers()
         usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
         waiting, running = float(stats.waiting), float(stats.running)
         gauges = {
@@ -198,13 +200,13 @@ class Metrics(Collector):
             "wavefill_engine_up": ("1 while the engine makes progress.", float(self._alive())),
         }
         counters = {
-            "wavefill_prompt_tokens": ("Prompt tokens taken in.", stats.prompt_tokens),
-            "wavefill_prompt_tokens_cached": ("Those not computed.", stats.cached_tokens),
-            "wavefill_prefix_cache_queries": ("Tokens looked up.", stats.prompt_tokens),
-            "wavefill_prefix_cache_hits": ("Tokens found.", stats.cached_tokens),
-            "wavefill_generation_tokens": ("Tokens generated.", stats.generated_tokens),
-            "wavefill_preemptions": ("Sequences put back into the queue.", stats.preemptions),
-            "wavefill_engine_steps": ("Steps run.", stats.steps),
+            "wavefill_prompt_tokens": ("Prompt tokens taken in.", counts.prompt_tokens),
+            "wavefill_prompt_tokens_cached": ("Those not computed.", counts.cached_tokens),
+            "wavefill_prefix_cache_queries": ("Tokens looked up.", counts.prompt_tokens),
+            "wavefill_prefix_cache_hits": ("Tokens found.", counts.cached_tokens),
+            "wavefill_generation_tokens": ("Tokens generated.", counts.generated_tokens),
+            "wavefill_preemptions": ("Sequences put back into the queue.", counts.preemptions),
+            "wavefill_engine_steps": ("Steps run.", counts.steps),
         }
         if self._compat:
             gauges |= {
@@ -213,11 +215,11 @@ class Metrics(Collector):
                 "vllm:kv_cache_usage_perc": ("Alias.", usage),
             }
             counters |= {
-                "vllm:prompt_tokens": ("Alias.", stats.prompt_tokens),
-                "vllm:generation_tokens": ("Alias.", stats.generated_tokens),
-                "vllm:prefix_cache_queries": ("Alias.", stats.prompt_tokens),
-                "vllm:prefix_cache_hits": ("Alias.", stats.cached_tokens),
-                "vllm:num_preemptions": ("Alias.", stats.preemptions),
+                "vllm:prompt_tokens": ("Alias.", counts.prompt_tokens),
+                "vllm:generation_tokens": ("Alias.", counts.generated_tokens),
+                "vllm:prefix_cache_queries": ("Alias.", counts.prompt_tokens),
+                "vllm:prefix_cache_hits": ("Alias.", counts.cached_tokens),
+                "vllm:num_preemptions": ("Alias.", counts.preemptions),
             }
         if ready is not None:
             gauges |= {
@@ -240,7 +242,15 @@ class Metrics(Collector):
             counter = CounterMetricFamily(name, text, labels=list(self._label))
             counter.add_metric(list(self._label.values()), value)
             yield counter
-        yield from self._step_families(stats)
+        yield from self._step_families(counts)
+
+    def _engine_numbers(self) -> tuple[Stats, Ready | None, Stats]:
+        """What the engine said last, and the counters of all engines so far."""
+        ready, stats, still = self._ready(), self._stats(), self._ready()
+        # Between two engines, nobody can tell whose statistics these are.
+        epochs = {None if known is None else known.epoch for known in (ready, still)}
+        epoch = epochs.pop() if len(epochs) == 1 else None
+        return stats, still, self._engine_counts.take(epoch, stats)
 
     def _step_families(self, stats: Stats) -> Iterator[Metric]:
         """How long the engine's steps took and how many tokens they fed."""

@@ -20,15 +20,16 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.admission import full
+from server.admission import Reason, full
 from server.browser_guard import BrowserGuard
+from server.connection import CROWDED
 from server.errors import internal_error
 from server.exchange import REQUEST_ID, exchange, id_for
 from server.key_guard import PUBLIC_PATHS, KeyGuard
 from server.refusal import CLOSE, Headers, refuse, send_error
 from server.state import ServerState
 
-WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered during the drain
+WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered whatever the load, and during the drain
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
 FORM_BYTES = 64 << 10  # of an upload beside its file
@@ -103,7 +104,8 @@ class _Exchange:
             if message["type"] == "http.response.start":
                 self._status = message["status"]
                 headers: Headers = [*message["headers"], *self._own_headers()]
-                if self._gate.draining and CLOSE[0] not in headers:
+                leave = self._gate.draining or CROWDED in self._scope
+                if leave and CLOSE[0] not in headers:
                     headers += CLOSE  # the next request should find another server
                 message = {**message, "headers": headers}
             await send(message)
@@ -212,13 +214,14 @@ class _Bounded:
         most = MOST_BODIES * self._state.config.max_body_bytes
         if self._gate.body_bytes > most:
             self._let_go()
-            self._state.metrics.rejected("bodies_full")
-            refusal = full(
-                "bodies_full",
-                f"the bodies of open requests have more than {most} bytes: try again later",
-            )
-            again = [(name.encode(), text.encode()) for name, text in refusal.headers().items()]
-            raise BodyRefused(refusal.status, refusal.message, refusal.code, [*CLOSE, *again])
+            message = f"the bodies of open requests have more than {most} bytes: try again later"
+            raise BodyRefused(*self._full("bodies_full", message))
+
+    def _full(self, reason: Reason, message: str) -> tuple[int, str, str, Headers]:
+        self._state.metrics.rejected(reason)
+        refusal = full(reason, message)
+        again = [(name.encode(), text.encode()) for name, text in refusal.headers().items()]
+        return refusal.status, refusal.message, refusal.code, [*CLOSE, *again]
 
     def _let_go(self) -> None:
         self._gate.body_bytes -= self._held
@@ -243,9 +246,17 @@ class _Bounded:
             shown = encoding[:40].decode("latin-1")
             message = f"the body has the Content-Encoding {shown}: send it without compression"
             return 415, message, "unsupported_media_type", CLOSE
-        if self._gate.draining and self._scope["path"] not in WATCHING_PATHS:
+        if self._scope["path"] in WATCHING_PATHS:
+            return None
+        if self._gate.draining:
             message = "the server is shutting down: send the request to another one"
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
+        if CROWDED in self._scope:
+            message = (
+                f"{self._scope[CROWDED]} connections have a request in flight, as many as the "
+                "limit of open files allows: try again later"
+            )
+            return self._full("connections_full", message)
         return None
 
     async def _discard(self, receive: Receive) -> None:

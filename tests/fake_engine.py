@@ -10,8 +10,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
@@ -33,6 +34,7 @@ from server.app import create_app
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.connection import BoundedProtocol
+from server.connection_limit import ConnectionLimit
 from server.metrics import Metrics
 from server.state import ServerState
 from server.tokenizer import ChatTokenizer
@@ -261,19 +263,22 @@ def fake_server(
     template: str | None = TEMPLATE,
     context: int = CONTEXT,
     batches: BatchStore | None = None,
+    connections: int = 1000,
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
 
     context     tokens of a prompt and its answer at most
     batches     where files are kept; no batch runs
+    connections that are open at most
     """
     tokenizer = ChatTokenizer.load(write_tokenizer(folder, template=template))
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
     config = fake_config(folder)
     state = ServerState(config, engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
+    protocol: Any = partial(BoundedProtocol, limit=ConnectionLimit(connections))
     settings = uvicorn.Config(
-        create_app(state), http=BoundedProtocol, log_config=None, lifespan="off", ws="none"
+        create_app(state), http=protocol, log_config=None, lifespan="off", ws="none"
     )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: server.run([listener]))

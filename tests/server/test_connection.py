@@ -24,9 +24,13 @@ class HastyProtocol(BoundedProtocol):
     body_seconds = 0.3
 
 
+seen: list[list[tuple[bytes, bytes]]] = []  # the headers of each request
+
+
 async def echo(scope, receive, send) -> None:
-    """Answers with the body; /slow takes longer than any time-out."""
-    body, more = b"", True
+    """Answers with the body; /slow takes longer than any time-out, /early reads no body."""
+    seen.append(scope["headers"])
+    body, more = b"", scope["path"] != "/early"
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -204,3 +208,31 @@ def test_connect_is_refused(port: int):
     caller = Caller(port)
     caller.send(b"CONNECT /x HTTP/1.1\r\nhost: x\r\n\r\n")
     assert caller.rest().startswith(b"HTTP/1.1 400")
+
+
+TRAILED = b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+LAST = b"\r\n5\r\nhello\r\n0\r\n"  # what follows is trailers
+
+
+def test_a_trailer_is_no_header(caller: Caller):
+    trailer = b"authorization: Bearer key\r\norigin: here\r\n\r\n"
+    caller.send(TRAILED + b"connection: close\r\n" + LAST, trailer, pause=0.02)
+    assert b"hello" in caller.rest()
+    assert [name for name, _ in seen[-1]] == [b"host", b"transfer-encoding", b"connection"]
+
+
+@pytest.mark.parametrize("trailers", [b"a: b\r\n" * LIMIT, b"a: " + b"b" * 6 * LIMIT])
+def test_trailers_have_the_limit_of_headers(caller: Caller, trailers: bytes):
+    caller.send(TRAILED + LAST, trailers[:LIMIT], trailers[LIMIT:], pause=0.02)
+    answer = caller.rest()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert error_of(answer)["code"] == "headers_too_large"
+    assert len(seen[-1]) == 2
+
+
+def test_trailers_after_the_answer_end_the_connection_and_are_not_kept(caller: Caller):
+    caller.send(TRAILED.replace(b"/x", b"/early") + LAST, pause=0.1)
+    caller.send(b"a: b\r\n" * LIMIT)
+    answer = caller.rest()
+    assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
+    assert len(seen[-1]) == 2

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -191,6 +192,66 @@ print(metrics.render().decode())
     ):
         assert line in done.stdout.splitlines(), done.stdout
     assert done.stdout.count("# TYPE wavefill_requests_total") == 1
+
+
+def engine_totals(metrics: Metrics) -> list[float]:
+    """The engine's counters, and its histograms of one step."""
+    found = values(metrics)
+    names = ("generation_tokens_total", "engine_steps_total", "engine_step_seconds_sum")
+    return [found[f"wavefill_{name}"] for name in (*names, "iteration_tokens_count")]
+
+
+def stats_of(steps: int) -> Stats:
+    return Stats(
+        steps=steps,
+        generated_tokens=10 * steps,
+        step_seconds_sum=0.5 * steps,
+        step_tokens_counts=(steps, *(0,) * 15),
+    )
+
+
+class Seen:
+    """What an API process knows of the engine."""
+
+    def __init__(self, shared: Path | None) -> None:
+        self.shared = shared
+        self.engine: Ready | None = ready()
+        self.stats = Stats()
+        self.metrics = Metrics("tiny", compat="none", shared=str(shared or ""))
+        self.metrics.watch(ready=lambda: self.engine, stats=lambda: self.stats, alive=lambda: True)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Seen, Seen]:
+    """API processes that count in one folder."""
+    return Seen(tmp_path), Seen(tmp_path)
+
+
+def test_the_engines_counters_are_never_less_than_another_process_has_shown(
+    two: tuple[Seen, Seen],
+):
+    one, other = two
+    one.stats, other.stats = stats_of(4), stats_of(3)
+    assert engine_totals(one.metrics) == engine_totals(other.metrics) == [40, 4, 2.0, 4]
+    other.stats = stats_of(5)
+    assert engine_totals(other.metrics) == engine_totals(one.metrics) == [50, 5, 2.5, 5]
+    started_again = Seen(one.shared)
+    started_again.engine = None
+    assert engine_totals(started_again.metrics) == [50, 5, 2.5, 5]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_engines_counters_go_on_when_it_is_started_again(two: tuple[Seen, Seen], shared: bool):
+    one, other = two if shared else (Seen(None), None)
+    one.stats = stats_of(4)
+    assert engine_totals(one.metrics) == [40, 4, 2.0, 4]
+    one.engine, one.stats = None, Stats()
+    assert engine_totals(one.metrics) == [40, 4, 2.0, 4]
+    one.engine, one.stats = structs.replace(ready(), epoch=2), stats_of(1)
+    assert engine_totals(one.metrics) == [50, 5, 2.5, 5]
+    if other is not None:
+        other.stats = stats_of(3)  # it has not heard of the new engine
+        assert engine_totals(other.metrics) == [50, 5, 2.5, 5]
 
 
 @given(st.lists(st.sampled_from([0.0, *PER_TOKEN, 0.0007, 0.3001, 7.0, 1e4]), max_size=300))

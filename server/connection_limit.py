@@ -1,0 +1,99 @@
+"""ConnectionLimit: how many connections a process holds open, and which is closed for a new one.
+
+Out of file descriptors, a process cannot accept: probes would find a dead server.  The limit stays
+below, so that every connection is accepted and none waits for a descriptor.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from typing import Protocol
+
+log = logging.getLogger("wavefill.server")
+
+MAX_DESCRIPTORS = 1 << 16
+RESERVED_DESCRIPTORS = 256  # for the listener, the engine's sockets, files, and a burst of callers
+FOR_PROBES = 32  # connections that ordinary requests leave free
+WARNING_SECONDS = 60.0  # between two lines of the log
+
+
+class Connection(Protocol):
+    """What the limit asks of a connection."""
+
+    def has_unsent_bytes(self) -> bool: ...
+
+    def cut(self) -> None:
+        """Close it at once, whatever is unsent."""
+        ...
+
+
+class ConnectionLimit:
+    """Counts the connections of one process, idle ones and those with a request in flight.
+
+    One more than `most` replaces the one that has been idle longest; a request in flight is never
+    cut.  Ordinary requests take at most `most_busy` connections, and the rest is left for probes.
+    """
+
+    def __init__(self, most: int = MAX_DESCRIPTORS) -> None:
+        self.most = most
+        self.most_busy = most - min(FOR_PROBES, most // 4)
+        self._idle: dict[Connection, None] = {}  # by when they became idle, the longest first
+        self._busy: set[Connection] = set()
+        self._warned = -WARNING_SECONDS
+
+    def opened(self, connection: Connection) -> None:
+        """A new connection has sent nothing yet.  It, or another one, may be cut."""
+        self._idle[connection] = None
+        if len(self._idle) + len(self._busy) > self.most:
+            longest = self._longest_idle(connection)
+            del self._idle[longest]
+            self._warn()
+            longest.cut()
+
+    def _longest_idle(self, newest: Connection) -> Connection:
+        """Who is still reading an answer is spared as long as there is another one."""
+        first = next(one for one in self._idle if one is newest or not one.has_unsent_bytes())
+        return next(iter(self._idle)) if first is newest else first
+
+    def _warn(self) -> None:
+        now = time.monotonic()
+        if now - self._warned >= WARNING_SECONDS:
+            self._warned = now
+            log.warning(
+                "all %d connections are open: idle ones are closed for new ones; a higher limit of "
+                "open files (ulimit -n) allows more",
+                self.most,
+            )
+
+    def request_begun(self, connection: Connection) -> bool:
+        """The headers of a request are complete.  False: only a probe should be answered."""
+        self._idle.pop(connection, None)
+        self._busy.add(connection)
+        return len(self._busy) <= self.most_busy
+
+    def request_ended(self, connection: Connection) -> None:
+        """The answer is complete, and no other request waits on this connection."""
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._idle[connection] = None
+
+    def closed(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+
+
+def most_connections() -> int:
+    """Let this process open as many files as the system grants; returns those for connections."""
+    descriptors = _raise_descriptor_limit()
+    return descriptors - min(RESERVED_DESCRIPTORS, descriptors // 2)
+
+
+def _raise_descriptor_limit() -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

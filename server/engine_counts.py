@@ -1,0 +1,81 @@
+"""EngineCounts: what engines have counted since the server started; it never becomes less.
+
+An API process knows the engine's counters by the last message it got, which may be a second older
+than what another API process has shown.  And an engine that is started again counts from 0.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import operator
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from runtime.messages import Stats
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """The most that any API process has seen."""
+
+    epoch: int = 0
+    now: Stats = Stats()  # of the engine of this epoch
+    before: Stats = Stats()  # of those before it, together
+
+
+class EngineCounts:
+    """One for each API process; those of one server share a file of `folder`."""
+
+    def __init__(self, folder: str = "") -> None:
+        """`folder` is "" for the only API process of a server."""
+        self._path = Path(folder, "engine") if folder else None
+        self._seen = _Seen()
+        self._lock = Lock()
+
+    def take(self, epoch: int | None, stats: Stats) -> Stats:
+        """The counters of all engines so far; `stats` are those of `epoch`, None without an engine.
+
+        The gauges among the fields mean nothing.  Any thread may call this.
+        """
+        with self._lock, self._shared():
+            seen = self._seen
+            if epoch is not None and epoch > seen.epoch:
+                seen = _Seen(epoch, stats, _combined(operator.add, seen.before, seen.now))
+            elif epoch == seen.epoch:
+                seen = msgspec.structs.replace(seen, now=_combined(max, seen.now, stats))
+            self._seen = seen
+            return _combined(operator.add, seen.before, seen.now)
+
+    @contextmanager
+    def _shared(self) -> Generator[None]:
+        """Meanwhile, what was seen is that of all API processes, and this one alone changes it."""
+        if self._path is None:
+            yield
+            return
+        with self._path.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._path.exists():
+                self._seen = msgspec.msgpack.decode(self._path.read_bytes(), type=_Seen)
+            before = self._seen
+            yield
+            if self._seen != before:
+                # A process that is killed meanwhile leaves the old file.
+                new = self._path.with_suffix(".new")
+                new.write_bytes(msgspec.msgpack.encode(self._seen))
+                new.replace(self._path)
+
+
+def _combined(operation: Callable[[Any, Any], Any], one: Stats, other: Stats) -> Stats:
+    """Field by field, and bucket by bucket; () are no counts yet."""
+
+    def each(a: Any, b: Any) -> Any:
+        if isinstance(a, tuple):
+            return tuple(map(operation, a, b)) if a and b else a or b  # type: ignore[arg-type]
+        return operation(a, b)
+
+    return Stats(*map(each, astuple(one), astuple(other)))
