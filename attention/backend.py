@@ -1,4 +1,4 @@
-"""Backend: the protocol of three methods, and what a back end is made for."""
+"""Backend: the protocol of three methods; which back end is chosen, and what it is made for."""
 
 from __future__ import annotations
 
@@ -59,6 +59,17 @@ class Backend(Protocol):
         Raises UnsupportedAttention for what the back end was not made for.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
+
+    backend: str
+    decode: str = "torch"
+    prefill: str = "torch"
+    planner: str = ""
+    reason: str = ""  # why `auto` took nothing better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from attention.backend import Backend, Capacity, Shape
-from attention.dispatch import Choice, Machine, build, dispatch
+from attention.backend import Backend, Capacity, Choice, Shape
+from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
