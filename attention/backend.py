@@ -11,6 +11,10 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 
+# A program of a plan kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
+# Compiled for so many rows it takes ten seconds, for twice as many a minute.
+MOST_PLANNED_ROWS = 8192
+
 
 class UnsupportedAttention(ValueError):
     """The asked-for back end cannot run here, or not that; the message names the remedy."""
@@ -70,6 +74,11 @@ class Choice:
     prefill: str = "torch"
     planner: str = ""
     reason: str = ""  # why `auto` took nothing better
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows of the largest step; None: any number."""
+        return MOST_PLANNED_ROWS if self.backend in ("flash2", "fixed") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
