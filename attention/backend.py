@@ -1,4 +1,4 @@
-"""Backend: the protocol of three methods, and what a back end is made for."""
+"""Backend: the protocol of three methods; which back end is chosen, and what it is made for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from torch import Tensor
 
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
+
+# A program of a plan kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
+# Compiled for so many rows it takes ten seconds, for twice as many a minute.
+MOST_PLANNED_ROWS = 8192
 
 
 class UnsupportedAttention(ValueError):
@@ -59,6 +63,22 @@ class Backend(Protocol):
         Raises UnsupportedAttention for what the back end was not made for.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
+
+    backend: str
+    decode: str = "torch"
+    prefill: str = "torch"
+    planner: str = ""
+    reason: str = ""  # why `auto` took nothing better
+
+    @property
+    def most_rows(self) -> int | None:
+        """Rows of the largest step; None: any number."""
+        return MOST_PLANNED_ROWS if self.backend in ("flash2", "fixed") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

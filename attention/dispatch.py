@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attention.backend import Backend, Capacity, Shape, UnsupportedAttention
+from attention.backend import Backend, Capacity, Choice, Shape, UnsupportedAttention
 from attention.kv_pool import FP8
 
 
@@ -114,17 +114,6 @@ PREFILL = (
 # Its bits have been compared where one kind of matrix instruction serves all tiles.
 FIXED = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
 TABLE = {"flash1": (FLASH1, FLASH1), "flash2": (DECODE, PREFILL), "fixed": (FIXED, FIXED)}
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
-
-    backend: str
-    decode: str = "torch"
-    prefill: str = "torch"
-    planner: str = ""
-    reason: str = ""  # why `auto` took nothing better
 
 
 def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str = "auto") -> Choice:

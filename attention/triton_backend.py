@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.backend import Capacity, Shape, UnsupportedAttention
-from attention.dispatch import Choice
+from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
 from attention.kernels.flash1 import flash1
 from attention.kernels.write_kv import write_kv
 from attention.kv_pool import KVPool

@@ -89,12 +89,12 @@ class Masks(Struct, frozen=True):
 class Sampled(Struct, frozen=True):
     """What a step produced, one entry a row of its Batch."""
 
-    tokens: NDArray[np.int32]  # LAST in rows that did not sample
+    tokens: NDArray[np.int32]  # LAST in rows that did not sample, or may take no token
     logprobs: list[TokenLogprob | None] | None = None  # None: no row asked
     # Of the prompt tokens fed by the row, each scored by the position before it, in order.  The
     # first token of a prompt has none.  None: no row asked.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
-    errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are not finite)
+    errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
     vectors: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
 
     def rows_with_more(self) -> list[int]:

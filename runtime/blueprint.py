@@ -10,8 +10,8 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from attention.backend import Backend, Capacity, Shape
-from attention.dispatch import Choice, Machine, build, dispatch
+from attention.backend import Backend, Capacity, Choice, Shape
+from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.loader import ModelLoading
@@ -151,16 +151,27 @@ def draw_up(wanted: EngineConfig) -> Blueprint:
     torch.manual_seed(wanted.seed)
     config = read_config(Path(wanted.model))
     dtype = choose_dtype(wanted.dtype, config.dtype, device)
+    shape, choice = choose_attention(wanted, config, dtype, Machine.of(device))
+    return Blueprint(wanted, config, device, dtype, shape, choice, threads)
+
+
+def choose_attention(
+    wanted: EngineConfig, config: ModelConfig, dtype: DTypeName, machine: Machine
+) -> tuple[Shape, Choice]:
+    """The back end for a wish that `check` has passed there.
+
+    Raises ConfigError or UnsupportedAttention.
+    """
+    kv_dtype = choose_kv_dtype(wanted.kv_dtype, dtype)
     shape = Shape(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         page_size=wanted.page_size,
         dtype=DTYPES[dtype],
-        kv_dtype=KV_DTYPES[choose_kv_dtype(wanted.kv_dtype, dtype)],
+        kv_dtype=KV_DTYPES[kv_dtype],
     )
-    attention = wanted_attention(wanted, device)
-    choice = dispatch(Machine.of(device), attention, shape, wanted.split_planner)
-    blueprint = Blueprint(wanted, config, device, dtype, shape, choice, threads)
-    check(wanted, facts_of(config, blueprint.kv_dtype))
-    return blueprint
+    requested = wanted_attention(wanted, machine.capability)
+    choice = dispatch(machine, requested, shape, wanted.split_planner)
+    check(wanted, facts_of(config, kv_dtype), choice.backend, choice.most_rows)
+    return shape, choice

@@ -86,8 +86,13 @@ class Resolved(Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.page_size)
 
 
-def check(wanted: EngineConfig, facts: ModelFacts) -> None:
-    """Raises ConfigError for a wish that no memory could fulfil: before anything is loaded."""
+def check(
+    wanted: EngineConfig, facts: ModelFacts, attention: str = "", most_rows: int | None = None
+) -> None:
+    """Raises ConfigError for a wish that no memory could fulfil: before anything is loaded.
+
+    most_rows: of a step that the back end `attention` plans; None: any number
+    """
     if wanted.page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, PAGE_SIZES))
         raise ConfigError(f"--page-size {wanted.page_size}: choose one of {sizes}")
@@ -97,6 +102,11 @@ def check(wanted: EngineConfig, facts: ModelFacts) -> None:
     ):
         if value > most:
             raise ConfigError(f"{name} {value}: a step has at most {most} of them: lower it")
+    if most_rows is not None and wanted.max_num_seqs > most_rows:
+        raise ConfigError(
+            f"--max-num-seqs {wanted.max_num_seqs}: --attention {attention} plans at most "
+            f"{most_rows} sequences a step: lower it, or use --attention flash1, which plans none"
+        )
     if wanted.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
     if wanted.max_model_len > facts.max_position:

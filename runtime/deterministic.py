@@ -10,8 +10,6 @@ the rest    works on one row or token at a time anyway; random numbers depend on
 
 from __future__ import annotations
 
-import torch
-
 from model_zoo.layers.gemm.invariant import use_invariant_products
 from model_zoo.model import Model
 from runtime.config import ConfigError, EngineConfig
@@ -20,19 +18,22 @@ LEAST, BEFORE = (8, 0), (10, 0)  # compute capabilities whose kernels have been 
 INVARIANT = ("fixed", "flash1")
 
 
-def wanted_attention(wanted: EngineConfig, device: torch.device) -> str:
-    """What to dispatch for.  Raises ConfigError where --deterministic cannot be kept."""
+def wanted_attention(wanted: EngineConfig, capability: tuple[int, int] | None) -> str:
+    """What to dispatch for, on a GPU of this compute capability or on a CPU, which has none.
+
+    Raises ConfigError where --deterministic cannot be kept.
+    """
     if not wanted.deterministic:
         return wanted.attention
-    if device.type != "cuda":
+    if capability is None:
         raise ConfigError(
             "--deterministic needs a CUDA GPU: a CPU's products round by the number of rows. Leave "
             "it out, or use --device cuda"
         )
-    if not LEAST <= torch.cuda.get_device_capability(device) < BEFORE:
+    if not LEAST <= capability < BEFORE:
         raise ConfigError(
             "--deterministic is for GPUs of compute capability 8.0 to 9.0, this one has "
-            f"{'.'.join(map(str, torch.cuda.get_device_capability(device)))}: leave it out"
+            f"{'.'.join(map(str, capability))}: leave it out"
         )
     if wanted.attention == "auto":
         return INVARIANT[0]

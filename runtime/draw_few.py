@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.batch import Ints
-from runtime.draw_whole import BITS, UNITS, Bits, Doubles, Flags, Singles
+from runtime.draw_whole import BITS, UNITS, Bits, Doubles, Flags, Singles, judged
 
 MOST = 1 / 64  # of the bytes of a mask: with more of them, whole rows take no longer
 
@@ -49,7 +49,7 @@ def few_of(rows: Ints, bits: Bits, vocab: int) -> tuple[Few, Flags]:
 def draw_few(
     logits: Singles, few: Few, temperatures: Singles, numbers: Doubles, sampled: Flags
 ) -> tuple[Ints, Flags]:
-    """A token for each of the rows, and whether its logits are finite; if not, any.
+    """A token for each of the rows, and whether they are usable, as `judged` says; if not, any.
 
     All by row of the logits [R, vocab]: temperatures, numbers uniform in (0, 1), and which rows are
     `sampled`; others take the largest logit.
@@ -70,4 +70,4 @@ def draw_few(
     total = reached[starts + counts - 1] - before
     target = (total * np.where(sampled[rows], numbers[rows], 0)).astype(np.int64)
     passed = np.add.reduceat(reached - before[owners] <= target[owners], starts, dtype=np.int64)
-    return tokens[starts + np.minimum(passed, counts - 1)], np.isfinite(best)
+    return judged(tokens[starts + np.minimum(passed, counts - 1)], best)

@@ -6,7 +6,7 @@ import numpy as np
 
 from runtime.batch import Ints
 from runtime.draw_few import draw_few, few_of
-from runtime.draw_whole import Bits, Doubles, Flags, Limiter, Singles, draw_whole
+from runtime.draw_whole import Bits, Doubles, Flags, Limiter, Singles, draw_whole, judged
 
 
 def draw_plain(
@@ -17,7 +17,8 @@ def draw_plain(
     limited: Ints,
     bits: Bits,
 ) -> tuple[Ints, Flags]:
-    """A token for each row of logits [R, vocab], and whether the row is finite; if not, any.
+    """A token for each row of logits [R, vocab], LAST if it may take none, and whether the row is
+    usable: no logit is NaN or +inf; if not, any.
 
     Rows that are `sampled` [R] are drawn at temperatures [R] by numbers [R], uniform in (0, 1);
     others take the largest logit.  The rows `limited` [M] may take what is set in bits [M, bytes]
@@ -53,4 +54,4 @@ def _largest(logits: Singles, rows: Ints) -> tuple[Ints, Flags]:
     part = logits[rows[0] : rows[-1] + 1]
     # 64 rows of 32,000 in 0.09 ms on one core, where PyTorch takes 1.0.
     tokens = part.argmax(axis=-1)[rows - rows[0]]
-    return tokens, np.isfinite(logits[rows, tokens])
+    return judged(tokens, logits[rows, tokens])

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from runtime import draw_rows
-from runtime.batch import Ints
+from runtime.batch import LAST, Ints
 
 Singles = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -49,22 +49,29 @@ class Limiter:
         np.minimum(logits, self._flat, out=logits)
 
 
+def judged(tokens: Ints, best: Singles) -> tuple[Ints, Flags]:
+    """The tokens of rows whose largest logits are `best`, LAST where all are -inf, so that no token
+    is allowed; and which rows are usable.  NaN counts as larger than all."""
+    tokens[best == -np.inf] = LAST
+    return tokens, best < np.inf
+
+
 def draw_whole(
     logits: Singles, rows: Ints, temperatures: Singles, numbers: Doubles
 ) -> tuple[Ints, Flags]:
-    """A token for each of `rows` [N] of logits [R, vocab], and whether they are finite; if not,
-    any.  temperatures and numbers, uniform in (0, 1), are by row of the logits."""
+    """A token for each of `rows` [N] of logits [R, vocab], and whether they are usable, as `judged`
+    says; if not, any.  temperatures and numbers, uniform in (0, 1), are by row of the logits."""
     temperatures, numbers = temperatures[rows], numbers[rows]
     if len(rows) * logits.shape[-1] <= SMALL:
         return _draw_as_defined(logits, rows, temperatures, numbers)
     sums, best = _sums(logits, rows, temperatures)
+    tokens, usable = judged(np.zeros(len(rows), dtype=np.int64), best)
     fine = np.isfinite(best)
-    tokens = np.zeros(len(rows), dtype=np.int64)
     if not fine.all():
         rows, best, sums = rows[fine], best[fine], sums[fine]
         temperatures, numbers = temperatures[fine], numbers[fine]
     tokens[fine] = _locate(logits, rows, best, temperatures, numbers, sums)
-    return tokens, fine
+    return tokens, usable
 
 
 def _sums(logits: Singles, rows: Ints, temperatures: Singles) -> tuple[Doubles, Singles]:
@@ -133,13 +140,13 @@ def _draw_as_defined(
 ) -> tuple[Ints, Flags]:
     weights = np.empty(logits.shape[-1], dtype=np.float32)
     tokens = np.zeros(len(rows), dtype=np.int64)
-    fine = np.zeros(len(rows), dtype=np.bool_)
+    best = np.empty(len(rows), dtype=np.float32)
     for place, row in enumerate(rows.tolist()):
-        largest = np.maximum.reduce(logits[row])
+        best[place] = largest = np.maximum.reduce(logits[row])
         if np.isfinite(largest):
             _weigh(logits[row], largest, temperatures[place], weights)
-            tokens[place], fine[place] = _as_defined(weights, numbers[place]), True
-    return tokens, fine
+            tokens[place] = _as_defined(weights, numbers[place])
+    return judged(tokens, best)
 
 
 def _as_defined(weights: Singles, number: Any) -> int:

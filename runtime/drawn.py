@@ -37,8 +37,8 @@ class Drawn:
     """tokens [R], integers, and usable [R], bool or int8, on the device; scores of `scored`, some
     of the rows.  Where all of these are `pieces` of one memory, that is here, too."""
 
-    tokens: Tensor
-    usable: Tensor  # False: the row's logits are not finite, and its token means nothing
+    tokens: Tensor  # LAST: the row may take none
+    usable: Tensor  # False: some logit is NaN or +inf, and the token means nothing
     scored: list[int]
     widths: list[int]  # alternatives each scored row asked for
     scores: Scores | None

@@ -14,14 +14,16 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from attention.backend import UnsupportedAttention
+from attention.dispatch import Machine
 from model_zoo.config import ModelConfig, ModelError, read_config
+from runtime.blueprint import choose_attention
 from runtime.config import (
     ConfigError,
     DeviceName,
     DTypeName,
     EngineConfig,
     Resolved,
-    check,
     resolve,
     step_limits,
 )
@@ -46,6 +48,9 @@ from runtime.memory_plan import MemoryPlan, size
 LENGTHS = (2048, 8192, 32_768, 131_072)  # of requests, to show what fits
 WORTH = 1.02  # a change that brings less is not named
 FEW_ROWS = 64  # that may run, where more are asked for
+
+
+CARD = Machine((9, 0))  # of a GPU that need not be there, the kind that every kernel serves
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,12 +114,13 @@ def settle(wanted: EngineConfig, config: ModelConfig, place: Place) -> Resolved:
 
 
 def report(question: Question) -> str:
-    """What fits, as a table.  Raises ConfigError or ModelError."""
+    """What fits, as a table.  Raises ConfigError, ModelError or UnsupportedAttention."""
     wanted = question.config
     config = read_config(Path(wanted.model))
     place = place_of(question, config)
     facts = facts_of(config, choose_kv_dtype(wanted.kv_dtype, place.dtype))
-    check(wanted, facts)
+    machine = CARD if question.card else Machine.of(choose_device(wanted.device))
+    choose_attention(wanted, config, place.dtype, machine)
     plan = memory_plan(wanted, config, place)
     parts = _parts(plan, config, place)
     try:
@@ -207,7 +213,7 @@ def main() -> None:
     question = msgspec.json.decode(sys.stdin.readline(), type=Question)
     try:
         print(report(question))
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, UnsupportedAttention) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 

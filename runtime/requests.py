@@ -13,7 +13,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.admission import WaitingLine, refusal
-from runtime.batch import Batch, Ints, Sampled
+from runtime.batch import LAST, Batch, Ints, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
 from runtime.decoding import NONE, DecodeRows
@@ -25,6 +25,11 @@ from runtime.sequence import Sequence
 
 log = logging.getLogger("wavefill.requests")
 
+NO_TOKEN = (
+    "no token is left to choose from: `allowed_token_ids`, or the form of the answer, allows none "
+    "that `min_tokens`, which keeps the answer from ending, does not rule out: allow other tokens, "
+    "or lower `min_tokens`"
+)
 # Ids of requests, a token for each, their clients.
 Told = tuple[Ints, NDArray[np.int32], Ints]
 NOTHING: Told = (NONE, NONE.astype(np.int32), NONE)
@@ -185,6 +190,9 @@ class Requests:
                 self._end(sequence, pooled(sequence, sampled.vectors[index]))
             return
         token = int(sampled.tokens[index])
+        if token == LAST:
+            self.end(sequence.request_id, "error", error=NO_TOKEN, refused=True)
+            return
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"the executor sampled {token}, not a token id of the model")
         sequence.tokens.append(token)

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.batch import Ints
+from runtime.batch import LAST, Ints
 from runtime.copies import upload
 from runtime.draw_plain import draw_plain
 from runtime.draw_rows import Columns, column, draw_rows, take
@@ -54,7 +54,8 @@ class Allowed:
 def draw(
     logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints, allowed: Allowed | None = None
 ) -> Drawn:
-    """Choose a token for each row of logits [R, vocab], which it may overwrite.
+    """Choose a token for each row of logits [R, vocab], which it may overwrite; LAST if it may take
+    none.
 
     slot_ids [R] name the slots of the rows, positions [R] the places that the tokens will take in
     their sequences.  Updates the slots' last tokens and counts.  Computes in float32.
@@ -71,7 +72,7 @@ def draw(
         piece = _rows(logits, rows).float().numpy()
         found = _draw_plain(piece, slots, slot_ids[rows], positions[rows], inside)
         tokens.numpy()[rows], usable.numpy()[rows] = found
-        slots.last_token.numpy()[slot_ids[rows]] = found[0]
+        slots.last_token.numpy()[slot_ids[rows]] = np.maximum(found[0], 0)
     others = np.flatnonzero(~plain)
     if not len(others):
         return Drawn(tokens, usable, [], [], None)
@@ -101,7 +102,7 @@ def _draw_plain(
     positions: Ints,
     allowed: Allowed | None,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Tokens of plain rows on a CPU, and which rows are finite."""
+    """Tokens of plain rows on a CPU, and which rows are usable."""
     temperatures = slots.params["temperature"][slot_ids]
     sampled = temperatures >= GREEDY_BELOW
     numbers = np.zeros(len(sampled))
@@ -165,18 +166,20 @@ def _draw(
     raw = take(logits, scored).clone() if len(scored) else None
     _adjust(logits, slots, slot_ids, params, positions)
     best, tokens = _largest(logits)
-    usable = best.isfinite()  # the largest is finite only if none is NaN or +inf
+    usable = best < torch.inf  # no logit is NaN or +inf
     rows = np.flatnonzero((params["temperature"] >= GREEDY_BELOW) & (params["top_k"] != 1))
     if len(rows):
         numbers = slots.numbers.take(slot_ids[rows], params["seed"][rows], positions[rows])
         chosen = draw_rows(take(logits, rows), take(best, rows), params[rows], numbers)
         tokens[upload(rows, tokens.device)] = chosen
+    # A step that is under way may feed the token of a row that may take none.
     _remember(tokens, slots, slot_ids, params)
+    chosen = tokens.masked_fill(best == -torch.inf, LAST)
     if raw is None:
-        return tokens, usable, None
+        return chosen, usable, None
     scores = score(raw, take(tokens, scored), width)
     slots.sets.report(scores, raw, slot_ids[scored].tolist())
-    return tokens, usable, scores
+    return chosen, usable, scores
 
 
 def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:

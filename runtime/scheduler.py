@@ -54,10 +54,16 @@ class Scheduler(Requests):
         head = self.waiting.head()
         if head is None or head.request.priority >= BACKGROUND or not self.running.num_background:
             return False
-        if not self.running.full and (self._blocked is None or self._blocked[0] is not head):
+        if not self.running.full and not self._lacks_pages(head):
             return False
         self._preempt(self.running.last_in_rank())
         return True
+
+    def _lacks_pages(self, head: Sequence) -> bool:
+        """It was refused pages, and those that came free since are not enough, either."""
+        if self._blocked is None or self._blocked[0] is not head:
+            return False
+        return self._blocked[1] == self.pool.num_releases or self._pages_for(head) is None
 
     def _step(self, yielded: bool) -> Columns:
         """yielded: work in the background has just made way, and may not come back at once."""
@@ -165,8 +171,18 @@ class Scheduler(Requests):
 
     def _claim_pages(self, sequence: Sequence) -> list[int] | None:
         """Pages for all known tokens, the remembered ones shared; None if there are not enough."""
-        pool, page_size = self.pool, self.resolved.page_size
         assert not sequence.ahead
+        found = self._pages_for(sequence)
+        if found is None:
+            return None
+        hits, missing = found
+        self.pool.share(hits)
+        sequence.launched = len(hits) * self.resolved.page_size
+        return hits + self.pool.take(missing)
+
+    def _pages_for(self, sequence: Sequence) -> tuple[list[int], int] | None:
+        """The remembered pages, and how many more it takes; None if there are not enough."""
+        pool, page_size = self.pool, self.resolved.page_size
         hits: list[int] = []
         if self.resolved.prefix_cache and sequence.may_skip:
             hashes = sequence.hash_pages(page_size)
@@ -176,9 +192,7 @@ class Scheduler(Requests):
         # Those that run may each need a page soon; to be admitted and preempted helps nobody.
         if missing + pool.count_free(hits) + len(self.running) > pool.num_free:
             return None
-        pool.share(hits)
-        sequence.launched = len(hits) * page_size
-        return hits + pool.take(missing)
+        return hits, missing
 
     def _enter(self, sequence: Sequence, pages: list[int]) -> None:
         self.waiting.take(sequence)

@@ -78,7 +78,7 @@ class TokenSets:
         allowed = self._allowed[slot]
         if allowed is not None:
             kept = row[allowed]
-            row.fill_(-torch.inf)
+            row.clamp_(max=-torch.inf)  # NaN stays
             row[allowed] = kept
 
     def ban(self, row: Tensor, slot: int) -> None:

@@ -189,7 +189,9 @@ class Generation:
             choice.finish = output.finish
             self._count(choice)
             if output.refused:
-                raise RequestError(output.error or "", code="invalid_grammar")
+                grammar = choice.mailbox.request.params.grammar
+                code = "invalid_grammar" if grammar else "invalid_value"
+                raise RequestError(output.error or "", code=code)
             raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
         piece = choice.feed(output)
         if piece.finish is not None:

@@ -76,18 +76,6 @@ def imports_of(path: Path) -> frozenset[str]:
     return frozenset(name for node in ast.walk(tree_of(path)) for name in names_in(node, path))
 
 
-def at_import(path: Path) -> set[str]:
-    """The modules of ours that are loaded as soon as this one is, or that its types name."""
-    lazy = {
-        inner
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for inner in ast.walk(node)
-    }
-    nodes = (node for node in ast.walk(tree_of(path)) if node not in lazy)
-    return {name for node in nodes for name in names_in(node, path)} & MODULES.keys()
-
-
 def edges() -> Iterator[tuple[str, str]]:
     for module, path in MODULES.items():
         for name in imports_of(path):
@@ -191,7 +179,7 @@ def test_attention_knows_tensors_only() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_package_imports_itself_in_a_ring(package: str) -> None:
-    graph = {name: at_import(path) for name, path in MODULES.items() if top(name) == package}
+    graph = {name: imports_of(path) for name, path in MODULES.items() if top(name) == package}
     done: set[str] = set()
 
     def walk(module: str, path: tuple[str, ...]) -> None:

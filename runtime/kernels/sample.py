@@ -47,9 +47,10 @@ def sample(
     slots:      [R] int32, each row's; negative: the row is padding or does not sample
     positions:  [R] int32, the places that the tokens take in their sequences
     last_token: [slots], any integers; the row's slot gets the token
-    tokens_out: [R], any integers; -1 in rows that are left out
-    usable_out: [R] int8 or bool; false where a logit is NaN or +inf or all are -inf, and the token
-                means nothing; of rows that are left out 256 are looked at, for NaN or +inf
+    tokens_out: [R], any integers; -1 in rows that are left out, and where all logits are -inf, so
+                that no token is allowed
+    usable_out: [R] int8 or bool; false where a logit is NaN or +inf, and the token means nothing;
+                of rows that are left out 256 are looked at
     Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
     256 logits, and 2 KB a row.
     """

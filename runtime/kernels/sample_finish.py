@@ -2,7 +2,9 @@
 #   grid      (R,)
 #   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows that leave
 #             tokens out what trim_rows wrote: the token, or sums of what is kept and the threshold
-#   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties
+#   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties.
+#             Where all logits are -inf, so that no token is allowed, tokens gets -1 and last_token
+#             any: a step that is under way may feed it
 #   skips     rows whose slot is negative: they get token -1, and are usable if their first 256
 #             logits are: NaN in keys or values, or in a hidden state, is in all of them
 #   math      greedy: the first of the largest.  Others: the first token whose cumulative weight
@@ -118,8 +120,9 @@ def finish_rows(
         group = tl.arange(0, PADDED)
         high = tl.load(maxima + mine + group, mask=group < num_groups, other=-float("inf"))
         best = tl.max(high, 0)
-        usable = (best > -float("inf")) & (best < float("inf"))
-        drawing = draws(row) & usable
+        usable = best < float("inf")
+        some = best > -float("inf")
+        drawing = draws(row) & usable & some
         trimmed = drawing & trims(row)
         counts += slot * vocab
         winner = place.to(tl.int32) * 0 - 1
@@ -130,7 +133,7 @@ def finish_rows(
                 logits + place * stride_logits, counts, row, position, high, best, sums + mine,
                 thresholds + place, drawing, trimmed, vocab, num_groups, PADDED, IN_PROMPT,
             )  # fmt: skip
-        tl.store(tokens_out + place, winner.to(tokens_out.dtype.element_ty))
+        tl.store(tokens_out + place, tl.where(some, winner, -1).to(tokens_out.dtype.element_ty))
         tl.store(usable_out + place, usable.to(usable_out.dtype.element_ty))
         tl.store(last_token + slot, winner.to(last_token.dtype.element_ty))
         if tl.load(row + PENALTIES) != 0:

@@ -15,8 +15,8 @@ from runtime.config import EngineConfig
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
 RECKON = (sys.executable, "-P", "-m", "runtime.plan")
 FLAGS = (
-    *("device", "dtype", "kv_dtype", "max_model_len", "max_num_seqs", "max_batched_tokens"),
-    *("page_size", "kv_tokens", "gpu_memory"),
+    *("device", "dtype", "attention", "kv_dtype", "max_model_len", "max_num_seqs"),
+    *("max_batched_tokens", "page_size", "kv_tokens", "gpu_memory"),
 )
 UNITS = {"m": 2**20, "g": 2**30, "t": 2**40}
 LEAST_CARD, MOST_CARD = 2**30, 16 * 2**40

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 import torch
 
-from attention.backend import Capacity, Shape, UnsupportedAttention
-from attention.dispatch import DECODE, FLASH1, PREFILL, Choice, Machine, choose, dispatch
+from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
+from attention.dispatch import DECODE, FLASH1, PREFILL, Machine, choose, dispatch
 from attention.planned_kernel import decode_kernel
 
 FP8 = torch.float8_e4m3fn

@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 import pytest
 
+from attention.backend import Choice
+from runtime.blueprint import draw_up
 from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 
@@ -133,6 +135,27 @@ def test_where_all_that_is_missing_is_in_steps_fewer_rows_and_tokens_are_named()
 def test_absurd_steps_are_refused_before_anything_is_loaded(wish: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"a step has at most \d+"):
         check(EngineConfig(model="", **wish), FACTS)
+
+
+def test_more_sequences_than_a_plan_of_attention_holds_are_refused_before_anything_is_loaded() -> (
+    None
+):
+    most = Choice("flash2").most_rows
+    assert most is not None and Choice("fixed").most_rows == most
+    check(EngineConfig(model="", max_num_seqs=most), FACTS, "flash2", most)
+    wish = EngineConfig(model="", max_num_seqs=most + 1)
+    with pytest.raises(ConfigError, match=f"--max-num-seqs {most + 1}: .*flash2.* at most {most}"):
+        check(wish, FACTS, "flash2", most)
+    for unplanned in ("flash1", "mha"):
+        check(wish, FACTS, unplanned, Choice(unplanned).most_rows)
+
+
+def test_an_engine_whose_plans_hold_fewer_sequences_is_not_drawn_up() -> None:
+    wish = EngineConfig(
+        model="model_zoo/tiny_chat", device="cpu", attention="flash2", max_num_seqs=9000
+    )
+    with pytest.raises(ConfigError, match="--max-num-seqs 9000"):
+        draw_up(wish)
 
 
 def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:

@@ -232,6 +232,26 @@ def test_logits_that_are_not_finite_end_only_their_own_request(where: Where) -> 
     assert tokens_of(got[1]) == greedy([1, 2], 3)
 
 
+def test_a_row_that_may_take_no_token_is_the_requests_own_mistake_and_its_pages_stay(
+    where: Where,
+) -> None:
+    engine = make_engine(where, StrictModel())
+    prompt = [token % 50 for token in range(2 * PAGE + 3)]
+    plain = SamplingParams(max_tokens=3, temperature=0)
+    # Stop ids are masked before min_tokens: nothing is left.
+    stuck = SamplingParams(
+        max_tokens=9, temperature=0, allowed_ids=(7,), stop_ids=(7,), min_tokens=2, logprobs=1
+    )
+    got = run(engine, [Request(0, 0, prompt, plain), Request(1, 0, [1, 2], plain)])
+    got |= run(engine, [Request(2, 0, prompt, stuck), Request(3, 0, [1, 2], plain)])
+    [end] = got[2]
+    assert end.finish == "error" and end.refused
+    assert end.error is not None and "no token is left to choose from" in end.error
+    assert tokens_of(got[3]) == tokens_of(got[1])
+    [first, *_] = run(engine, [Request(4, 0, prompt, plain)])[4]
+    assert first.cached == 2 * PAGE, "the pages of the prompt are as good as ever"
+
+
 def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
     where: Where,
 ) -> None:

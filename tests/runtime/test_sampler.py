@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.batch import NewRow, make_batch
+from runtime.batch import LAST, NewRow, make_batch
 from runtime.drawn import Drawn
 from runtime.messages import SamplingParams
 from runtime.noise import philox, uniform
-from runtime.sampler import draw
+from runtime.sampler import Allowed, draw
 from runtime.scores import token_logprobs
 from runtime.slots import Slots
 
@@ -246,6 +246,33 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     assert drawn.usable.tolist() == [True, False, True]
     assert drawn.tokens[[0, 2]].tolist() == clean[[0, 2]].tolist()
     assert 0 <= int(drawn.tokens[1]) < VOCAB
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 40_000])  # drawn as defined, and by blocks
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        params(temperature=0),
+        params(),
+        params(top_k=3),
+        params(allowed_ids=(5, 6), stop_ids=(5, 6), min_tokens=9),
+    ],
+)
+def test_a_row_that_may_take_no_token_gets_none_and_is_usable_unless_its_logits_are_nan(
+    wanted: SamplingParams, bad: bool, vocab: int
+) -> None:
+    slots = fill([(wanted, 1, [0], 1)] * 4, vocab)
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(1))
+    if bad:
+        logits[2] = math.nan
+    bits = np.zeros((1, -(-vocab // 8)), dtype=np.uint8)
+    ids = np.arange(4)
+    drawn = draw(logits, slots, ids, np.ones(4, np.int64), Allowed(np.array([2]), bits))
+    assert drawn.usable.tolist() == [True, True, not bad, True]
+    got_none = {row for row in range(4) if drawn.usable[row] and drawn.tokens[row] == LAST}
+    assert got_none == (set(range(4)) if wanted.min_tokens else {2}) - ({2} if bad else set())
+    assert 0 <= int(slots.last_token.min()) <= int(slots.last_token.max()) < vocab
 
 
 def test_values_beyond_every_limit_still_give_a_token_of_the_vocabulary() -> None:

@@ -281,6 +281,42 @@ def test_work_in_the_background_makes_way_for_a_request_without_pages(overlap: b
     assert all(bench.tokens(one.id) == bench.plain(one) for one in [*idle, first])
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("aborted", [True, False])
+def test_work_in_the_background_stays_if_enough_pages_came_free(
+    overlap: bool, aborted: bool
+) -> None:
+    bench = Bench(page_size=4, num_pages=12, max_model_len=36, overlap=overlap)
+    idle = request(1, prompt(4), max_tokens=8, priority=BACKGROUND)
+    answer = 20 if aborted else 2 if overlap else 3  # it ends in the step that refuses pages
+    other = request(2, prompt(20, first=20), max_tokens=answer)
+    bench.add(idle, other)
+    bench.step(2)
+    refused = request(3, prompt(24, first=50), max_tokens=4)
+    bench.add(refused)
+    bench.step()
+    assert bench.engine.stats().waiting == 1
+    if aborted:
+        bench.engine.abort(2)
+    bench.run()
+    assert order_of_ends(bench)[0] == 2
+    assert bench.engine.stats().preemptions == 0
+    assert all(bench.tokens(one.id) == bench.plain(one) for one in [idle, refused])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_work_in_the_background_makes_way_if_too_few_pages_came_free(overlap: bool) -> None:
+    bench = Bench(page_size=4, num_pages=9, max_model_len=36, overlap=overlap)
+    idle = request(1, prompt(14), max_tokens=14, priority=BACKGROUND)
+    other = request(2, prompt(8, first=20), max_tokens=4)
+    bench.add(idle, other)
+    bench.step(2)
+    refused = request(3, prompt(26, first=50), max_tokens=8)
+    bench.run(refused)
+    assert order_of_ends(bench) == [2, 3, 1]
+    assert bench.engine.stats().preemptions == 1
+
+
 def test_the_only_sequence_makes_way_if_it_is_in_the_background() -> None:
     bench = Bench(page_size=4, num_pages=4, max_model_len=16, max_num_seqs=1)
     idle = request(1, prompt(8), max_tokens=8, priority=BACKGROUND)

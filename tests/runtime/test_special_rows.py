@@ -18,7 +18,7 @@ from sampled import Row, is_right, params
 from special import Behind, Masks
 from torch import Tensor
 
-from runtime.batch import make_batch
+from runtime.batch import LAST, make_batch
 from runtime.drawn import Drawn
 from runtime.messages import SamplingParams, TokenLogprob
 from runtime.sampler import Allowed, draw
@@ -295,12 +295,18 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered")
-def test_a_row_that_may_take_nothing_is_not_usable(device: str) -> None:
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_row_that_may_take_nothing_is_usable_unless_its_logits_are_nan(
+    device: str, bad: bool
+) -> None:
     flags = np.zeros(VOCAB, dtype=np.bool_)
     flags[5] = True
     wanted = params(grammar="any", allowed_ids=(6, 7), logprobs=3)
-    drawn = one(device, wanted, noise(1), {0: flags})[1]
-    assert drawn.usable.tolist() == [False] and 0 <= drawn.tokens.item() < VOCAB
+    logits = torch.full((1, VOCAB), math.nan) if bad else noise(1)
+    drawn = one(device, wanted, logits, {0: flags})[1]
+    assert drawn.usable.tolist() == [not bad]
+    assert bad or drawn.tokens.item() == LAST
 
 
 def test_many_stop_ids_are_masked_until_min_tokens_and_no_longer(device: str) -> None:
