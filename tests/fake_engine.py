@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
@@ -261,13 +261,17 @@ def fake_server(
     template: str | None = TEMPLATE,
     context: int = CONTEXT,
     batches: BatchStore | None = None,
+    special_in_content: Literal["allow", "text"] = "allow",
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
 
-    context     tokens of a prompt and its answer at most
-    batches     where files are kept; no batch runs
+    context              tokens of a prompt and its answer at most
+    batches              where files are kept; no batch runs
+    special_in_content   of ChatTokenizer.load
     """
-    tokenizer = ChatTokenizer.load(write_tokenizer(folder, template=template))
+    tokenizer = ChatTokenizer.load(
+        write_tokenizer(folder, template=template), special_in_content=special_in_content
+    )
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
     config = fake_config(folder)
     state = ServerState(config, engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
