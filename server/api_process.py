@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
 async def serve(start: Start) -> None:
     """Answer requests until SIGTERM, then drain."""
     config = start.config
-    tokenizer = ChatTokenizer.load(config.model_directory, chat_template=config.chat_template)
+    tokenizer = tokenizer_of(config)
     client = EngineClient(
         start.index,
         start.engine_address,
@@ -102,6 +102,15 @@ async def serve(start: Start) -> None:
         drain = Drain(server, app.state.gate, state, runner)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.begin)
         await server.serve([socket.socket(fileno=start.listener)])
+
+
+def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
+    """Raises TokenizerError."""
+    return ChatTokenizer.load(
+        config.model_directory,
+        chat_template=config.chat_template,
+        special_in_content=config.special_tokens_in_content,
+    )
 
 
 def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:

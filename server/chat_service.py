@@ -249,8 +249,8 @@ async def _rendered(
             tools=tools,
         )
         if cut is None:
-            return tokenizer.encode(text, add_special_tokens=False)
-        return cut.tokens(tokenizer.encode(cut.text(text, tokenizer), add_special_tokens=False))
+            return tokenizer.encode_prompt(text)
+        return cut.tokens(tokenizer.encode_prompt(cut.text(text, tokenizer, tokenizer.growth)))
 
     return await off_loop(num_chars, work)
 

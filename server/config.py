@@ -20,6 +20,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...] = ("tiny-chat",)  # the first one is reported in answers
     model_directory: str = ""
     chat_template: str = ""  # a file that takes the place of the model's own template
+    special_tokens_in_content: Literal["allow", "text"] = "allow"  # those that messages spell
     tool_format: str = "auto"  # how the model writes calls; none: they are text
     reasoning_format: str = "auto"
     api_workers: int = 1  # API processes; they share the port and the engine

@@ -23,6 +23,7 @@ SERVER_FLAGS = {
     "port": "TCP port",
     "served_names": "name of the model in the API; several with commas",
     "chat_template": "file with a chat template, instead of the model's own",
+    "special_tokens_in_content": "whether special tokens that messages spell are such, or text",
     "tool_format": "how the model writes tool calls; auto: by its template; none: no tools",
     "reasoning_format": "how the model marks its reasoning; auto: by its template; none: as text",
     "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",

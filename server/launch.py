@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import tempfile
@@ -23,6 +24,7 @@ from pathlib import Path
 from runtime.client import ClientNotifier
 from server.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
 from server.config import ServerConfig
+from server.file_lock import file_lock
 
 log = logging.getLogger("wavefill.launcher")
 
@@ -52,6 +54,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 class NoSocketDirectory(OSError):
     """There is no place for the sockets; the message names the remedy."""
+
+
+class StoreInUse(OSError):
+    """This server cannot have the file of --response-store to itself; the message says why."""
 
 
 class Launcher:
@@ -225,13 +231,41 @@ def socket_directory() -> Generator[Path]:
         yield Path(name)
 
 
+@contextlib.contextmanager
+def store_lock(file: str) -> Generator[None]:
+    """Keeps other servers out of the file of --response-store; nothing if it is "".
+
+    A server that opens the file marks as failed what is still being made in it: the responses that
+    its own processes were making when they ended, if no other server is at work there.
+    Raises StoreInUse.
+    """
+    with contextlib.ExitStack() as stack:
+        if file:
+            try:
+                held = stack.enter_context(file_lock(Path(f"{os.path.realpath(file)}.lock")))
+            except OSError as error:
+                raise StoreInUse(
+                    f"--response-store {file}: {error.strerror}: choose a file that this user may "
+                    "write, in a directory that this user may write to"
+                ) from None
+            if not held:
+                raise StoreInUse(
+                    f"--response-store {file}: another server uses this file: stop it, or give "
+                    "each server a file of its own"
+                )
+        yield
+
+
 def launch(
     config: ServerConfig, listener: socket.socket, engine_module: str = "runtime.process"
 ) -> int:
-    """Run the server on an open listener; returns the exit code.  Raises NoSocketDirectory."""
+    """Run the server on an open listener; returns the exit code.
+
+    Raises NoSocketDirectory, StoreInUse.
+    """
 
     async def run(directory: Path) -> int:
         return await Launcher(config, listener, directory, engine_module).run()
 
-    with socket_directory() as directory:
+    with store_lock(config.response_store), socket_directory() as directory:
         return asyncio.run(run(directory))

@@ -134,9 +134,12 @@ class Cut(NamedTuple):
     kept: int  # tokens
     side: Literal["left", "right"]  # where the others are cut off
 
-    def text(self, text: str, tokenizer: ChatTokenizer) -> str:
-        """As much as the kept tokens can spell: the rest is not worth tokenizing."""
-        most = (self.kept + 1) * tokenizer.longest_token
+    def text(self, text: str, tokenizer: ChatTokenizer, growth: int = 1) -> str:
+        """As much as the kept tokens can spell: the rest is not worth tokenizing.
+
+        growth   of ChatTokenizer, for a text that it has rendered
+        """
+        most = (self.kept + 1) * tokenizer.longest_token * growth
         return text[-most:] if self.side == "left" else text[:most]
 
     def tokens(self, tokens: list[int]) -> list[int]:

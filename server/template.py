@@ -90,6 +90,13 @@ class ChatTemplate:
     def mentions(self, word: str) -> bool:
         return word in self.source
 
+    def looks_for(self, word: str) -> bool:
+        """Whether it searches contents for the word, as for the end of a thought."""
+        quoted = (f"'{word}'", f'"{word}"')
+        return any(
+            form in self.source for each in quoted for form in (f"{each} in ", f"split({each}")
+        )
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from jinja2 import TemplateError
 from msgspec import Meta, Struct
 from tokenizers import Tokenizer
 
+from server.control_words import GROWTH, ControlWords
 from server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from server.errors import RequestError
 from server.template import ChatTemplate
@@ -99,12 +100,19 @@ class ChatTokenizer:
     longest_token: int  # characters
     bytes_all: list[bytes] | None  # by token id; None if the tokenizer is not byte-level
     bytes_plain: list[bytes] | None  # the same without special tokens
+    control_words: ControlWords | None = None  # None: messages may hold special tokens
 
     @staticmethod
-    def load(directory: str | Path, *, chat_template: str | Path = "") -> ChatTokenizer:
+    def load(
+        directory: str | Path,
+        *,
+        chat_template: str | Path = "",
+        special_in_content: Literal["allow", "text"] = "allow",
+    ) -> ChatTokenizer:
         """Read tokenizer.json and what stands beside it.  Raises TokenizerError.
 
-        `chat_template` is a file that takes the place of the model's own template.
+        chat_template        a file that takes the place of the model's own template
+        special_in_content   what special tokens are that a message spells
         """
         folder = Path(directory)
         tokenizer = _read_tokenizer(folder)
@@ -124,12 +132,26 @@ class ChatTokenizer:
             longest_token=max(map(len, vocabulary), default=1),
             bytes_all=table,
             bytes_plain=table and [b"" if i in special else b for i, b in enumerate(table)],
+            control_words=(
+                ControlWords(tokenizer, template) if special_in_content == "text" else None
+            ),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.  Releases the GIL, so that a thread can do it for long texts."""
         batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of what `render` has made."""
+        if self.control_words is not None:
+            return self.control_words.encode(text)
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def growth(self) -> int:
+        """How many times longer than its characters `render` may make a text."""
+        return 1 if self.control_words is None else GROWTH
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
@@ -180,7 +202,10 @@ class ChatTokenizer:
         extra: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The text of a conversation.  Raises RequestError if the template cannot make it."""
+        """The text of a conversation, for encode_prompt.
+
+        Raises RequestError if the template cannot make it.
+        """
         if self.template is None:
             raise RequestError(
                 "this model has no chat template, so it cannot take `messages`: use "
@@ -188,12 +213,16 @@ class ChatTokenizer:
                 param="messages",
                 code="no_chat_template",
             )
+        options = extra or {}
+        if self.control_words is not None:
+            messages = self.control_words.messages(messages)
+            tools, options = self.control_words.marked([tools, options])
         return self.template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            max_chars=max_chars,
-            extra=extra or {},
+            max_chars=max_chars * self.growth,
+            extra=options,
             tools=tools,
         )
 

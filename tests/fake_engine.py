@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import uvicorn
 from openai import AsyncOpenAI, OpenAI
@@ -264,14 +264,18 @@ def fake_server(
     context: int = CONTEXT,
     batches: BatchStore | None = None,
     connections: int = 1000,
+    special_in_content: Literal["allow", "text"] = "allow",
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
 
-    context     tokens of a prompt and its answer at most
-    batches     where files are kept; no batch runs
-    connections that are open at most
+    context              tokens of a prompt and its answer at most
+    batches              where files are kept; no batch runs
+    connections          that are open at most
+    special_in_content   of ChatTokenizer.load
     """
-    tokenizer = ChatTokenizer.load(write_tokenizer(folder, template=template))
+    tokenizer = ChatTokenizer.load(
+        write_tokenizer(folder, template=template), special_in_content=special_in_content
+    )
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
     config = fake_config(folder)
     state = ServerState(config, engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""The real launcher around stub_engine: `python stub_launcher.py PORT DRAIN_SECONDS WORKERS`."""
+"""The real launcher around stub_engine.
+
+`python stub_launcher.py PORT DRAIN_SECONDS WORKERS STORE`
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ def main() -> int:
         drain_seconds=drain_seconds,
         api_workers=api_workers,
         model_directory=str(built_in_directory()),
+        response_store=sys.argv[4],
     )
     return launch(config, bind(config.host, port), engine_module="stub_engine")
 

@@ -103,10 +103,10 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self.commit()
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                self._connection.rollback()  # unlike ROLLBACK no error if SQLite has done so itself
                 raise
-            self.commit()
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
-import os
 from collections import Counter
 
 from starlette.types import ASGIApp
@@ -18,6 +15,7 @@ from server.batches.slots import Slots
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.exchange import OWNER
+from server.file_lock import file_lock
 from server.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
@@ -55,28 +53,13 @@ class BatchRunner:
         """Ends only when cancelled; what was handed to the disk is written then."""
         while True:
             try:
-                with self._lock() as held:
+                with file_lock(self._store.database.directory / "batches.lock") as held:
                     if held:
                         await self._run_all()
             except Exception:  # the disk, mostly: it may come back
                 log.exception("batches stand still for %.0f s", PAUSE_SECONDS)
                 await asyncio.sleep(PAUSE_SECONDS)
             await asyncio.sleep(min(LOCK_SECONDS, 4 * self._poll_seconds))
-
-    @contextlib.contextmanager
-    def _lock(self):
-        """Whether this is the process that runs batches; the kernel frees the lock if it dies."""
-        path = self._store.database.directory / "batches.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(descriptor)
 
     async def _run_all(self) -> None:
         loop = asyncio.get_running_loop()

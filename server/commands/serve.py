@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.launch import AddressInUse, NoSocketDirectory, bind, launch
+    from server.launch import AddressInUse, NoSocketDirectory, StoreInUse, bind, launch
     from server.logs import set_up_logging
     from server.model_source import ModelNotFound, resolve_model
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             revision = args.revision or os.environ.get("WAVEFILL_REVISION")
             directory, name = resolve_model(config.engine.model, revision)
             return launch(with_model(config, str(directory), name), listener)
-        except (ModelNotFound, NoSocketDirectory) as error:
+        except (ModelNotFound, NoSocketDirectory, StoreInUse) as error:
             raise UsageError(str(error)) from None
 
 

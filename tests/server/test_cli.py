@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from server_process import free_port
 
 from runtime.config import EngineConfig
 from server.cli import Parser, UsageError, main
@@ -17,7 +18,7 @@ from server.commands import serve
 from server.config import ServerConfig
 from server.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variables
 from server.foreign_flags import REMEDIES
-from server.launch import NoSocketDirectory, socket_directory
+from server.launch import NoSocketDirectory, socket_directory, store_lock
 
 COMMAND = Path(sys.executable).parent / "wavefill"
 
@@ -265,6 +266,17 @@ def test_who_answers_to_any_host_without_a_key_is_warned(
 ):
     serve.warn_if_open(config(*words.split()))
     assert ("--allowed-hosts" in caplog.text) == warned
+
+
+def test_a_second_server_on_a_response_store_ends_with_one_line_that_names_it(tmp_path: Path):
+    store = str(tmp_path / "store")
+    with store_lock(store):
+        done = wavefill("serve", "--port", str(free_port()), "--response-store", store)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: --response-store {store}: another server uses this file: stop it, or give each "
+        "server a file of its own\n"
+    )
 
 
 def test_a_port_in_use_is_told_before_the_model_is_looked_at():

@@ -13,10 +13,9 @@ from openai import BadRequestError
 from qwen_writer import QUESTION, prompt_of, qwen_server
 from tokenizers import Tokenizer
 from tool_grammars import accepts, grammar_of, tokenizer_with_marks
+from written_calls import BETWEEN_MARKS, NAMES, call
 
 from server import answer_form
-from server.call_arguments import ArgumentForm
-from server.call_forms import FORMS
 from server.custom_calls import CustomCalls, input_of
 from server.errors import UnsupportedParameter
 from server.parsing.deltas import ContentDelta, ToolCallDelta
@@ -28,7 +27,6 @@ RUN: dict[str, Any] = {"type": "custom", "custom": {"name": "run", "description"
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 ASK: dict[str, Any] = {"model": "fake", "messages": QUESTION, "tools": [RUN, TIME]}
 NAMED: dict[str, Any] = {"type": "custom", "custom": {"name": "run"}}
-MARKED = [name for name, form in FORMS.items() if isinstance(form.arguments, ArgumentForm)]
 
 
 def formed(syntax: str, definition: str) -> dict[str, Any]:
@@ -106,31 +104,20 @@ def test_a_custom_tool_can_be_the_one_that_must_be_called(fake: FakeServer, choi
     assert '"input"' in grammar and ("arguments1" in grammar) == (choice == "required")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name not in MARKED])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BETWEEN_MARKS])
 def test_an_input_in_a_string_follows_a_regular_expression(tokenizer: Tokenizer, name: str):
-    form = FORMS[name]
     tools = [formed("regex", r'say "[a-z]+"(\n[0-9]+)*')]
     options: list[dict[str, Any]] = [{"tool_choice": "required"}, {}]
     for more in options:
         grammar = grammar_of(tokenizer, name, tools=tools, **more)
         assert grammar is not None
         for text, fine in (('say "hi"\n12\n3', True), ('say "hi"', True), ("say hi", False)):
-            written = json.dumps({"input": text})
-            if form.arguments == "python":
-                written = f"input={json.dumps(text)}"
-            begin = form.opens + form.head + form.begin.replace("NAME", "run")
-            assert accepts(tokenizer, grammar, begin + written + form.end + form.close) == fine
+            assert (
+                accepts(tokenizer, grammar, call(name, "run", json.dumps({"input": text}))) == fine
+            )
 
 
-def marked(name: str, text: str) -> str:
-    form = FORMS[name]
-    assert isinstance(form.arguments, ArgumentForm)
-    begin = form.opens + form.begin.replace("NAME", "run")
-    argument = form.arguments.text.replace("KEY", "input") + text + form.arguments.json_end
-    return begin + argument + form.arguments.close + form.end
-
-
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", BETWEEN_MARKS)
 @pytest.mark.parametrize(
     ("syntax", "definition"),
     [("regex", r"[a-z]+(\+[a-z]+)*"), ("lark", "start: WORD (/\\+/ WORD)*\nWORD: /[a-z]+/")],
@@ -143,7 +130,9 @@ def test_an_input_between_marks_follows_a_grammar(
     )
     assert grammar is not None
     for text, fine in (("a", True), ("a+b+cd", True), ("", False), ("a+", False), ("a b", False)):
-        assert accepts(tokenizer, grammar, marked(name, text)) == fine, text
+        assert (
+            accepts(tokenizer, grammar, call(name, "run", json.dumps({"input": text}))) == fine
+        ), text
 
 
 def test_lark_inside_of_strings_is_refused_by_name(tokenizer: Tokenizer, fake: FakeServer):

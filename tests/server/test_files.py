@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from batch_server import BatchServer, Clock, batch_server
+from failing_commit import fail_commits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
@@ -234,6 +235,37 @@ def test_a_directory_of_a_later_version_is_left_alone(tmp_path: Path):
     database.close()
     with pytest.raises(DataError, match="another version"):
         Database(tmp_path)
+
+
+def test_a_commit_that_fails_is_rolled_back_and_the_next_transaction_works(tmp_path: Path):
+    database = Database(tmp_path)
+    with database.reading() as connection:
+        fail_commits_of(connection)
+    for _ in range(2):
+        with (
+            pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"),
+            database.transaction() as connection,
+        ):
+            connection.execute("INSERT INTO children VALUES (7)")
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO parents VALUES (1)")
+    with database.reading() as connection:
+        assert not connection.in_transaction
+        assert connection.execute("SELECT count(*) FROM children").fetchone()[0] == 0
+    database.close()
+
+
+def test_an_error_behind_which_sqlite_has_rolled_back_itself_is_the_one_that_is_told(
+    tmp_path: Path,
+):
+    database = Database(tmp_path)
+    with (
+        pytest.raises(sqlite3.IntegrityError, match="UNIQUE"),
+        database.transaction() as connection,
+    ):
+        for _ in range(2):
+            connection.execute("INSERT OR ROLLBACK INTO failures VALUES ('batch', 1, 1)")
+    database.close()
 
 
 def test_only_the_user_of_the_server_can_look_into_the_directory(tmp_path: Path):

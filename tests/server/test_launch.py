@@ -19,6 +19,7 @@ import pytest
 from server_process import free_port
 
 from server.child import MAX_DEATHS, Child
+from server.launch import StoreInUse, store_lock
 
 TESTS = Path(__file__).parent.parent
 REQUEST = {"model": "tiny-chat", "prompt": "once upon", "ignore_eos": True, "temperature": 0}
@@ -80,14 +81,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts launchers with a stub engine; nothing of them is left at the end of a test."""
     started: list[Launched] = []
 
-    def launch(mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1) -> Launched:
+    def launch(
+        mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1, store: str = ""
+    ) -> Launched:
         port, log, sockets = free_port(), tmp_path / "log", tmp_path / "s"
         sockets.mkdir()
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [
                     *(sys.executable, TESTS / "stub_launcher.py"),
-                    *map(str, (port, drain_seconds, api_workers)),
+                    *map(str, (port, drain_seconds, api_workers, store)),
                 ],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -257,6 +260,30 @@ def test_several_api_processes_share_the_port_the_engine_and_the_counters(start:
         assert stream.ended()[-1] == "data: [DONE]" and not stream.broken
     assert launched.process.wait(10) == 0
     assert_all_end(family, 1)
+
+
+def test_one_server_has_its_response_store_to_itself_until_it_dies(start: Start, tmp_path: Path):
+    store = tmp_path / "store"
+    launched = serving(start, api_workers=2, store=str(store))
+    launched.wait_until(store.exists)
+    (tmp_path / "link").symlink_to(store)
+    for name in (store, tmp_path / "link"):
+        with pytest.raises(StoreInUse, match="another server"), store_lock(str(name)):
+            pass
+    assert len(launched.children()) == 3, "its two API processes and the engine share the file"
+    launched.process.kill()
+    launched.process.wait(5)
+    with store_lock(str(store)):
+        pass
+
+
+def test_a_response_store_where_no_file_can_be_made_is_named_at_the_start(tmp_path: Path):
+    store = str(tmp_path / "no" / "folder")
+    with (
+        pytest.raises(StoreInUse, match=f"--response-store {store}: No such file"),
+        store_lock(store),
+    ):
+        pass
 
 
 def test_a_wrong_configuration_of_the_engine_ends_all_with_code_2(start: Start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,18 +183,30 @@ def filling(folder: Path, *words: str) -> ChatTokenizer:
     return ChatTokenizer.load(folder)
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.before)
-def test_a_gap_is_marked_with_the_models_own_tokens(tmp_path: Path, form: Any):
-    words = [word for word in form[:3] if word]
+GAPS = [
+    "<|fim_prefix|>def f(<|fim_suffix|>return x<|fim_middle|>",
+    "<fim_prefix>def f(<fim_suffix>return x<fim_middle>",
+    "<fim-prefix>def f(<fim-suffix>return x<fim-middle>",
+    "<\uff5cfim\u2581begin\uff5c>def f("
+    "<\uff5cfim\u2581hole\uff5c>return x<\uff5cfim\u2581end\uff5c>",
+    "\u2581<PRE>def f(\u2581<SUF>return x\u2581<MID>",
+    "[SUFFIX]return x[PREFIX]def f(",
+]
+
+
+@pytest.mark.parametrize("written", GAPS)
+def test_a_gap_is_marked_with_the_models_own_tokens(tmp_path: Path, written: str):
+    words = [word for word in re.split(r"def f\(|return x", written) if word]
     tokenizer = filling(tmp_path, *words)
-    assert fill_format(tokenizer) == form
     text = prompt_with_gap("def f(", "return x", tokenizer, "m")
+    assert text == written
     tokens = tokenizer.encode(text)
     marks = [tokenizer.tokenizer.token_to_id(word) for word in words]
-    assert [token for token in tokens if token in marks] == (
-        marks[::-1] if form.after_first else marks
-    )
-    assert tokenizer.decode(tokens) == ("return xdef f(" if form.after_first else "def f(return x")
+    assert [token for token in tokens if token in marks] == marks
+
+
+def test_every_way_to_fill_a_gap_is_tried():
+    assert len(FORMATS) == len(GAPS)
 
 
 def test_some_of_the_tokens_are_not_enough(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import fake_engine
 import httpx2 as httpx
 import openai
 import pytest
+from failing_commit import fail_commits_of
 from fake_engine import GREETING, FakeServer, fake_server
 from msgspec.structs import replace
 
@@ -340,6 +342,18 @@ def test_what_is_being_made_stays_and_fails_when_its_process_starts_again(databa
     stored = database.get(ME, "run")
     assert stored and stored.status == "failed"
     assert "restarted" in json.loads(stored.response)["error"]["message"]
+
+
+def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(database: Database):
+    fail_commits_of(database.connection)
+    database.connection.execute(
+        "CREATE TRIGGER broken AFTER INSERT ON responses WHEN new.id = 'lost' "
+        "BEGIN INSERT INTO children VALUES (7); END"
+    )
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+        database.add(ME, response("lost"), [])
+    assert database.add(ME, response("kept"), [])
+    assert ids(database) == ["kept"] and not database.connection.in_transaction
 
 
 def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: Database):

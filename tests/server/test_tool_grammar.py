@@ -16,9 +16,9 @@ from tool_grammars import (
     tokenizer_with_marks,
     tool,
 )
+from written_calls import BETWEEN_MARKS, NAMES, PYTHON, SEVERAL, call, calls_without_arguments
 
-from server.call_arguments import ArgumentForm
-from server.call_forms import FORMS, OLD_MISTRAL, CallForm
+from server.call_forms import FORMS
 from server.errors import RequestError
 from server.parsing.answer import AnswerParser
 from server.parsing.deltas import ToolCallDelta
@@ -28,55 +28,12 @@ from server.structured import Grammar, json_grammar, requested
 from server.thought_grammar import after_thought
 from server.tool_grammar import tool_grammar
 
-NAMES = [*FORMS, "old mistral"]
 IN_TEXT = [name for name in NAMES if name != "harmony"]
-PYTHON = [name for name, form in FORMS.items() if form.arguments == "python"]
-BETWEEN_MARKS = [name for name, form in FORMS.items() if isinstance(form.arguments, ArgumentForm)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizer_with_marks(tmp_path_factory.mktemp("tokenizer"))
-
-
-def call(name: str, function: str, arguments: str) -> str:
-    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
-    return form.opens + form.head + bare_call(form, function, arguments) + form.close
-
-
-def calls(name: str, number: int) -> str:
-    """Calls of `now` without arguments, as far as the format can write more than one."""
-    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
-    if form.comma is None:
-        return (form.between or "").join([call(name, "now", "{}")] * number)
-    bare = form.comma.join([bare_call(form, "now", "{}")] * number)
-    return form.opens + form.head + bare + form.close
-
-
-def writes_several(name: str) -> bool:
-    form = OLD_MISTRAL if name == "old mistral" else FORMS[name]
-    return form.comma is not None or form.between is not None
-
-
-def bare_call(form: CallForm, function: str, arguments: str) -> str:
-    written = arguments
-    if form.arguments == "python":
-        items = json.loads(arguments).items()
-        written = ", ".join(f"{key}={json.dumps(value)}" for key, value in items)
-    elif form.arguments is not None:
-        written = "".join([argument(form.arguments, *item) for item in json.loads(written).items()])
-    return form.begin.replace("NAME", function) + written + form.end
-
-
-def argument(form: ArgumentForm, key: str, value: object) -> str:
-    is_text = isinstance(value, str)
-    shown = value if isinstance(value, str) else json.dumps(value)
-    return (
-        (form.text if is_text else form.json).replace("KEY", key)
-        + shown
-        + form.json_end
-        + form.close
-    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,11 +90,11 @@ def test_a_named_tool_is_called_exactly_once(
     many = grammar_of(tokenizer, name, tool_choice="required")
     one = grammar_of(tokenizer, name, tool_choice=tool("now"), parallel_tool_calls=parallel)
     assert many is not None and one is not None
-    assert accepts(tokenizer, one, calls(name, 1))
+    assert accepts(tokenizer, one, calls_without_arguments(name, "now", 1))
     assert not accepts(tokenizer, one, "")
     for number in (2, 3):
-        several = calls(name, number)
-        assert accepts(tokenizer, many, several) == writes_several(name)
+        several = calls_without_arguments(name, "now", number)
+        assert accepts(tokenizer, many, several) == (name in SEVERAL)
         assert not accepts(tokenizer, one, several), several
 
 
@@ -208,6 +165,7 @@ def test_a_format_for_the_answer_still_lets_tools_be_called(tokenizer: Tokenizer
 
 def test_every_format_can_be_enforced():
     assert set(FORMS) == {format.name for format in TOOL_FORMATS.values()}
+    assert {*FORMS, "old mistral"} == set(NAMES), "all of them are tried"
 
 
 def test_calls_in_a_format_that_is_not_known_cannot_be_enforced(tokenizer: Tokenizer):
