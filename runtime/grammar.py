@@ -164,8 +164,12 @@ class Grammars:
         return done
 
     def forget(self, request_id: int) -> bool:
-        """A request has ended or been given up.  True if its grammar was still being compiled."""
+        """A request has ended or been given up.  True if `compiled` had not returned it yet."""
         was_compiling = self._compiling.pop(request_id, None) is not None
+        # Its answer may have come while a step waited for masks, and nobody has asked for it yet.
+        untold = [one for one in self._compiled if one[0].id != request_id]
+        was_compiling = was_compiling or len(untold) < len(self._compiled)
+        self._compiled = untold
         self._tried_again.discard(request_id)
         known = was_compiling or request_id in self._live
         self._live.discard(request_id)
