@@ -400,21 +400,6 @@ def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
     assert texts.of(run(engine, [ask(3, regex_grammar("abf"))])[3]) == "abf"
 
 
-def test_a_hanging_grammar_process_is_given_up(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runtime.grammar.PATIENCE_SECONDS", 0.2)
-    engine = make_engine(grammars, overlap=True)
-    engine.add(ask(1, regex_grammar("[a-z]{100}")))
-    outputs = step_until(engine, 1, 2)
-    worker = grammars._worker
-    assert worker is not None
-    os.kill(worker.process.pid, signal.SIGSTOP)
-    while engine.has_work:
-        outputs += engine.step()
-    assert "does not answer" in (outputs[-1].error or "")
-
-
 def test_a_model_without_a_tokenizer_file_has_no_grammars(tmp_path: Path) -> None:
     engine = make_engine(Grammars(tmp_path / "tokenizer.json", VOCAB), overlap=True)
     got = run(engine, [ask(1, regex_grammar("a"))])
