@@ -14,7 +14,8 @@ from runtime.sequence import Sequence
 class WaitingLine:
     """Sequences by rank.  Those that end while they wait are skipped, not searched for.
 
-    The first few are kept apart from the heap, where all of them can be looked at.
+    The first few are kept apart from the heap, where all of them can be looked at.  Those that are
+    held are in nobody's way.
     """
 
     FRONT: int = 16  # enough to find a short prompt behind long ones
@@ -22,13 +23,18 @@ class WaitingLine:
     def __init__(self) -> None:
         self._front: list[Sequence] = []  # ascending
         self._heap: list[tuple[tuple[int, int], Sequence]] = []  # all behind the front
+        self._held: set[Sequence] = set()
         self._num_ended = 0
         self.num_tokens = 0  # of the prompts that wait
 
     def __len__(self) -> int:
-        return len(self._front) + len(self._heap) - self._num_ended
+        return len(self._front) + len(self._heap) - self._num_ended + len(self._held)
 
     def push(self, sequence: Sequence) -> None:
+        if sequence.held is not None:
+            self._held.add(sequence)
+            return
+        self._held.discard(sequence)
         # A preempted one gets another token when the step that is under way has been read.
         sequence.queued = len(sequence.tokens)
         self.num_tokens += sequence.queued
@@ -67,6 +73,9 @@ class WaitingLine:
 
     def note_end(self, sequence: Sequence) -> None:
         """One that waits has got its `finish`.  Sweep when half of the line has."""
+        if sequence in self._held:
+            self._held.remove(sequence)
+            return
         self.num_tokens -= sequence.queued
         self._num_ended += 1
         if self._num_ended * 2 > len(self._heap) + 64:
@@ -79,7 +88,9 @@ class WaitingLine:
         """Assert that what is counted is what there is."""
         waiting = chain(self._front, (sequence for _, sequence in self._heap))
         alive = [sequence for sequence in waiting if sequence.finish is None]
-        assert len(alive) == len(self)
+        assert len(alive) + len(self._held) == len(self)
+        assert all(one.held is not None and one.finish is None for one in self._held)
+        assert all(one.held is None for one in alive)
         assert sum(sequence.queued for sequence in alive) == self.num_tokens
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from runtime.batch import LAST, Batch, Ints, NewRow
@@ -27,6 +28,13 @@ class Launch(NamedTuple):
     decoding: DecodeRows
     prompts: list[Sequence]  # whom the rows behind are of
     load: StepLoad
+    left_out: list[int]  # rows that were to sample, but had no mask when it was time
+
+    def without(self, rows: list[int]) -> Launch:
+        """The same step, whose forward pass is queued, if these rows do not sample."""
+        sample = self.batch.sample.copy()
+        sample[rows] = False
+        return self._replace(batch=structs.replace(self.batch, sample=sample), left_out=rows)
 
 
 class Columns:
@@ -97,7 +105,7 @@ class Columns:
             new_rows=self.new_rows,
         )
         load = StepLoad(rows, len(self.tokens), self.kv_tokens, self.pairs)
-        return Launch(batch, first, self.prompts, load)
+        return Launch(batch, first, self.prompts, load, [])
 
 
 def _joined(first: Ints, then: list[int]) -> Ints:

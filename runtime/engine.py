@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from runtime.batch import Batch, Masks, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
-from runtime.grammar import Grammars
+from runtime.grammar import Answers, Grammars
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Output, Request, Stats
 from runtime.outputs import News
 from runtime.scheduler import Scheduler
@@ -42,7 +42,10 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch) -> None: ...
 
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending: ...
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
+        """Of the batch of forward(), in which fewer rows may sample by now: what an executor
+        draws for the others all the same is not used."""
+        ...
 
     def prepare(self) -> bool:
         """Use an idle moment, a tenth of a second of it.  True if there is more to do."""
@@ -137,19 +140,24 @@ class Engine:
     def advance(self) -> News:
         """step(), which says what it made in the form that costs least."""
         began = self._clock()
-        if self._grammars is not None and self._grammars.compiling:
-            self._take_compiled(self._grammars)
+        grammars = self._grammars
+        if grammars is not None and grammars.compiling:
+            self._take_compiled(grammars)
+        if grammars is not None and grammars.open:
+            self._hear(grammars)
         launch = self.scheduler.schedule()
         queued = self._clock()
         if launch:
             self._executor.forward(launch.batch)
         self._read()
         if launch:
-            masks = self._masks(launch)
+            launch, masks = self._masks(launch)
             self._under_way = (launch, self._executor.sample(launch.batch, masks), queued)
             if not self._executor.overlap:
                 self._read()
             self._count(launch.batch.num_tokens, self._clock() - began)
+        elif grammars is not None and grammars.late:
+            self._hear(grammars, grammars.late)  # there is nothing else to do
         return self._take_news()
 
     def _read(self) -> None:
@@ -176,26 +184,41 @@ class Engine:
             else:
                 self._refuse(request, error, refused=blame)
 
-    def _masks(self, launch: Launch) -> Masks | None:
-        """What the rows may take.  All earlier tokens are known, and the forward pass is queued."""
-        if self._grammars is None or not self._grammars.open:
-            return None
-        ended, errors, lost = self._grammars.settle()
-        for id in ended:
+    def _hear(self, grammars: Grammars, ids: Iterable[int] = ()) -> Answers:
+        """Do what the grammar process has said; first wait a moment for its word on `ids`."""
+        answers = grammars.settle(ids)
+        for id in answers.ended:
             self.scheduler.end(id, "stop")
-        for id, error in errors.items():
+        for id, error in answers.errors.items():
             error = f"the grammar is too complex or leads nowhere: {error}"
             self.scheduler.end(id, "error", error=error, refused=True)
-        for id, reason in lost.items():
+        for id, reason in answers.lost.items():
             self.scheduler.end(id, "error", error=reason)
+        for id in answers.here:
+            self.scheduler.go_on(id)
+        return answers
+
+    def _masks(self, launch: Launch) -> tuple[Launch, Masks | None]:
+        """What the rows may take, and the step without those whose mask is late.
+
+        All earlier tokens are known, and the forward pass is queued.
+        """
+        if self._grammars is None or not self._grammars.open:
+            return launch, None
         rows = self.scheduler.sampling(launch, self._grammars.live)
+        answers = self._hear(self._grammars, [id for _, id in rows])
+        if answers.late:
+            late = [row for row, id in rows if id in answers.late]
+            launch = self.scheduler.hold_back(launch, late)
+        if any(answers):
+            rows = self.scheduler.sampling(launch, self._grammars.live)
         masks = self._grammars.masks(rows)
         if masks is None or len(masks.rows) < len(rows):
             # Better no answer than one that breaks the form that was promised.
             masked = () if masks is None else masks.rows
             for id in [id for row, id in rows if row not in masked]:
                 self.scheduler.end(id, "error", error=UNMASKED)
-        return masks
+        return launch, masks
 
     def _take_news(self) -> News:
         news = self.scheduler.take_news()

@@ -16,7 +16,7 @@ from runtime.admission import WaitingLine, refusal
 from runtime.batch import LAST, Batch, Ints, Sampled
 from runtime.columns import Launch
 from runtime.config import Resolved
-from runtime.decoding import NONE, DecodeRows
+from runtime.decoding import NONE
 from runtime.messages import FinishReason, Output, Request, TokenLogprob
 from runtime.outputs import News, ending, explained, next_output, pooled
 from runtime.pages import PagePool
@@ -114,7 +114,7 @@ class Requests:
 
     def commit(self, launch: Launch, sampled: Sampled) -> None:
         """Take in the results of a step; the next one may have been scheduled already."""
-        others = self._commit_plain(launch.decoding, sampled) if launch.batch.decode_rows else []
+        others = self._commit_plain(launch, sampled) if launch.batch.decode_rows else []
         for index, sequence in self._alive(launch, others):
             if sequence.slot < 0 and launch.batch.sample[index]:
                 sequence.ahead -= 1
@@ -144,13 +144,14 @@ class Requests:
             if sequence.finish is None:
                 yield row, sequence
 
-    def _commit_plain(self, rows: DecodeRows, sampled: Sampled) -> list[int]:
+    def _commit_plain(self, launch: Launch, sampled: Sampled) -> list[int]:
         """The rows that have no more to tell than their token.  Returns the others.
 
         Most rows of most steps are plain: with 256 of them this is most of what a step costs.
         """
+        rows = launch.decoding
         members, tokens = rows.members, sampled.tokens[: len(rows.starts)]
-        odd = [row for row in sampled.rows_with_more() if row < len(tokens)]
+        odd = [row for row in sampled.rows_with_more() + launch.left_out if row < len(tokens)]
         full, others = self.running.decoding.commit(rows, tokens, odd)
         for sequence, content in full:
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from runtime.decoding import Decoding
 from runtime.messages import BACKGROUND
 from runtime.sequence import Sequence
@@ -11,7 +13,7 @@ class Running:
     """Two kinds, each in the order in which they entered."""
 
     def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
-        # By request id: todo > 0 although nothing is under way.
+        # By request id: todo > 0 although nothing is under way.  Some of them are held.
         self.prefilling: dict[int, Sequence] = {}
         self.decoding = Decoding(num_slots, vocab_size, page_size)  # caught up: one token a step
         self.num_background = 0  # of them
@@ -32,6 +34,7 @@ class Running:
 
     def enter(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
+        sequence.begins = True
         if sequence.entered is None:
             sequence.entered = (self._steps, self._rows)
         self.prefilling[sequence.request_id] = sequence
@@ -41,6 +44,27 @@ class Running:
         """Its last known token is under way: from now on it decodes."""
         del self.prefilling[sequence.request_id]
         self.decoding.enter(sequence)
+
+    def hold(self, sequence: Sequence, now: float) -> None:
+        """One that decodes was left out of a step: until it goes on, it keeps what it has.
+
+        What the device has sampled for it is worth nothing, so its newest token is fed once more.
+        """
+        self.decoding.leave(sequence)
+        sequence.ahead = 0
+        sequence.launched = len(sequence.tokens) - 1
+        sequence.begins = True
+        sequence.held = now
+        self.prefilling[sequence.request_id] = sequence
+
+    def longest_held(self, since: float = math.inf) -> Sequence | None:
+        """Of those that have been held since then, the first one."""
+        held = [
+            (one.held, one.order, one)
+            for one in self.prefilling.values()
+            if one.held is not None and one.held <= since
+        ]
+        return min(held)[2] if held else None
 
     def leave(self, sequence: Sequence) -> None:
         if self.decoding.has(sequence):

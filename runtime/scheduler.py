@@ -5,6 +5,9 @@ There is no prefill phase and no decode phase.  Each sequence catches up
 the budget goes.  All pages of the known tokens are taken when a sequence is admitted, so only
 decoding can run out of pages; then the last in rank gives up its pages and computes them again
 later.  Nothing here looks at more of the waiting line than its front.
+
+A row that has no mask when its step samples is left out of that step, and its request is held:
+it has no row until its mask is here, and gives way first if others need its pages or slot.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from runtime.messages import BACKGROUND
 from runtime.requests import Requests
 from runtime.sequence import Sequence
 from runtime.step_time import StepTimes
+
+HELD_SECONDS = 1.0  # so long a held request keeps its slot and pages from those that wait
 
 
 class Scheduler(Requests):
@@ -50,13 +55,21 @@ class Scheduler(Requests):
                 return columns.launch() if columns.num_rows else None
 
     def _make_way(self) -> bool:
-        """Preempt work in the background if the head of the line found no room.  True if it did."""
+        """Preempt who makes way, if the head of the line found no room.  True if somebody did.
+
+        Work in the background makes way for other work, and one that is held long for everybody.
+        """
         head = self.waiting.head()
-        if head is None or head.request.priority >= BACKGROUND or not self.running.num_background:
+        if head is None:
             return False
         if not self.running.full and not self._lacks_pages(head):
             return False
-        self._preempt(self.running.last_in_rank())
+        yields = self.running.longest_held(self.clock() - HELD_SECONDS)
+        if yields is None:
+            if head.request.priority >= BACKGROUND or not self.running.num_background:
+                return False
+            yields = self.running.last_in_rank()
+        self._preempt(yields)
         return True
 
     def _lacks_pages(self, head: Sequence) -> bool:
@@ -86,7 +99,7 @@ class Scheduler(Requests):
             if len(crossing) <= pool.num_free:
                 return decoding.launch(members, starts, crossing, pool.take(len(crossing)))
             assert len(self.running) > 1, "one sequence alone always has enough pages"
-            self._preempt(self.running.last_in_rank())
+            self._preempt(self.running.longest_held() or self.running.last_in_rank())
         return NO_ROWS
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -112,26 +125,29 @@ class Scheduler(Requests):
         Of one priority those with far less to do come first, so that nobody waits for a long
         prompt; the first in rank gets at least half of the tokens, so that a long one ends, too.
         """
-        under_way = list(self.running.prefilling.values())
+        under_way = [one for one in self.running.prefilling.values() if one.held is None]
         if not under_way and not waiting:
             return
         left = self._prompt_budget(columns, under_way, waiting)
         if left <= 0:
             return
         first = min(chain(under_way, waiting[:1]), key=lambda one: one.rank)
-        entered: dict[int, list[int]] = {}
         # Before anybody else can take the pages that it needs.
         if first.slot < 0:
-            self._let_in(columns, first, entered)
+            self._let_in(first)
         kept = min(first.todo, left - left // 2) if first.slot >= 0 else 0
         for sequence in sorted(chain(under_way, waiting), key=_much_less_to_do):
             kept = 0 if sequence is first else kept
             if left <= kept:
                 continue
-            if sequence.slot >= 0 or self._let_in(columns, sequence, entered):
+            if sequence.slot >= 0 or self._let_in(sequence):
                 count = min(sequence.todo, left - kept)
                 left -= count
-                if columns.feed(sequence, count, entered.get(sequence.request_id, [])):
+                new_pages: list[int] = []
+                if sequence.begins:
+                    columns.start(sequence)
+                    new_pages, sequence.begins = sequence.pages, False
+                if columns.feed(sequence, count, new_pages):
                     self.running.catch_up(sequence)
 
     def _prompt_budget(
@@ -144,7 +160,7 @@ class Scheduler(Requests):
         )
         return self.chunks.tokens(columns.decode_rows, columns.kv_tokens, prompts)
 
-    def _let_in(self, columns: Columns, sequence: Sequence, entered: dict[int, list[int]]) -> bool:
+    def _let_in(self, sequence: Sequence) -> bool:
         """Give a slot and pages to one who waits.  False if there is no room, or it failed."""
         if self.running.full or sequence.finish is not None or self._is_behind(sequence):
             return False
@@ -157,8 +173,6 @@ class Scheduler(Requests):
             self._blocked = (sequence, self.pool.num_releases)
             return False
         self._enter(sequence, pages)
-        columns.start(sequence)
-        entered[sequence.request_id] = pages
         return True
 
     def _is_behind(self, sequence: Sequence) -> bool:
@@ -197,7 +211,7 @@ class Scheduler(Requests):
     def _enter(self, sequence: Sequence, pages: list[int]) -> None:
         self.waiting.take(sequence)
         self.running.enter(sequence)
-        sequence.pages = list(pages)
+        sequence.pages = pages
         if not sequence.announced:
             sequence.prompt_scores = None
         if not sequence.started:
@@ -205,6 +219,28 @@ class Scheduler(Requests):
             sequence.cached = sequence.launched
             self.prompt_tokens += sequence.prompt_len
             self.cached_tokens += sequence.cached
+
+    # A mask is late.
+
+    def hold_back(self, launch: Launch, rows: list[int]) -> Launch:
+        """Leave rows that sample out of a step: their requests are held until go_on().
+
+        The step's forward pass is queued, and the step before has been committed.
+        """
+        now = self.clock()
+        decoding = [row for row in rows if row < launch.batch.decode_rows]
+        for row, sequence in self._alive(launch, decoding):
+            if row in rows:
+                self.running.hold(sequence, now)
+        return launch.without(rows)
+
+    def go_on(self, request_id: int) -> None:
+        """A request that was held, if it is still alive, may have rows again."""
+        sequence = self._live.get(request_id)
+        if sequence is not None and sequence.held is not None:
+            sequence.held = None
+            if sequence.slot < 0:
+                self.waiting.push(sequence)
 
 
 def _much_less_to_do(sequence: Sequence) -> tuple[int, int, int]:

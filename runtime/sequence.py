@@ -21,10 +21,12 @@ class Sequence:
     __slots__ = (
         "ahead",
         "announced",
+        "begins",
         "cached",
         "entered",
         "finish",
         "hashes",
+        "held",
         "launched",
         "limit",
         "order",
@@ -56,6 +58,8 @@ class Sequence:
         self.launched = 0
         self.ahead = 0
         self.slot = -1  # none
+        self.begins = False  # its slot has to start over, and to be told all its pages
+        self.held: float | None = None  # since when it waits for a mask: no row, and no new slot
         self.pages: list[int] = []
         self.queued = 0  # tokens that were known when it came to wait
         self.hashes: list[PageHash] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from model_zoo.model import Model
 from runtime.batch import Masks
 from runtime.config import Resolved
 from runtime.engine import Engine
+from runtime.grammar import Answers
 from runtime.messages import Request
 from runtime.runner import Runner
 
@@ -79,7 +81,7 @@ def device_engine(
 class Rules:
     """In place of Grammars.  The grammar "N": N tokens, of which no neighbours are equal modulo 3.
 
-    The tokens that N allows first are those that N does not divide.
+    The tokens that N allows first are those that N does not divide.  Some masks are late.
     """
 
     compiling = False
@@ -90,6 +92,9 @@ class Rules:
         self._said: dict[int, list[int]] = {}
         self._most: dict[int, int] = {}
         self._ended: list[int] = []
+        self._delays: dict[int, int] = {}  # calls of settle() until the mask is here
+        self._draw = random.Random(vocab_size)
+        self.late: set[int] = set()
 
     @property
     def live(self) -> Container[int]:
@@ -113,21 +118,32 @@ class Rules:
         self._begun = [entry for entry in self._begun if entry[0].id != request_id]
         self.compiling = bool(self._begun)
         self._said.pop(request_id, None)
+        self._delays.pop(request_id, None)
+        self.late.discard(request_id)
         return bool(waiting)
 
     def advance(self, tokens: list[tuple[int, int]]) -> None:
         for id, token in tokens:
             if id in self._said:
+                assert id not in self._delays, "a token without a mask"
                 self._said[id].append(token)
+                self._delays[id] = self._draw.choice([0, 0, 0, 0, 1, 2, 3, 9])
                 if len(self._said[id]) == self._most[id]:
                     self._ended.append(id)
 
-    def settle(self) -> tuple[list[int], dict[int, str], dict[int, str]]:
-        ended, self._ended = self._ended, []
-        return ended, {}, {}
+    def settle(self, ids: Iterable[int] = ()) -> Answers:
+        self._delays = {id: left - 1 for id, left in self._delays.items() if left}
+        here = {id for id in self.late if id not in self._delays}
+        late = {id for id in ids if id in self._delays}
+        self.late = (self.late - here) | late
+        ended = [id for id in self._ended if id not in self._delays]
+        self._ended = [id for id in self._ended if id in self._delays]
+        return Answers(ended, {}, {}, late, here)
 
     def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
-        found = [(row, self._mask(id)) for row, id in rows if id in self._said]
+        found = [
+            (row, self._mask(id)) for row, id in rows if id in self._said and id not in self._delays
+        ]
         if not found:
             return None
         return Masks([row for row, _ in found], b"".join(mask for _, mask in found))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from fake_grammar import MASK_BYTES, VOCAB_SIZE, mask_after
 from msgspec import structs
 
 from runtime.batch import LAST, Batch, Masks, NewRow, Sampled
@@ -22,7 +23,6 @@ from runtime.config import Resolved
 from runtime.engine import Engine
 from runtime.messages import Output, Request, SamplingParams, TokenLogprob
 
-VOCAB_SIZE = 97
 SPOILT = -9  # in a cell: what was written is no number
 
 
@@ -88,6 +88,7 @@ class FakeSlot:
     last: int | None = None
     length: int = 0
     fed: list[int] = field(default_factory=list)  # since a sequence moved in
+    drawn: list[int] = field(default_factory=list)  # the same
 
 
 class FakePending:
@@ -121,10 +122,15 @@ class FakeExecutor:
         self._submit(lambda: self._forward(batch))
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
-        assert masks is None, "no request of these tests has a grammar"
-        batch = _as_lists(batch)
+        assert batch.slots.tolist() == self.batches[-1].slots
+        batch = self.batches[-1]  # a row that no longer samples is drawn all the same, for nobody
+        rows = [] if masks is None else masks.rows
+        bits = b"" if masks is None else masks.bits
+        assert len(bits) == len(rows) * MASK_BYTES
+        parts = [bits[start : start + MASK_BYTES] for start in range(0, len(bits), MASK_BYTES)]
+        allowed = dict(zip(rows, parts, strict=True))
         results: list[Sampled] = []
-        self._submit(lambda: results.append(self._sample(batch)))
+        self._submit(lambda: results.append(self._sample(batch, allowed)))
 
         def wait() -> Sampled:
             while not results:
@@ -188,7 +194,7 @@ class FakeExecutor:
         assert token is not None, "a cell is read that was never written"
         return token
 
-    def _sample(self, batch: Batch) -> Sampled:
+    def _sample(self, batch: Batch, allowed: dict[int, bytes]) -> Sampled:
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         prompt_logprobs: list[list[TokenLogprob] | None] = []
@@ -199,7 +205,14 @@ class FakeExecutor:
             params, prompt_len = slot.new.params, slot.new.prompt_len
             token = LAST
             if samples:
-                token = slot.last = next_token(cells, params, prompt_len)
+                token = next_token(cells, params, prompt_len)
+                wanted = mask_after(cells[prompt_len:]) if params.grammar else None
+                if allowed.pop(row, None) != wanted:
+                    token = (token + 1) % VOCAB_SIZE  # drawn under no mask, or a wrong one
+                slot.last = token
+                if params.needs_history and SPOILT not in cells:
+                    assert slot.new.history + slot.drawn == cells, "penalties count other tokens"
+                slot.drawn.append(token)
             if index in self.fail_slots:
                 errors[row] = self.fail_slots.pop(index)
             if SPOILT in cells:
@@ -216,6 +229,7 @@ class FakeExecutor:
                 if len(cells) == prompt_len and row not in errors:
                     # A mean is made of all that the slot was fed; the last state reads the cells.
                     vectors[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
+        assert not allowed, "masks of rows that do not sample"
         return Sampled(
             np.array(tokens, dtype=np.int32),
             logprobs if any(logprobs) else None,

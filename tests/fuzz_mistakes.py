@@ -12,6 +12,7 @@ from runtime.columns import Columns, Launch
 from runtime.decoding import DecodeRows, Decoding
 from runtime.messages import Output
 from runtime.pages import PagePool
+from runtime.running import Running
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 
@@ -202,13 +203,8 @@ def back_at_once_after_making_way(
     return lambda self, yielded: true(self, False)
 
 
-def pages_told_in_the_second_step(true: Callable[..., bool]) -> Callable[..., bool]:
-    def let_in(
-        self: Scheduler, columns: Columns, sequence: Sequence, entered: dict[int, list[int]]
-    ) -> bool:
-        return true(self, columns, sequence, {})
-
-    return let_in
+def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda self, row, count, new_pages: true(self, row, count, [])
 
 
 def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
@@ -233,6 +229,40 @@ def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., b
         return sampled.tokens[index] != LAST and true(self, sequence, index, sampled)
 
     return note
+
+
+def late_mask_not_waited_for(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    return lambda self, launch, rows: launch
+
+
+def left_out_row_committed(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    return lambda self, rows: true(self, rows)._replace(left_out=[])
+
+
+def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
+    def hold(self: Running, sequence: Sequence, now: float) -> None:
+        true(self, sequence, now)
+        sequence.begins = False
+
+    return hold
+
+
+def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
+    def hold(self: Running, sequence: Sequence, now: float) -> None:
+        true(self, sequence, now)
+        sequence.launched += 1
+        sequence.ahead = 1
+
+    return hold
+
+
+def held_for_ever(true: Callable[..., None]) -> Callable[..., None]:
+    def go_on(self: Scheduler, request_id: int) -> None:
+        sequence = self._live.get(request_id)
+        if sequence is not None and sequence.slot >= 0:
+            true(self, request_id)
+
+    return go_on
 
 
 def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None]:
@@ -280,6 +310,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Sequence, "may_skip", means_without_their_prefix),
     (Columns, "feed", hit_of_a_page_not_yet_written),
     (Columns, "feed", last_fed_stale_after_preemption),
+    (Columns, "feed", pages_never_told),
     (Columns, "launch", forgotten_new_page),
     (Columns, "launch", start_off_by_one),
     (Columns, "start", slot_not_started_over),
@@ -292,11 +323,15 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "_preempt", preempted_is_lost),
     (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
     (Scheduler, "_may_enter", back_at_once_after_making_way),
-    (Scheduler, "_let_in", pages_told_in_the_second_step),
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
     (Scheduler, "abort", abort_without_an_end),
     (Scheduler, "_leave", pages_kept_after_leaving),
     (Scheduler, "_note_details", parts_of_prompts_always_usable),
+    (Scheduler, "hold_back", late_mask_not_waited_for),
+    (Scheduler, "go_on", held_for_ever),
+    (Launch, "without", left_out_row_committed),
+    (Running, "hold", held_slot_not_started_over),
+    (Running, "hold", held_token_not_fed_again),
     (runtime.requests, "refusal", nothing_refused),
     (runtime.requests, "next_output", min_tokens_forgotten),
     (WaitingLine, "push", one_token_too_many),

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 import hypothesis.strategies as st
+from fake_grammar import FakeGrammars
 from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 
 from runtime.columns import Launch
 from runtime.config import Resolved
 from runtime.engine import Engine
+from runtime.grammar import COMPILE_SECONDS, PATIENCE_SECONDS, SILENT
 from runtime.messages import BACKGROUND, Output, Pooling, Request, SamplingParams
 
 
@@ -30,14 +32,19 @@ class Workload:
     front: int = 16  # of the waiting line
     spoils: list[tuple[int, int]] = field(default_factory=list)  # number of a step, of its row
     visits: list[Visit] = field(default_factory=list)
+    # If some requests have grammars: how long their process takes for each answer.
+    delays: list[float] = field(default_factory=list)
+    tick: float = 0.0  # seconds from step to step
 
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
+HUNG = 1.5 * PATIENCE_SECONDS  # without an answer the process is given up
+assert HUNG < COMPILE_SECONDS
 PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
 
 
 @st.composite
-def sampling_params(draw: st.DrawFn) -> SamplingParams:
+def sampling_params(draw: st.DrawFn, grammars: bool) -> SamplingParams:
     if draw(st.integers(0, 5)) == 0:
         return SamplingParams(0, pooling=Pooling(draw(st.sampled_from(["last", "mean"]))))
     max_tokens = draw(st.integers(1, 14))
@@ -50,6 +57,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         repetition_penalty=draw(st.sampled_from([1.0, 1.1])),
         logprobs=draw(st.sampled_from([None, None, 0])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        grammar=draw(st.sampled_from(["", "a form"])) if grammars else "",
     )
 
 
@@ -67,6 +75,11 @@ def workloads(draw: st.DrawFn) -> Workload:
     workload = Workload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
     if draw(st.integers(0, 2)) == 0:
         workload.spoils = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3))))
+    if draw(st.integers(0, 2)) == 0:
+        workload.tick = draw(st.sampled_from([0.01, 2.0]))
+        longer = [0.05] if workload.tick < 1 else [3.0, HUNG]
+        seconds = st.sampled_from([0.0, 0.015, 0.025, *longer])
+        workload.delays = draw(st.lists(seconds, min_size=1, max_size=6))
     for number in range(draw(st.integers(1, 10))):
         prefix = draw(st.sampled_from(PREFIXES))
         # Whole pages as often as not: the borders are where mistakes hide.
@@ -76,7 +89,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             id=100 + number,
             client=number % 2,
             tokens=tokens or [1],
-            params=draw(sampling_params()),
+            params=draw(sampling_params(bool(workload.delays))),
             priority=draw(st.sampled_from([0, 0, 1, -1, BACKGROUND, BACKGROUND])),
             salt=draw(st.sampled_from([b"", b"", b"other"])),
         )
@@ -91,7 +104,10 @@ class Play:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.executor = FakeExecutor(workload.config, overlap=workload.overlap)
-        self.engine = Engine(workload.config, VOCAB_SIZE, self.executor)
+        self.grammars = FakeGrammars(workload.delays) if workload.delays else None
+        self.engine = Engine(workload.config, VOCAB_SIZE, self.executor, grammars=self.grammars)
+        if self.grammars is not None:
+            self.engine.scheduler.clock = self.grammars.clock
         self.engine.scheduler.waiting.FRONT = workload.front
         self.outputs: dict[int, list[Output]] = {visit.request.id: [] for visit in workload.visits}
         self.spoilt: set[int] = set()  # requests whose keys and values were no numbers
@@ -123,9 +139,13 @@ class Play:
                 self._receive(output)
             self.engine.scheduler.check_integrity()
             moved = outputs or len(self.executor.batches) > launched
-            assert moved or self.engine.idle, "there is work and nothing moves"
+            waits = False
+            if self.grammars is not None:
+                waits = self.grammars.compiling or bool(self.grammars.late)
+                self.grammars.clock.now += self.workload.tick
+            assert moved or waits or self.engine.idle, "there is work and nothing moves"
             step += 1
-            assert step < last + 20 * tokens + 20, "no end in sight"
+            assert step < last + 40 * tokens + 20, "no end in sight"
         assert self.engine.scheduler.pool.num_used == 0, "pages leak"
         for visit in visits:
             self._check_answer(visit)
@@ -160,13 +180,17 @@ class Play:
         answer = params.pooling is None  # nothing reads its last token
         too_long = prompt_len + answer > config.max_model_len
         if too_long or most - answer > config.num_pages * config.page_size:
-            assert end.finish == "error" and not got, "what can never fit is refused"
+            left = params.grammar and visit.leaves is not None  # perhaps before it was looked at
+            assert end.finish == "error" or (left and end.finish == "abort")
+            assert not got, "what can never fit is refused"
             return
         want, reason = plain_decoding(request.tokens, params, max_model_len=config.max_model_len)
         if end.finish == "abort":
             assert visit.leaves is not None and got == want[: len(got)]
         elif end.finish == "error":
-            assert request.id in self.spoilt and got == want[: len(got)]
+            silent = request.params.grammar and HUNG in self.workload.delays
+            assert request.id in self.spoilt or (silent and end.error == SILENT), end.error
+            assert got == want[: len(got)]
         else:
             assert (got, end.finish) == (want, reason)
             assert end.stop_id == (want[-1] if want and reason == "stop" else None)

@@ -18,8 +18,8 @@ from server.middleware import WATCHING_PATHS
 MOST = 12  # three of them for probes
 MOST_BUSY = 9
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
-UNFINISHED = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-slow: "
-WHOLE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+UNFINISHED = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-slow: "
+WHOLE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")

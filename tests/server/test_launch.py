@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -84,8 +86,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def launch(
         mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1, store: str = ""
     ) -> Launched:
-        port, log, sockets = free_port(), tmp_path / "log", tmp_path / "s"
-        sockets.mkdir()
+        # The name of a socket has room for a short directory only.
+        port, log, sockets = free_port(), tmp_path / "log", Path(tempfile.mkdtemp(prefix="s-"))
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [
@@ -111,6 +113,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         launched.process.kill()
         launched.process.wait(5)
         assert_all_end(family, 5)
+        shutil.rmtree(launched.sockets)
 
 
 def serving(start: Start, **options: object) -> Launched:
