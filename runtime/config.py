@@ -21,7 +21,7 @@ KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 PAGE_SIZES = (16, 32, 64, 128)
-MOST_SEQS, MOST_TOKENS = 1 << 16, 1 << 20  # of a step; no device gains by more
+MOST_SEQS, MOST_TOKENS = 65535, 1 << 20  # of a step: a CUDA grid's y; no device gains by more
 LARGE_GPU_BYTES = 32 << 30  # free: with so much, the working memory of 8192 tokens is a small part
 
 

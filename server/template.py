@@ -1,14 +1,14 @@
 """The model's chat template, rendered in a sandbox.
 
 A template is code that came with a model, fed with text that came from a caller: it runs without
-access to attributes or modules, its output has a length cap and its rendering a time limit.
+access to attributes or modules, its output has a length cap and its rendering a time limit
+(template_sandbox.py).
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -18,9 +18,9 @@ from jinja2.ext import Extension
 from jinja2.nodes import CallBlock
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.errors import RequestError
+from server.template_sandbox import TemplateSandbox, in_time, time_limit
 
 MAX_SECONDS = 10.0
 BLANK = "\t"  # behind the mark: it stays where the template does not trim contents
@@ -75,14 +75,14 @@ class ChatTemplate:
     """A compiled template and the special tokens it may print."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = TemplateSandbox(
+            {"tojson": _tojson},
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"],
         )
-        environment.filters["tojson"] = _tojson  # pyright: ignore[reportUnknownMemberType]
         functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        environment.globals.update(functions)  # pyright: ignore[reportUnknownMemberType]
+        environment.globals.update(functions)
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = environment.from_string(source)
@@ -126,19 +126,26 @@ class ChatTemplate:
     def _rendered(self, context: Mapping[str, Any], max_chars: int) -> str:
         pieces: list[str] = []
         length = 0
-        deadline = time.monotonic() + MAX_SECONDS
         try:
-            for piece in self._template.generate(context):
-                pieces.append(piece)
-                length += len(piece)
-                if length > max_chars or time.monotonic() > deadline:
-                    raise RequestError(
-                        f"the chat template made more than {max_chars} characters of the messages, "
-                        f"or took over {MAX_SECONDS:.0f} s: shorten the messages",
-                        param="messages",
-                    )
+            with time_limit(MAX_SECONDS):
+                for piece in self._template.generate(context):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > max_chars:
+                        raise RequestError(
+                            f"the chat template made more than {max_chars} characters of the "
+                            "messages: shorten them",
+                            param="messages",
+                        )
+                    in_time()
         except RequestError:
             raise
+        except TimeoutError:
+            raise RequestError(
+                f"the model's chat template took over {MAX_SECONDS:g} s: shorten the messages, or "
+                "start the server with another --chat-template",
+                param="messages",
+            ) from None
         except TemplateError as error:
             raise RequestError(
                 f"the model's chat template refuses the messages: {error.message}",

@@ -121,8 +121,8 @@ def finish_rows(
         high = tl.load(maxima + mine + group, mask=group < num_groups, other=-float("inf"))
         best = tl.max(high, 0)
         usable = best < float("inf")
-        some = best > -float("inf")
-        drawing = draws(row) & usable & some
+        allowed = best > -float("inf")
+        drawing = draws(row) & usable & allowed
         trimmed = drawing & trims(row)
         counts += slot * vocab
         winner = place.to(tl.int32) * 0 - 1
@@ -133,7 +133,7 @@ def finish_rows(
                 logits + place * stride_logits, counts, row, position, high, best, sums + mine,
                 thresholds + place, drawing, trimmed, vocab, num_groups, PADDED, IN_PROMPT,
             )  # fmt: skip
-        tl.store(tokens_out + place, tl.where(some, winner, -1).to(tokens_out.dtype.element_ty))
+        tl.store(tokens_out + place, tl.where(allowed, winner, -1).to(tokens_out.dtype.element_ty))
         tl.store(usable_out + place, usable.to(usable_out.dtype.element_ty))
         tl.store(last_token + slot, winner.to(last_token.dtype.element_ty))
         if tl.load(row + PENALTIES) != 0:

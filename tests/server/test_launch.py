@@ -113,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         launched.process.kill()
         launched.process.wait(5)
         assert_all_end(family, 5)
-        shutil.rmtree(launched.sockets)
+        shutil.rmtree(launched.folder)
 
 
 def serving(start: Start, **options: object) -> Launched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -263,6 +264,84 @@ def test_of_named_templates_the_default_one_is_used(tmp_path: Path):
 def test_a_template_that_misbehaves_ends_its_own_request_only(tmp_path: Path, source: str):
     with pytest.raises(RequestError, match="template"):
         with_template(tmp_path, source).render(HELLO, max_chars=10_000)
+
+
+MANY = "(range(10**5) | list)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(10**5) %}{% for b in range(10**5) %}{% endfor %}{% endfor %}",
+        # Lists, and neither output nor calls within the loops.
+        "{% set many = " + MANY + " %}{% for a in many %}{% for b in many %}{% for c in many %}"
+        "{% set d = c %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% set many = " + MANY + " %}"
+        "{% for a in many if many[0] %}{% endfor %}"
+        "{% for a in many %}{% for b in many if b > 10**9 %}{% endfor %}{% endfor %}",
+        "{% set many = " + MANY + " %}{% for a in many recursive %}"
+        "{% if loop.depth < 9 %}{% set b = loop(many) %}{% endif %}{% endfor %}",
+        "{% macro twice(n) %}{% if n %}{% set a = twice(n - 1) ~ twice(n - 1) %}{% endif %}"
+        "{% endmacro %}{% set a = twice(60) %}",
+        "{% set many = " + MANY + " %}{{ ([many] * 10**5) | map('sum') | sum }}",
+        "{% set many = " + MANY + " %}{{ many | select('in', many[::-1]) | list | length }}",
+        "{% set l = namespace(all=" + MANY + ") %}{% for a in l.all %}"
+        "{% for b in l.all %}{% set l.last = b %}{% endfor %}{% endfor %}",
+        # What a template calls so does not stop the clock.
+        "{% macro in_time() %}1{% endmacro %}{% set many = " + MANY + " %}"
+        "{% for a in many %}{% for b in many %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_computes_without_end_ends_at_its_time_limit(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("server.template.MAX_SECONDS", 0.2)
+    with pytest.raises(RequestError, match=r"chat template took over 0\.2 s.*--chat-template"):
+        with_template(tmp_path, source).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ ('a' * 10**10) | length }}", "`*` would make"),
+        ("{{ ([0] * 10**10) | length }}", "`*` would make"),
+        ("{{ 10**10 * 'a' }}", "`*` would make"),
+        ("{% set a = 7 ** 100000000 %}", "`**` would make"),
+        ("{% set a = 2 ** 500000 %}{% set a = a * a * a %}", "`*` would make"),
+        ("{% set a = 'a' * 10**6 %}" + "{% set a = a + a %}" * 30, "`+` would make"),
+        ("{% set a = 'a' * 10**6 %}" + "{% set a = a ~ a %}" * 30, "`~` would make"),
+        ("{{ '%9999999999d' % 1 }}", "a width"),
+        ("{{ '%*d' % (10**10, 1) }}", "a width"),
+        ("{{ '%9999999999d' | format(1) }}", "a width"),
+        ("{{ '{:9999999999}'.format(1) }}", "a width"),
+        ("{{ '{:{w}}'.format(1, w=10**10) }}", "a width"),
+        ("{{ '{x:{w}}'.format_map({'x': 1, 'w': 10**10}) }}", "a width"),
+        ("{{ 'a'.ljust(10**10) }}", "a width"),
+        ("{{ 'a' | center(10**10) }}", "a width"),
+        ("{{ 'a' | indent(10**10, true) }}", "a width"),
+        ("{{ [1] | tojson(indent=10**10) }}", "a width"),
+        ("{{ [1] | slice(10**10) | list | length }}", "a width"),
+        ("{{ lipsum(n=10**9) }}", "is undefined"),
+    ],
+)
+def test_an_operation_of_a_template_that_would_make_too_much_is_not_begun(
+    tmp_path: Path, source: str, words: str
+):
+    with pytest.raises(RequestError, match=f"the model's chat template .*(?:{re.escape(words)})"):
+        with_template(tmp_path, source).render(HELLO)
+
+
+def test_loops_filters_and_operators_of_a_template_make_what_jinja2_makes_of_them(tmp_path: Path):
+    source = (
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}"
+        "{{ loop.last }}{{ m.content ~ 1 ~ none }}{% else %}nobody{% endfor %}|"
+        "{% for n in [1, [2, [3]]] recursive %}{{ loop(n) if n is iterable else n }}{% endfor %}|"
+        "{{ '%03d' % 7 }}{{ '{:>4}'.format('b') }}{{ 'ab' * 2 + 'c' }}{{ 2 ** 10 + 5 * 3 % 4 }}"
+        "{{ [3, 1] | sort | map('string') | join(',') }}{{ 'x' | indent(2, true) }}"
+        "{{ [1] + [2] }}{{ 'x'.center(3) }}{{ 1754000000 | tojson }}{{ '{1754000000} %d' % 1 }}"
+    )
+    text = with_template(tmp_path, source).render([{"role": "user", "content": "hi"}])
+    assert text == "1/1Truehi1None|123|007   bababc10271,3  x[1, 2] x 1754000000{1754000000} 1"
 
 
 def test_a_model_without_a_template_loads_and_refuses_messages(tmp_path: Path):
