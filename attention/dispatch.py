@@ -177,7 +177,7 @@ def build(
     if choice.backend == "flash1":
         return Flash1Backend()
     if choice.backend == "fixed":
-        from attention.fixed_backend import FixedBackend
+        from attention.batch_invariant.backend import FixedBackend
 
         return FixedBackend(shape, capacity, device, windows=windows)
     return TritonBackend(choice, shape, capacity, device, windows=windows)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attention.backend import Shape
 from attention.planner.costs import device_costs
-from attention.planner.plan import PlanSpec, SplitPlan
-from attention.planner.tiles import TilePlan, TileSpec
+from attention.planner.prefill_tiles import TilePlan, TileSpec
+from attention.planner.split_plan import PlanSpec, SplitPlan
 
 # Programs an SM of the Hopper decode kernel in steps that only decode, from so many rows on: what
 # one waits for at the end of a piece, the other hides.  On an H100, steps of 128 and 256 rows of an
@@ -46,13 +46,13 @@ def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
     """The table's kernel for rows that feed at most max_q_len tokens."""
     queries = shape.group * max_q_len
     if name == "decode_hopper":
-        from attention.kernels.decode_hopper import decode_hopper, hopper_decode_config
+        from attention.decode.decode_hopper import decode_hopper, hopper_decode_config
 
         config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
         small = config.registers <= CROWDED_REGISTERS and shape.kv_dtype.itemsize > 1
         crowded = CROWDED if small and shape.kv_heads > FEW_HEADS else 0
         return PlannedKernel(name, decode_hopper, queries, config.block_n, 1, crowded)
-    from attention.kernels.decode import decode, decode_config
+    from attention.decode.decode import decode, decode_config
 
     config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
     most = FEW_RESIDENT if shape.kv_heads <= FEW_HEADS else config.resident
@@ -86,10 +86,10 @@ def decode_spec(
 def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
     """The table's kernel for prompts."""
     if name == "prefill_hopper":
-        from attention.kernels.prefill_hopper import hopper_config, prefill_hopper
+        from attention.prefill.prefill_hopper import hopper_config, prefill_hopper
 
         return PlannedKernel(name, prefill_hopper, 128, hopper_config(shape.head_dim).block_n, 1)
-    from attention.kernels.prefill import prefill, prefill_config
+    from attention.prefill.prefill import prefill, prefill_config
 
     config = prefill_config(shape.head_dim, shape.dtype)
     return PlannedKernel(name, prefill, config.block_m, config.block_n, config.resident)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
-from attention.kernels.flash1 import flash1
-from attention.kernels.write_kv import write_kv
+from attention.common.flash1 import flash1
+from attention.common.write_kv import write_kv
 from attention.kv_pool import KVPool
 from attention.metadata import ForwardMeta
 from attention.planned_kernel import (
@@ -28,10 +28,10 @@ from attention.planned_kernel import (
     prefill_kernel,
     tile_spec,
 )
-from attention.planner.device import DevicePlanner
-from attention.planner.device_tiles import DeviceTiler
-from attention.planner.plan import SplitPlan
-from attention.planner.tiles import TilePlan
+from attention.planner.device_planner import DevicePlanner
+from attention.planner.prefill_tiles import TilePlan
+from attention.planner.prefill_tiles_device import DeviceTiler
+from attention.planner.split_plan import SplitPlan
 
 MAX_DECODE_TOKENS = 1  # a row that feeds more is a prompt
 # A kernel, and what its rows are found by: a plan, or their lengths.

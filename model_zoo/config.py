@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_zoo.fields import Fields, ModelError
+from model_zoo.json_fields import Fields, ModelError
 from model_zoo.rope_config import RopeConfig, read_rope
 
 __all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]

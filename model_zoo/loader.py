@@ -14,8 +14,8 @@ from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.model import Model
-from model_zoo.reading import Reading
 from model_zoo.registry import build
+from model_zoo.weight_reader import Reading
 from model_zoo.weights import Weights
 
 ProgressCallback = Callable[[str, int, int], None]  # phase, done, in all

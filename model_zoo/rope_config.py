@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from model_zoo.fields import Fields
+from model_zoo.json_fields import Fields
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "yarn", "llama3")

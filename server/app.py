@@ -8,29 +8,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server import middleware
+from server.apis.anthropic import routes as anthropic
+from server.apis.error_format import CallersWords
+from server.apis.ollama import embeddings as ollama_embeddings
+from server.apis.ollama import routes as ollama
+from server.apis.openai import chat, completions, embeddings, models, stored_chats, tokenize
+from server.apis.ops import requests
+from server.apis.ops import routes as ops
+from server.apis.responses import routes as responses
+from server.apis.responses.background import BackgroundResponses
+from server.batches import batch_routes, file_routes
 from server.batches.background import in_background
-from server.dialects.errors import CallersWords
 from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body, internal_error
-from server.openapi import DocumentedApp
-from server.responses.background import BackgroundResponses
-from server.routes import (
-    anthropic,
-    batches,
-    chat,
-    completions,
-    files,
-    models,
-    ollama,
-    ollama_vectors,
-    ops,
-    pooling,
-    requests,
-    responses,
-    stored_chats,
-    tokenize,
-)
-from server.sse import ClientGone
+from server.http import middleware
+from server.http.openapi import DocumentedApp
+from server.http.sse import ClientGone
 from server.state import ServerState, state_of
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
@@ -45,14 +37,14 @@ PARTS = (
     responses,
     anthropic,
     ollama,
-    ollama_vectors,
+    ollama_embeddings,
     completions,
-    pooling,
+    embeddings,
     models,
     tokenize,
     requests,
-    files,
-    batches,
+    file_routes,
+    batch_routes,
     ops,
 )
 

@@ -9,18 +9,18 @@ from functools import cached_property
 
 from starlette.requests import Request
 
-from runtime.client import EngineClient
-from server.admission import Admission
+from runtime.ipc.client import EngineClient
+from server.apis.responses.store import ResponseStore
 from server.batches.store import BatchStore
 from server.config import ServerConfig
+from server.constrained.grammar_client import GrammarChecker
+from server.constrained.grammar_text import GrammarMarks
 from server.errors import NotFound
-from server.explain import RequestLog
-from server.grammar_client import GrammarChecker
-from server.grammar_marks import GrammarMarks
-from server.metrics import Metrics
-from server.responses.store import ResponseStore
-from server.splitting import AnswerFormats
-from server.tokenizer import ChatTokenizer
+from server.generation.admission import Admission
+from server.generation.request_log import RequestLog
+from server.metrics.metrics import Metrics
+from server.prompt.tokenizer import ChatTokenizer
+from server.tool_calls.output_parser import AnswerFormats
 
 
 @dataclass(frozen=True)

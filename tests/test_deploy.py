@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from runtime.messages import Ready, Stats
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from attention.planner.plan import EIGHTHS, PlanSpec
+from attention.planner.split_plan import EIGHTHS, PlanSpec
 
 PARTIAL_BYTES = 8  # a number of a partial result: four bytes written, and read by the combine
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from attention.planner.counts import plan_of_counts
-from attention.planner.plan import HostPlan, Ints, PlanSpec, planned_rows
+from attention.planner.split_counts import plan_of_counts
+from attention.planner.split_plan import HostPlan, Ints, PlanSpec, planned_rows
 
 MARGIN = np.float32(1.1)  # what the mean is raised by, because parts are whole blocks
 MOST_SPLITS = 128  # FlashAttention-3 asks for no more

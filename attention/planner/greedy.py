@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention.planner.counts import part_of, plan_of_counts
 from attention.planner.fa3 import fa3_counts, split_cap
-from attention.planner.plan import EIGHTHS, HostPlan, Ints, PlanSpec, planned_rows
+from attention.planner.split_counts import part_of, plan_of_counts
+from attention.planner.split_plan import EIGHTHS, HostPlan, Ints, PlanSpec, planned_rows
 
 THRESHOLDS = 8  # lengths at which the price counts parts, evenly from the longest part down
 

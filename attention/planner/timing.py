@@ -16,7 +16,7 @@ import torch
 from attention.backend import Shape
 from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import PlannedKernel
-from attention.planner.plan import HostPlan, Ints, PlanSpec, SplitPlan
+from attention.planner.split_plan import HostPlan, Ints, PlanSpec, SplitPlan
 
 GROUP, HEAD_DIM, PAGE = 8, 128, 16
 DTYPE = torch.bfloat16

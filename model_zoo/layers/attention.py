@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
-from model_zoo.layers import fusing
+from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import rotate
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
         """Norm and turn queries and keys, store keys and values -> queries [T, heads, head_dim]."""
-        if fusing.fuses(qkv.device):
+        if fused_kernels.fuses(qkv.device):
             return self._prepare_fused(qkv, inp, rotation)
         heads = qkv.view(len(qkv), -1, self.head_dim)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers import fusing
+from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
@@ -28,7 +28,7 @@ def embed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How a step begins: norm of embeddings, embeddings [T, size], rotations [T, head_dim]."""
     weight = embedding.weight
-    if not fusing.fuses(tokens.device):
+    if not fused_kernels.fuses(tokens.device):
         residual = embedding(tokens)
         return norm(residual), residual, rope.rows(positions, weight.dtype)
     from model_zoo.layers.kernels.embed import embed as fused

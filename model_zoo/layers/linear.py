@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers import fusing
-from model_zoo.layers.gemm.gated import SIZES
-from model_zoo.layers.gemm.products import BUCKETS, Product
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.gemm.implementations import BUCKETS, Product
+from model_zoo.layers.gemm.swiglu import SIZES
 
 # Rows from which cuBLAS had better add a product to the residual: on an H100 that and a norm took
 # 2 % less of a layer of 1667 rows than a product and then sum and norm.  With 803 rows a product
@@ -68,7 +68,7 @@ class Linear(nn.Module):
         is added and rounded again.
         """
         adds = self._beyond is None and self.bias is None and len(x) >= MANY_ROWS
-        if adds and fusing.fuses(x.device) and x.dtype in (torch.bfloat16, torch.float16):
+        if adds and fused_kernels.fuses(x.device) and x.dtype in (torch.bfloat16, torch.float16):
             return None, residual.addmm_(x, self.weight.t())
         return self(x), residual
 
@@ -104,7 +104,7 @@ class GatedLinear(Linear):
             if way is not None:
                 return way.run(x.contiguous(), self.weight, self.bias)
         both = self(x)
-        if fusing.fuses(x.device):
+        if fused_kernels.fuses(x.device):
             from model_zoo.layers.kernels.silu_mul import silu_mul
 
             return silu_mul(both)

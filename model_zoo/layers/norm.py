@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from model_zoo.layers import fusing
+from model_zoo.layers import fused_kernels
 
 
 class RMSNorm(nn.Module):
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
         x  None: residual is the sum
         """
-        if not fusing.fuses(residual.device):
+        if not fused_kernels.fuses(residual.device):
             total = residual if x is None else residual + x
             return self(total), total
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum

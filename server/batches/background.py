@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message
 
-from runtime.client import EngineClient, Mailbox
+from runtime.ipc.client import EngineClient, Mailbox
 from runtime.messages import BACKGROUND, SamplingParams
-from server.exchange import exchange
-from server.metrics import Metrics
+from server.http.request_context import exchange
+from server.metrics.metrics import Metrics
 from server.state import ServerState
 
 log = logging.getLogger("wavefill.batches")

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.admission import full
 from server.batches.database import IS_OPEN, Database
 from server.errors import NotFound, RequestError
+from server.generation.admission import full
 
 MAX_FILES = 10_000  # in the directory, reserved ones too
 UPLOAD_SECONDS = 3600  # none takes that long: older ones were left behind by a process that died

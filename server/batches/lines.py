@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from server.batches.objects import BatchError
 from server.errors import RequestError
-from server.schema.base import items_of, kind_of
-from server.schema.body_json import read_json
+from server.http.json_body import read_json
+from server.http.validation import items_of, kind_of
 
 MAX_LINES = 50_000
 MAX_BLANK = 1000

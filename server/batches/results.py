@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from server.batches.objects import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
-from server.schema.base import fields_of
+from server.http.validation import fields_of
 
 EXPIRED = "batch_expired"
 CANCELLED = "batch_cancelled"

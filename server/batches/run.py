@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from server.batches.background import ask
+from server.batches.capacity import Slots
 from server.batches.lines import Line, check_input, lines
 from server.batches.objects import Batch, BatchError, BatchErrors, Status, StoredBatch
 from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Results, Writer
-from server.batches.slots import Slots
 from server.batches.store import BatchStore
 from server.errors import RequestError, UnsupportedParameter, internal_error
-from server.exchange import REQUEST_ID
-from server.metrics import Metrics
+from server.http.request_context import REQUEST_ID
+from server.metrics.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
 

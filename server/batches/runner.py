@@ -8,15 +8,15 @@ from collections import Counter
 
 from starlette.types import ASGIApp
 
-from runtime.client import EngineClient
+from runtime.ipc.client import EngineClient
+from server.batches.capacity import Slots
 from server.batches.objects import StoredBatch
 from server.batches.run import BatchRun
-from server.batches.slots import Slots
 from server.batches.store import BatchStore
 from server.config import ServerConfig
-from server.exchange import OWNER
-from server.file_lock import file_lock
-from server.metrics import Metrics
+from server.http.request_context import OWNER
+from server.metrics.metrics import Metrics
+from server.process.file_lock import file_lock
 
 log = logging.getLogger("wavefill.batches")
 

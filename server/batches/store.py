@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from server.admission import full
 from server.batches.database import IS_OPEN, Database
 from server.batches.files import KEEP_SECONDS, FileStore, number_of
 from server.batches.objects import Batch, StoredBatch
+from server.batches.schema import BatchRequest
 from server.errors import NotFound, RequestError
-from server.schema.batches import BatchRequest
+from server.generation.admission import full
 
 WINDOW_SECONDS = 86400
 MAX_BATCHES = 10_000  # remembered; those that ended first are forgotten first

@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 from server.batches.files import KEEP_SECONDS, FileStore, StoredFile
 from server.batches.multipart import MultipartReader
+from server.batches.schema import FileForm, form_fields
 from server.errors import RequestError
-from server.schema.base import parse
-from server.schema.batches import FileForm, form_fields
+from server.http.validation import parse
 
 PIECE_BYTES = 1 << 20  # gathered before a thread takes it
 MAX_FIELD_BYTES = 1024

@@ -11,7 +11,7 @@ import orjson
 from server.bench.http import ConnectionLost, CutOff, HttpClient, Take
 from server.bench.metrics import Answer, Failure, Outcome
 from server.bench.workload import PATHS, Workload
-from server.cli import KEY
+from server.cli.main import KEY
 
 DONE = b"[DONE]"
 

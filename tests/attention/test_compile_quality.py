@@ -11,15 +11,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from paths import ROOT, SUPPORT
 
-from attention.kernels.decode import decode_config
+from attention.decode.decode import decode_config
 
-TESTS = Path(__file__).parents[1]
 FP8 = torch.float8_e4m3fn
 NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
 
@@ -27,10 +26,10 @@ NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, dict[str, Any]]:
     """Each kernel of each shipped call, by `call: kernel`; compiled by a process of its own."""
-    environment = os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{SUPPORT}"}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, TESTS / "compile_for_hopper.py"],
+        [sys.executable, SUPPORT / "compile_for_hopper.py"],
         env=environment,
         capture_output=True,
         text=True,
@@ -175,7 +174,7 @@ def test_planners_are_short(shipped: dict[str, dict[str, Any]], name: str):
 
 
 def test_planners_let_no_kernel_start_before_they_end(shipped: dict[str, dict[str, Any]]):
-    """What comes after reads their plan before it waits: attention/kernels/launch.py."""
+    """What comes after reads their plan before it waits: attention/common/dependent_launch.py."""
     starting = [name for name, kernel in shipped.items() if count(kernel["operations"], "PREEXIT")]
     assert not [name for name in starting if name.startswith(("planner", "tiler"))]
     assert any(name.startswith("decode") for name in starting)

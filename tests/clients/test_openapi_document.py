@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer, fake_server
 from hypothesis import HealthCheck, Phase, given, settings
-from qwen_writer import TEMPLATE
+from qwen_fake_model import TEMPLATE
 
 from server.batches.store import BatchStore
 

@@ -31,7 +31,7 @@ def children(server: Server) -> list[psutil.Process]:
 
 
 def engine_of(server: Server) -> psutil.Process:
-    return next(child for child in children(server) if "runtime.process" in child.cmdline())
+    return next(child for child in children(server) if "runtime.engine.process" in child.cmdline())
 
 
 def test_a_dropped_stream_frees_its_pages(server: Server):

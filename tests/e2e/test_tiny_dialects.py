@@ -10,7 +10,7 @@ import anthropic
 import ollama
 import pytest
 from server_process import Server
-from tiny_tools import (
+from tiny_chat_tools import (
     ANNA,
     HARD,
     HARD_ANSWER,

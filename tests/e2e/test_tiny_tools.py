@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from server_process import Server
-from tiny_tools import (
+from tiny_chat_tools import (
     ANNA,
     HARD,
     HARD_ANSWER,

@@ -13,7 +13,7 @@ from tiny_checkpoints import write_checkpoint
 from model_zoo.config import ModelError, read_config
 from model_zoo.kv_scales import read_kv_scales
 from runtime.config import EngineConfig
-from runtime.loading import load
+from runtime.startup.loading import load
 
 LAYER = "model.layers.1.self_attn"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from loaded_model import load_model
-from paged import PagedRow
+from paged_forward import PagedRow
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import write_checkpoint
 

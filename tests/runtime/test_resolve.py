@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from attention.backend import Choice
-from runtime.blueprint import draw_up
 from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
+from runtime.startup.engine_spec import draw_up
 
 FACTS = ModelFacts(model_type="fake", max_position=512, vocab_size=100, kv_bytes_per_token=1024)
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from model_zoo.layers.gemm.products import Plain, Product, SplitK, Stream
+from model_zoo.layers.gemm.implementations import Plain, Product, SplitK, Stream
 
 PLAIN = Plain()
 # By the largest number of rows: block_n, block_k, stages, x_stages.  Rings that fill shared memory,

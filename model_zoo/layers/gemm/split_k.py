@@ -9,7 +9,7 @@ split_k
             the order of the columns: the same bits at each run
   writes    y [M, N], contiguous
   bound     memory: 2 * N * K bytes
-  checked   tests/model_zoo/test_gemm.py against float64, interpreted and on a GPU
+  checked   tests/model_zoo/layers/gemm/test_gemm.py against float64, interpreted and on a GPU
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.products import MOST_ROWS, Product
+from model_zoo.layers.gemm.implementations import MOST_ROWS, Product
 from model_zoo.layers.linear import Linear
 
 COLD_BYTES = 150 << 20  # of weights a replay: nothing is left of them in the cache for the next

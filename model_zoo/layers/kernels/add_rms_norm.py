@@ -6,7 +6,7 @@
 #             product with the weight rounded again, as PyTorch's operations are
 #   launch    a small kernel: its successor starts at once.  Before it waits it reads the weight
 #   bound     memory: 4 * T * N * bytes, half of that without x
-#   checked   tests/model_zoo/test_small_kernels.py against PyTorch's operations
+#   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
 
 import torch
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.kernels.launch import dependent_launch, start_successor_and_wait
+from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
 
 
 @triton.jit

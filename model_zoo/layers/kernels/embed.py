@@ -10,7 +10,7 @@
 #             however large the angle is
 #   launch    a small kernel: its successor starts at once.  Before it waits it reads weights
 #   bound     latency at few tokens; memory: T * (3 * N + D) * bytes
-#   checked   tests/model_zoo/test_small_kernels.py against PyTorch's operations
+#   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
 
 import torch
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.kernels.launch import dependent_launch, start_successor_and_wait
+from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 

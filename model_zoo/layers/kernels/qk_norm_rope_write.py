@@ -13,7 +13,7 @@
 #             slots.  Attention may so copy keys and values of earlier steps while this runs, which
 #             writes the positions of this step's tokens and no others
 #   bound     memory: T * (heads + 2 * kv_heads) * D * 2 * bytes
-#   checked   tests/model_zoo/test_qk_norm_rope_write.py against PyTorch's operations
+#   checked   tests/model_zoo/layers/test_qk_norm_rope_write.py against PyTorch's operations
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.kernels.launch import dependent_launch, start_successor_and_wait
-from attention.kernels.write_kv import to_pages
+from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
+from attention.common.write_kv import to_pages
 
 FEW_TOKENS = 64  # up to here a launch is bound by latency
 

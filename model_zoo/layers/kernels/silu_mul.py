@@ -5,7 +5,7 @@
 #   math      fp32; silu(gate) is rounded to its type before the product, as PyTorch's is
 #   launch    a small kernel: its successor starts at once; it reads nothing before it waits
 #   bound     memory: 3 * T * I * bytes
-#   checked   tests/model_zoo/test_small_kernels.py against PyTorch's operations
+#   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
 
 import torch
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.kernels.launch import dependent_launch, start_successor_and_wait
+from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""Attention whose results do not depend on the batch: `--deterministic`."""

@@ -1,0 +1,102 @@
+"""merge_pieces: adds up the pieces of KV of tiles that a fixed plan has cut.
+
+grid      fixed (2 * plan.spec.programs), so that a graph can replay any step; program p takes work
+          p, p + programs and so on, each ROWS packed query rows of a tile and KV head.  All exit at
+          once if nothing is cut
+reads     plan.partial_out, partial_lse, items, merges
+writes    out [T, heads, D], lse [T, heads]
+math      float32, base 2: `add_piece` for one piece after the other, as fixed.py does it in
+          registers.  Its multiply-adds are written out, so that no compiler fuses others
+bound     memory: the partial results
+checked   tests/attention/batch_invariant/test_batch_invariant_attention.py
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.batch_invariant.plan import UNIT_ROWS, FixedPlan
+from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.softmax import NOTHING, finish
+
+ROWS, TOGETHER = 4, 4  # packed query rows of a program, and pieces whose loads are under way
+
+
+@triton.jit
+def add_piece(m, total, acc, lse, out):
+    """The sum of the pieces so far (maximum, total, weighted values), and the next one."""
+    top = tl.maximum(m, lse)
+    weight, alpha = tl.exp2(lse - top), tl.exp2(m - top)
+    total = tl.fma(total, alpha, weight)
+    # A product of its own first: which of the two is fused must not be left open.
+    acc = tl.fma(acc, tl.broadcast_to(alpha[:, None], acc.shape), out * weight[:, None])
+    return top, total, acc
+
+
+@triton.jit
+def _merge_pieces(
+    PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, ITEMS, MERGES, COUNTS,
+    out_token, out_head, lse_token, partial_head,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, UNIT_ROWS: tl.constexpr, ROWS: tl.constexpr, TOGETHER: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    parts: tl.constexpr = BLOCK_M // ROWS
+    work = tl.load(COUNTS + 1) * (KV_HEADS * parts)
+    if DEPENDENT:
+        wait_for_launcher()
+    d = tl.arange(0, BLOCK_D)
+    w = tl.program_id(0)
+    while w < work:
+        merge, head, part = w // (KV_HEADS * parts), w // parts % KV_HEADS, w % parts
+        first, pieces = tl.load(MERGES + merge * 2), tl.load(MERGES + merge * 2 + 1)
+        item = ITEMS + first * 8
+        tile, q_start = tl.load(item + 1), tl.load(item + 4)
+        q_len, unit = tl.load(item + 5), tl.load(item + 7)
+        row = part * ROWS + tl.arange(0, ROWS)
+        r = tile * BLOCK_M + row
+        real = r < q_len * GROUP
+        if tile * BLOCK_M + part * ROWS < q_len * GROUP:
+            height = tl.minimum(
+                (q_len * GROUP + (UNIT_ROWS - 1)) // UNIT_ROWS, BLOCK_M // UNIT_ROWS
+            )
+            slot = head.to(tl.int64) * partial_head + unit * UNIT_ROWS + row
+            m = tl.full([ROWS], NOTHING, tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+            for start in range(0, pieces, TOGETHER):
+                for i in tl.static_range(TOGETHER):
+                    there = real & (start + i < pieces)
+                    at = slot + (start + i) * height * UNIT_ROWS
+                    lse = tl.load(PARTIAL_LSE + at, mask=there, other=float("-inf"))
+                    out_at = PARTIAL_OUT + at[:, None] * D + d[None, :]
+                    inside = there[:, None] & (d < D)[None, :]
+                    out = tl.load(out_at, mask=inside, other=0.0)
+                    m, total, acc = add_piece(m, total, acc, lse, out)
+            heads = head * GROUP + r % GROUP
+            token = (q_start + r // GROUP).to(tl.int64)
+            factor, lse = finish(m, total, SINKS, heads, real)
+            out_at = OUT + (token * out_token + heads * out_head)[:, None] + d[None, :]
+            inside = real[:, None] & (d < D)[None, :]
+            tl.store(out_at, (acc * factor[:, None]).to(OUT.dtype.element_ty), mask=inside)
+            if LSE is not None:
+                tl.store(LSE + token * lse_token + heads, lse, mask=real)
+        w += tl.num_programs(0)
+
+
+def merge_pieces(plan: FixedPlan, out: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
+    """Write out and lse of the tiles in plan.merges, from plan.partial_out and partial_lse.
+
+    out [T, heads, D]; lse [T, heads] float32, natural log; sinks [heads] float32.
+    """
+    spec, head_dim = plan.spec, out.shape[-1]
+    _merge_pieces[(2 * spec.programs,)](
+        plan.partial_out, plan.partial_lse, out, lse, sinks, plan.items, plan.merges, plan.counts,
+        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
+        plan.partial_lse.stride(0),
+        KV_HEADS=spec.kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim), UNIT_ROWS=UNIT_ROWS, ROWS=ROWS,
+        TOGETHER=TOGETHER, num_warps=4, **dependent_launch(out.device),
+    )  # fmt: skip

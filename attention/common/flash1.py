@@ -1,0 +1,145 @@
+"""The first FlashAttention's form: one program a query and head, prefill and decode alike.
+
+flash1: what the other kernels are compared with; correct everywhere, fast nowhere.
+  grid      T * heads programs, those of a group's heads side by side so that they meet in the L2
+            cache; padding tokens of a captured graph exit at once
+  reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
+            cu_seqlens_q [B + 1] and cache_seqlens [B] int32: each program finds its row there
+  writes    out [T, heads, D], lse [T, heads] float32
+  math      online softmax in base 2, rescaled with every tile; products are sums of float32
+            multiplications, as there is one query only.  The tile is fixed: no position and no
+            length sizes anything on the chip
+  bound     memory: every query reads its row's whole K and V
+  checked   tests/attention/common/test_flash1.py against a float64 oracle
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.common.softmax import NOTHING, finish, to_logits
+
+TILE = 32768  # numbers of K in a tile: 256 keys of 128 numbers
+
+
+@triton.jit
+def _row_of(token, CU_SEQLENS_Q, rows):
+    """The last row that begins at or before the token; empty rows before it begin there too."""
+    low, high = 0, rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(CU_SEQLENS_Q + middle) <= token:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit(do_not_specialize=["rows", "table_row"])
+def _flash1(
+    Q, K, V, TABLE, CU_SEQLENS_Q, CACHE_SEQLENS, OUT, LSE, SINKS, K_SCALE, V_SCALE,
+    q_token, q_head, table_row, k_page, k_head, k_cell, v_page, v_head, v_cell,
+    out_token, out_head, lse_token, rows, scale, softcap,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    if token >= tl.load(CU_SEQLENS_Q + rows):
+        return
+    row = _row_of(token, CU_SEQLENS_Q, rows)
+    position = tl.load(CACHE_SEQLENS + row) - tl.load(CU_SEQLENS_Q + row + 1) + token
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position + 1 - WINDOW, 0)
+    token = token.to(tl.int64)
+    kv_head = (head // GROUP).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    q = tl.load(Q + token * q_token + head * q_head + d, mask=d < D, other=0.0).to(tl.float32)
+    if K_SCALE is not None:
+        scale = scale * tl.load(K_SCALE + kv_head)
+
+    m = NOTHING
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    table = TABLE + row.to(tl.int64) * table_row
+    for start in range(first, position + 1, BLOCK_N):
+        key = start + n
+        there = key <= position
+        page = tl.load(table + key // PAGE, mask=there, other=0).to(tl.int64)
+        mask = there[:, None] & (d < D)[None, :]
+        at = K + kv_head * k_head + (page * k_page + key % PAGE * k_cell)[:, None] + d[None, :]
+        k = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        s = to_logits(tl.sum(k * q[None, :], 1), scale, softcap, SOFTCAP)
+        s = tl.where(there, s, float("-inf"))
+        top = tl.maximum(m, tl.max(s, 0))
+        p = tl.exp2(s - top)
+        alpha = tl.exp2(m - top)
+        at = V + kv_head * v_head + (page * v_page + key % PAGE * v_cell)[:, None] + d[None, :]
+        v = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        total = total * alpha + tl.sum(p, 0)
+        acc = acc * alpha + tl.sum(v * p[:, None], 0)
+        m = top
+
+    if V_SCALE is not None:
+        acc = acc * tl.load(V_SCALE + kv_head)
+    factor, lse = finish(m, total, SINKS, head, True)
+    out = (acc * factor).to(OUT.dtype.element_ty)
+    tl.store(OUT + token * out_token + head * out_head + d, out, mask=d < D)
+    if LSE is not None:
+        tl.store(LSE + token * lse_token + head, lse)
+
+
+def flash1(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    cu_seqlens_q: Tensor,
+    cache_seqlens: Tensor,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Attention of every row, however many tokens it feeds.
+
+    q, out        [T, heads, D] float32, bfloat16 or float16, D at most 256; tokens past
+                  cu_seqlens_q[B] are left as they are
+    k, v          [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
+    page_table    [B, max_pages] int32
+    cu_seqlens_q  [B + 1] int32, cache_seqlens [B] int32: the rows' tokens and KV lengths
+    lse           [T, heads] float32, natural log of the softmax sum, -inf for a row without keys
+    window        a query sees so many positions up to its own; 0: all
+    softcap       logits become softcap * tanh(logit / softcap); 0: they stay
+    sinks         [heads] float32, one more logit in each query's sum
+    k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
+
+    Query i of row b sees keys up to its position cache_seqlens[b] - q_len[b] + i.
+    Source: FlashAttention (2022), algorithm 1, a query at a time.
+    """
+    (num_tokens, heads, head_dim), kv_heads = q.shape, k.shape[1]
+    assert heads % kv_heads == 0 and k.shape == v.shape and k.shape[3] == head_dim
+    assert (k_scale is not None) == (v_scale is not None) == (k.dtype == torch.float8_e4m3fn)
+    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
+    assert page_table.stride(-1) == 1
+    if num_tokens == 0:
+        return
+    block_d = triton.next_power_of_2(head_dim)
+    _flash1[(num_tokens * heads,)](
+        q, k, v, page_table, cu_seqlens_q, cache_seqlens, out, lse, sinks, k_scale, v_scale,
+        q.stride(0), q.stride(1), page_table.stride(0),
+        k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
+        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
+        len(cache_seqlens), scale, softcap,
+        HEADS=heads, GROUP=heads // kv_heads, D=head_dim, BLOCK_D=block_d, PAGE=k.shape[2],
+        BLOCK_N=TILE // block_d, WINDOW=window, SOFTCAP=softcap > 0, num_warps=16,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Decode attention kernels: split-KV flash-decoding over paged KV."""

@@ -1,0 +1,264 @@
+"""Decode attention over paged KV, split along the sequence as a plan says.
+
+decode: rows of few queries against their pages.
+  grid      fixed (plan.spec.programs), so that a graph can replay any batch; a program walks its
+            pieces of plan.work, or takes them from the queue
+  reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
+            nothing past a row's length and nothing before its window
+  writes    out [T, heads, D] and lse [T, heads] of rows that are whole; of pieces partial_out
+            [queries, D] float32, normalised, and partial_lse [queries] in base 2
+  math      the group's heads and the row's queries are packed into one tile of BLOCK_Q, so that
+            each K and V is read once; online softmax in base 2, float32 accumulation
+  bound     memory: 2 * kv_len * D * bytes per KV head
+  checked   tests/attention/decode/test_decode_kernel.py against a float64 oracle
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.softmax import NOTHING, dot, finish, to_logits
+from attention.decode.combine import combine
+from attention.planner.split_plan import SplitPlan
+
+
+@triton.jit
+def _read_piece(item):
+    """row, head, first, end, q_start, q_len, kv_len, partial: an entry of `work` (plan.py)."""
+    row, head, first, end = (
+        tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
+    )  # fmt: skip
+    q_start, q_len, kv_len, partial = (
+        tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7),
+    )  # fmt: skip
+    return row, head, first, end, q_start, q_len, kv_len, partial
+
+
+@triton.jit
+def _seen(there, key, position, SEVERAL: tl.constexpr, WINDOW: tl.constexpr):
+    """[BLOCK_Q, BLOCK_N]: which keys each query sees.  SEVERAL: rows feed more than one token."""
+    seen = there[None, :]
+    if SEVERAL:
+        seen = seen & (key[None, :] <= position[:, None])
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > position[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
+def _store(
+    acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE,
+    SINKS, out_token, out_head, lse_token, QUERIES: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What the piece comes to: in its place for `combine`, or as the row's result."""
+    if partial:
+        slot = w.to(tl.int64) * QUERIES + r
+        some = tl.where(total == 0.0, 1.0, total)
+        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
+        tl.store(
+            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / some)[:, None], mask=inside
+        )
+        tl.store(PARTIAL_LSE + slot, lse, mask=real)
+    else:
+        factor, lse = finish(m, total, SINKS, heads, real)
+        tl.store(
+            OUT + (token * out_token + heads * out_head)[:, None] + d[None, :],
+            (acc * factor[:, None]).to(OUT.dtype.element_ty), mask=inside,
+        )  # fmt: skip
+        if LSE is not None:
+            tl.store(LSE + token * lse_token + heads, lse, mask=real)
+
+
+@triton.jit
+def _piece(
+    Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
+    q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
+    out_token, out_head, lse_token, scale, softcap,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_Q: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, head, first, end, q_start, q_len, kv_len, partial = _read_piece(WORK + w * 8)
+    r = tl.arange(0, BLOCK_Q)
+    d = tl.arange(0, BLOCK_D)
+    n = tl.arange(0, BLOCK_N)
+    real = r < q_len * GROUP
+    inside = real[:, None] & (d < D)[None, :]
+    token = (q_start + r // GROUP).to(tl.int64)
+    heads = head * GROUP + r % GROUP
+    q = tl.load(
+        Q + (token * q_token + heads * q_head)[:, None] + d[None, :], mask=inside, other=0.0
+    )
+    if K_SCALE is not None:
+        scale = scale * tl.load(K_SCALE + head)
+    position = kv_len - q_len + r // GROUP
+    lowest = kv_len - q_len + 1 - WINDOW  # the first key that any query sees
+
+    m = tl.full([BLOCK_Q], NOTHING, tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    table = TABLE + row.to(tl.int64) * table_row
+    k_head_base = K + head.to(tl.int64) * k_head
+    v_head_base = V + head.to(tl.int64) * v_head
+    for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
+        key = start + n
+        there = key < end
+        if WINDOW > 0:
+            there = there & (key >= lowest)
+        page = tl.load(table + key // PAGE, mask=there, other=0).to(tl.int64)
+        mask = there[:, None]
+        if BLOCK_D != D:
+            mask = mask & (d < D)[None, :]
+        cell = key % PAGE
+        k_at = k_head_base + (page * k_page + cell * k_token)[:, None] + d[None, :]
+        k = tl.load(k_at, mask=mask, other=0.0).to(q.dtype)
+        s = dot(q, tl.trans(k), None, PRECISION)
+        seen = _seen(there, key, position, QUERIES > GROUP, WINDOW)
+        s = tl.where(seen, to_logits(s, scale, softcap, SOFTCAP), float("-inf"))
+        top = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - top[:, None])
+        alpha = tl.exp2(m - top)
+        total = total * alpha + tl.sum(p, 1)
+        m = top
+        v_at = v_head_base + (page * v_page + cell * v_token)[:, None] + d[None, :]
+        v = tl.load(v_at, mask=mask, other=0.0).to(q.dtype)
+        acc = dot(p.to(q.dtype), v, acc * alpha[:, None], PRECISION)
+
+    if V_SCALE is not None:
+        acc = acc * tl.load(V_SCALE + head)
+    _store(
+        acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT,
+        LSE, SINKS, out_token, out_head, lse_token, QUERIES, D,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["table_row"])
+def _decode(
+    Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
+    WORK, STARTS, QUEUE,
+    q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
+    out_token, out_head, lse_token, scale, softcap,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_Q: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, QUEUED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    w = tl.load(STARTS + program)
+    stop = tl.load(STARTS + program + 1)
+    if DEPENDENT:
+        wait_for_launcher()
+    if QUEUED:  # stop is the number of pieces
+        w = tl.atomic_add(QUEUE, 1)
+    while w < stop:
+        _piece(
+            Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
+            q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
+            out_token, out_head, lse_token, scale, softcap,
+            GROUP, QUERIES, BLOCK_Q, D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION,
+        )  # fmt: skip
+        if QUEUED:
+            w = tl.atomic_add(QUEUE, 1)
+        else:
+            w += 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How the kernel is compiled; `resident` programs fit on an SM and are worth having there."""
+
+    block_n: int
+    stages: int
+    warps: int
+    resident: int
+
+
+def decode_config(
+    head_dim: int, dtype: torch.dtype, queries: int, kv_dtype: torch.dtype | None = None
+) -> DecodeConfig:
+    """The configuration for tiles of `queries` packed rows, by measurement on an H100.
+
+    kv_dtype: of the pages, dtype if not said
+    """
+    if dtype == torch.float32 or head_dim > 128 or queries > 16:
+        return DecodeConfig(block_n=32, stages=3, warps=4, resident=1)
+    # What is converted on the way takes registers.
+    return DecodeConfig(
+        block_n=64, stages=3, warps=4, resident=3 if kv_dtype in (None, dtype) else 2
+    )
+
+
+MAX_QUERIES, MAX_TILE = 128, 128 * 128  # rows and numbers of a tile: what fits in registers
+
+
+def _tile(group: int, max_q_len: int, head_dim: int) -> tuple[int, int]:
+    """(BLOCK_Q, BLOCK_D); raises ValueError if a row's packed queries are more than one tile."""
+    block_d = triton.next_power_of_2(head_dim)
+    queries, most = group * max_q_len, min(MAX_QUERIES, MAX_TILE // block_d)
+    if queries > most:
+        raise ValueError(
+            f"{group} query heads x max_q_len {max_q_len} = {queries} queries a KV head: the "
+            f"decode kernel serves {most} of head_dim {head_dim}: plan with a smaller max_q_len, "
+            "and leave longer rows to the prefill kernel"
+        )
+    return max(16, triton.next_power_of_2(queries)), block_d
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    plan: SplitPlan,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    config: DecodeConfig | None = None,
+) -> None:
+    """Attention of the plan's rows: those that feed at most plan.spec.max_q_len tokens.
+
+    q, out      [T, heads, D]; other rows of out are left as they are
+    k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
+    page_table  [B, max_pages] int32
+    lse         [T, heads] float32, natural log of the softmax sum, -inf for a row without keys
+    softcap     logits become softcap * tanh(logit / softcap); 0: they stay
+    sinks       [heads] float32, one more logit in each query's sum
+    k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
+
+    Query i of a row sees keys up to its position kv_len - q_len + i, and of plan.spec.window the
+    last so many.  Raises ValueError if a row's packed queries fill more than one tile.
+    Source: Flash-Decoding; FlashAttention-2.
+    """
+    spec = plan.spec
+    head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
+    group = q.shape[1] // kv_heads
+    queries = group * spec.max_q_len
+    assert plan.partial_out.shape[1:] == (queries, head_dim), "the plan is for other shapes"
+    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
+    config = config or decode_config(head_dim, q.dtype, queries, k.dtype)
+    block_q, block_d = _tile(group, spec.max_q_len, head_dim)
+    lse_token = 0 if lse is None else lse.stride(0)
+    _decode[(spec.programs,)](
+        q, k, v, page_table, plan.partial_out, plan.partial_lse, out, lse, sinks, k_scale, v_scale,
+        plan.work, plan.starts, plan.queue,
+        q.stride(0), q.stride(1), page_table.stride(0),
+        k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
+        out.stride(0), out.stride(1), lse_token, scale, softcap,
+        GROUP=group, QUERIES=queries, BLOCK_Q=block_q, D=head_dim, BLOCK_D=block_d,
+        PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages,
+        WINDOW=spec.window, SOFTCAP=softcap > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        QUEUED=plan.queued, num_warps=config.warps, **dependent_launch(q.device),
+    )  # fmt: skip
+    combine(plan, page_table.shape[0], out, lse, sinks)

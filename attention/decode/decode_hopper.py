@@ -1,0 +1,237 @@
+"""Decode attention for Hopper (sm_90), in Gluon: one warp loads, four compute.
+
+decode_hopper: as decode.py's kernel, with the same plan and the same partial results.
+  grid      plan.spec.programs: one an SM, or two where planned_kernel.py says so
+  load warp (decode_hopper_load.py) walks all pieces of the program without a pause and runs ahead
+            across pieces, so that memory never waits for the end of one
+  compute   (decode_hopper_piece.py) four warps share a tile of keys; scores and output by mma
+            (m16), online softmax in base 2, float32 accumulation; float8 becomes float16 in
+            registers
+  reads     q [T, heads, D]; k, v [pages, kv_heads, page, D], any strides; page_table [B, max_pages]
+            int32; pages past a row's length or before its window are not touched
+  writes    as decode.py
+  bound     memory: 2 * kv_len * D * bytes per KV head
+  checked   tests/attention/decode/test_decode_hopper.py on a GPU, against a float64 oracle
+
+Two traps of Triton 3.6, here and in the load warp: a variable that a loop carries is folded to its
+first value when it bounds a loop inside, hence the trip counts; and what a worker warp gets must be
+no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from attention.common.dependent_launch import dependent_launch
+from attention.common.hopper import boxes, meet, write_partial
+from attention.common.softmax import LOG2E, NOTHING
+from attention.decode.combine import combine
+from attention.decode.decode_hopper_load import load_pieces, read_piece
+from attention.decode.decode_hopper_tile import (
+    add_values,
+    columns,
+    fetch_queries,
+    no_values,
+    scores,
+    weights,
+    without_poison,
+    write_whole,
+)
+from attention.kv_pool import FP8
+from attention.planner.split_plan import SplitPlan
+
+
+@gluon.jit
+def _compute(
+    Q, keys, values, full, empty, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
+    WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale, softcap,
+    GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The softmax over each piece."""
+    PAIRS: gl.constexpr = keys.dtype == gl.int16  # of float8 numbers
+    BLOCK_D: gl.constexpr = keys.shape[2] * (2 if PAIRS else 1)
+    tile_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, gl.num_warps()], [16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, tile_layout, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, tile_layout, 2)
+    program = gl.program_id(0)
+    r = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, tile_layout))
+    begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
+    after = read_piece(WORK, begin)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    tile = 0
+    for w in range(begin, stop):
+        _, head, first, end, q_start, q_len, kv_len, partial = after
+        after = read_piece(WORK, w + 1)
+        factor = scale * LOG2E
+        if K_SCALE is not None:
+            factor = factor * gl.load(K_SCALE + head)
+        q, factor = fetch_queries(
+            Q, q_start, q_len, head, q_token, q_head, factor, left,
+            GROUP, BLOCK_Q, D, BLOCK_D, PAIRS,
+        )  # fmt: skip
+        position, lowest = kv_len - q_len + r // GROUP, kv_len - q_len + 1 - WINDOW
+        m = gl.full([BLOCK_Q], NOTHING, gl.float32, r.type.layout)
+        sums = gl.zeros([BLOCK_Q, BLOCK_N], gl.float32, tile_layout)  # of each column: added last
+        acc = no_values(tile_layout, BLOCK_Q, BLOCK_D, PAIRS)
+        for i in range(gl.cdiv(end - first, BLOCK_N)):
+            start, stage = first + i * BLOCK_N, tile % STAGES
+            mbarrier.wait(full.index(stage), (tile // STAGES) & 1)
+            s = scores(q, keys.index(stage).permute((1, 0)).load(right), BLOCK_Q, BLOCK_N, PAIRS)
+            v = values.index(stage).load(right)
+            meet()  # every warp has read the tile
+            mbarrier.arrive(empty.index(stage), count=1)
+            tile += 1
+            p, m, alpha = weights(
+                s, m, start, end, position, factor, softcap, QUERIES > GROUP, WINDOW, SOFTCAP
+            )
+            v = without_poison(v, start, end, lowest, WINDOW)
+            sums = sums * alpha[:, None] + p
+            acc = add_values(acc, alpha, gl.convert_layout(p.to(q[0].dtype), left), v, PAIRS)
+        total = gl.sum(sums, 1)
+        result = columns(acc, V_SCALE, head, PAIRS)
+        real = r < q_len * GROUP
+        if partial != 0:
+            slot = w.to(gl.int64) * QUERIES + r
+            write_partial(result, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D)
+        else:
+            write_whole(
+                result, m, total, OUT, LSE, SINKS, (q_start + r // GROUP).to(gl.int64),
+                head * GROUP + r % GROUP, real, out_token, out_head, lse_token, D,
+            )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["table_row", "num_pages"])
+def _decode_hopper(
+    Q, k_boxes, v_boxes, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
+    WORK, STARTS, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token, scale,
+    softcap,
+    GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
+    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    SOFTCAP: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    ACROSS: gl.constexpr = k_boxes.block_type.shape[3]
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * ACROSS), 16, 2)
+    keys = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, BLOCK_N, ACROSS], swizzled)
+    values = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, BLOCK_N, ACROSS], swizzled)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_compute, (
+                Q, keys, values, full, empty, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE,
+                V_SCALE, WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale,
+                softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, DEPENDENT,
+            )),
+            (load_pieces, (
+                k_boxes, v_boxes, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
+                num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
+            )),
+        ],
+        [1], [40],
+    )  # fmt: skip
+
+
+RING_BYTES = 64 << 10  # of float8 keys and values on their way: what an SM needs for the bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class HopperDecodeConfig:
+    """How the kernel is compiled."""
+
+    block_n: int
+    stages: int
+    registers: int  # a thread
+
+
+def hopper_decode_config(head_dim: int, queries: int, item_bytes: int = 2) -> HopperDecodeConfig:
+    """The configuration for tiles of `queries` packed rows, by measurement on an H100.
+
+    item_bytes: of a stored number
+    """
+    small = head_dim <= 128 and queries <= 16
+    registers = 128 if small else 240
+    if item_bytes == 2:
+        return HopperDecodeConfig(64, stages=2, registers=registers)
+    # As many bytes a tile, where there are registers for as many numbers.
+    block_n = 128 if small else 64
+    tile_bytes = 2 * block_n * max(64, triton.next_power_of_2(head_dim))
+    return HopperDecodeConfig(block_n, stages=RING_BYTES // tile_bytes, registers=registers)
+
+
+def decode_hopper(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    plan: SplitPlan,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    beside: Callable[[], None] | None = None,
+    config: HopperDecodeConfig | None = None,
+) -> None:
+    """As `decode`, for bfloat16, float16 and float8 pages and plans whose pieces are assigned.
+
+    The plan's block is a multiple of the page, or of 64.  Of K and V, the kernel launched last may
+    have written the positions of this step's tokens and no others: the rest is read without
+    waiting for it.
+    """
+    spec = plan.spec
+    heads, head_dim = q.shape[1:]
+    pages, kv_heads, page, _ = k.shape
+    group = heads // kv_heads
+    queries = group * spec.max_q_len
+    assert plan.partial_out.shape[1:] == (queries, head_dim), "the plan is for other shapes"
+    config = config or hopper_decode_config(head_dim, queries, k.dtype.itemsize)
+    box = min(page, config.block_n)
+    assert not plan.queued and spec.block % box == 0, "the plan is for another kernel"
+    assert k.dtype == v.dtype and k.dtype in (q.dtype, FP8)
+    assert k.dtype == FP8 or (k_scale is None and v_scale is None)
+    assert q.stride(-1) == out.stride(-1) == 1
+    _decode_hopper[(spec.programs,)](
+        q, _kv_boxes(k, box), _kv_boxes(v, box), page_table, plan.partial_out,
+        plan.partial_lse, out, lse, sinks, k_scale, v_scale, plan.work, plan.starts,
+        q.stride(0), q.stride(1), page_table.stride(0), pages, out.stride(0), out.stride(1),
+        0 if lse is None else lse.stride(0), scale, softcap,
+        GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
+        D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
+        SOFTCAP=softcap > 0, num_warps=4, maxnreg=config.registers,
+        **dependent_launch(q.device),
+    )  # fmt: skip
+    if beside is not None:
+        beside()
+    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
+
+
+def _kv_boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:
+    """Of K or V: tokens of a head; float8 numbers in pairs, as int16."""
+    across = max(64, triton.next_power_of_2(tensor.shape[-1]))
+    if tensor.dtype == FP8:
+        tensor, across = tensor.view(torch.int16), across // 2
+    return boxes(tensor, [1, 1, tokens, across])

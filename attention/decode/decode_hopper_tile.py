@@ -1,0 +1,192 @@
+"""Parts of decode_hopper: what the warps that compute do with a piece of a row's KV.
+
+Pages of float8_e4m3fn come as pairs of numbers, int16, and are multiplied as two halves: the even
+columns of a key or value, and the odd ones.  So ldmatrix, which moves 16 bits at a time, brings K
+and V to the threads that multiply them, V transposed; a byte permutation and two conversions make
+four float16 numbers.  Each is exact, as float16 has float8's range and more digits than bfloat16;
+queries are brought into its range by a power of two for each row, which the logits' factor undoes.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mma_v2
+
+from attention.common.softmax import LN2, LOG2E
+
+EXPONENT = gl.constexpr(0x7F800000)  # of a float32
+LARGEST = gl.constexpr(253 << 23)  # power of two whose inverse is a normal number
+INVERSE = gl.constexpr(254 << 23)  # less the bits of a power of two: the bits of its inverse
+
+
+@gluon.jit
+def _load_queries(
+    Q, q_start, q_len, head, q_token, q_head,
+    GROUP: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr,
+):  # fmt: skip
+    """The row's queries of a KV head [BLOCK_Q, BLOCK_D], zeros past them."""
+    WARPS: gl.constexpr = gl.num_warps()
+    wide: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [256 // BLOCK_D, BLOCK_D // 8], [WARPS, 1], [1, 0]
+    )
+    r = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, wide))
+    d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, wide))
+    at = (q_start + r // GROUP).to(gl.int64) * q_token
+    at += (head * GROUP + r % GROUP) * q_head
+    inside = (r < q_len * GROUP)[:, None] & (d < D)[None, :]
+    return gl.load(Q + at[:, None] + d[None, :], mask=inside, other=0.0)
+
+
+@gluon.jit
+def fetch_queries(
+    Q, q_start, q_len, head, q_token, q_head, factor, left: gl.constexpr,
+    GROUP: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr,
+    PAIRS: gl.constexpr,
+):  # fmt: skip
+    """-> (the queries, with float8 even and odd columns apart; what makes a score a logit)."""
+    q = _load_queries(Q, q_start, q_len, head, q_token, q_head, GROUP, BLOCK_Q, D, BLOCK_D)
+    if PAIRS:
+        q = q.to(gl.float32)
+        power = gl.max(gl.abs(q), 1).to(gl.int32, bitcast=True) & EXPONENT
+        power = gl.minimum(power, LARGEST)
+        q = (q * (INVERSE - power).to(gl.float32, bitcast=True)[:, None]).to(gl.float16)
+        rows: gl.constexpr = gl.SliceLayout(1, left.parent)
+        power = gl.convert_layout(power.to(gl.float32, bitcast=True), rows)
+        factor = (power * factor)[:, None]
+        even, odd = gl.split(q.reshape([BLOCK_Q, BLOCK_D // 2, 2]))
+        q = (gl.convert_layout(even, left), gl.convert_layout(odd, left))
+    else:
+        q = (gl.convert_layout(q, left),)
+    return q, factor
+
+
+@gluon.jit
+def _numbers(stored, PAIRS: gl.constexpr):
+    """Stored numbers, with float8 even and odd columns apart."""
+    if PAIRS:
+        found = gl.inline_asm_elementwise(
+            """{
+            .reg .b32 sorted; .reg .b16 even, odd;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {even, odd}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, even;
+            cvt.rn.f16x2.e4m3x2 $1, odd;
+            }""",
+            "=r,=r,r", [stored], dtype=(gl.float16, gl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        found = (stored,)
+    return found
+
+
+@gluon.jit
+def scores(q, k, BLOCK_Q: gl.constexpr, BLOCK_N: gl.constexpr, PAIRS: gl.constexpr):
+    """q of `fetch_queries`, k as stored, columns first -> q k [BLOCK_Q, BLOCK_N]."""
+    layout: gl.constexpr = q[0].type.layout.parent
+    k = _numbers(k, PAIRS)
+    s = gl.zeros([BLOCK_Q, BLOCK_N], gl.float32, layout)
+    for half in gl.static_range(len(q)):
+        s = mma_v2(q[half], k[half], s)
+    return s
+
+
+@gluon.jit
+def no_values(
+    layout: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_D: gl.constexpr, PAIRS: gl.constexpr
+):
+    """Zeros that add_values adds to."""
+    if PAIRS:
+        half = gl.zeros([BLOCK_Q, BLOCK_D // 2], gl.float32, layout)
+        acc = (half, half)
+    else:
+        acc = (gl.zeros([BLOCK_Q, BLOCK_D], gl.float32, layout),)
+    return acc
+
+
+@gluon.jit
+def add_values(acc, alpha, p, v, PAIRS: gl.constexpr):
+    """acc * alpha + p v; acc has even and odd columns apart with float8, v is as stored."""
+    v = _numbers(v, PAIRS)
+    if PAIRS:
+        acc = (mma_v2(p, v[0], acc[0] * alpha[:, None]), mma_v2(p, v[1], acc[1] * alpha[:, None]))
+    else:
+        acc = (mma_v2(p, v[0], acc[0] * alpha[:, None]),)
+    return acc
+
+
+@gluon.jit
+def columns(acc, V_SCALE, head, PAIRS: gl.constexpr):
+    """The output's columns in order, times the scale of float8 values."""
+    if PAIRS:
+        found = gl.join(acc[0], acc[1]).reshape([acc[0].shape[0], 2 * acc[0].shape[1]])
+        if V_SCALE is not None:
+            found = found * gl.load(V_SCALE + head)
+    else:
+        found = acc[0]
+    return found
+
+
+@gluon.jit
+def weights(
+    s, m, start, end, position, factor, softcap,
+    MASKED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+):  # fmt: skip
+    """Scores of a tile -> its weights, the new maximum, what to shrink sums by.
+
+    factor: what makes a score a logit in base 2, one number or a column of each row's.
+    """
+    if SOFTCAP:
+        doubled = s * (2.0 * factor / softcap)
+        s = (softcap * LOG2E) * (1.0 - 2.0 / (1.0 + gl.exp2(doubled)))
+    else:
+        s = s * factor
+    key = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+    seen = (key < end)[None, :]
+    if MASKED:
+        seen = seen & (key[None, :] <= position[:, None])
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > position[:, None] - WINDOW)
+    s = gl.where(seen, s, float("-inf"))
+    top = gl.maximum(m, gl.max(s, 1))
+    return gl.exp2(s - top[:, None]), top, gl.exp2(m - top)
+
+
+@gluon.jit
+def without_poison(v, start, end, lowest, WINDOW: gl.constexpr):
+    """Zeros for values that no query sees: there may be NaN, and 0 * NaN is NaN."""
+    outside = start + v.shape[0] > end
+    if WINDOW > 0:
+        outside = outside | (start < lowest)
+    if outside:
+        key = start + gl.arange(0, v.shape[0], gl.SliceLayout(1, v.type.layout))
+        there = key < end
+        if WINDOW > 0:
+            there = there & (key >= lowest)
+        v = gl.where(there[:, None], v, gl.zeros_like(v))
+    return v
+
+
+@gluon.jit
+def write_whole(
+    acc, m, total, OUT, LSE, SINKS, token, heads, real, out_token, out_head, lse_token,
+    D: gl.constexpr,
+):  # fmt: skip
+    """out and lse of a row that is not cut."""
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    if SINKS is not None:
+        sink = gl.load(SINKS + heads, mask=real, other=0.0) * LOG2E
+        top = gl.maximum(m, sink)
+        shrink = gl.exp2(m - top)
+        total = total * shrink + gl.exp2(sink - top)
+        acc = acc * gl.convert_layout(shrink, rows)[:, None]
+        m = top
+    some = gl.where(total == 0.0, 1.0, total)
+    acc = acc / gl.convert_layout(some, rows)[:, None]
+    d = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    at = gl.convert_layout(token * out_token + heads * out_head, rows)[:, None] + d[None, :]
+    inside = gl.convert_layout(real, rows)[:, None] & (d < D)[None, :]
+    gl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=inside)
+    if LSE is not None:
+        lse = gl.where(total == 0.0, float("-inf"), (m + gl.log2(some)) * LN2)
+        gl.store(LSE + token * lse_token + heads, lse, mask=real)

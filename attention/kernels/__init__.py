@@ -1,1 +1,0 @@
-"""Triton kernels.  Each file's header says what it reads, writes and is bound by."""

@@ -1,0 +1,111 @@
+"""DevicePlanner: the split plan made on the GPU, where the lengths are.
+
+One launch of a fixed grid, no waiting, so that a CUDA graph can begin with it; the integers are
+those of the planners in numpy, to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.planner.fa3 import MOST_ROWS, split_cap
+from attention.planner.split_counts_device import plan_counts
+from attention.planner.split_plan import EIGHTHS, PlanSpec, SplitPlan
+from attention.planner.stream_k import heads_abreast
+from attention.planner.stream_k_device import plan_uneven
+
+PLANNERS = ("uneven", "greedy", "fa3")
+# Measured on an H100.
+NUM_WARPS = 8
+UNITS_EACH = 64  # of plan_uneven: rows and KV heads a program
+COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts
+
+
+class DevicePlanner:
+    """Plans steps of at most max_rows rows into the buffers of one SplitPlan, its own."""
+
+    def __init__(
+        self,
+        spec: PlanSpec,
+        planner: str,
+        *,
+        max_rows: int,
+        group: int,
+        head_dim: int,
+        device: torch.device,
+    ) -> None:
+        """group: query heads a KV head, for the buffers of partial results.
+
+        The plans of greedy and fa3 are queued.  Raises ValueError for a planner that does not
+        exist.
+        """
+        if planner not in PLANNERS:
+            known = f"{', '.join(PLANNERS[:-1])} or {PLANNERS[-1]}"
+            raise ValueError(f"no split planner is named `{planner}`: use {known}")
+        assert max_rows >= 1 and spec.piece_cost >= 0 and spec.min_blocks >= 1
+        self.max_rows = max_rows
+        self._planner = planner
+        self._plan = SplitPlan.allocate(
+            spec,
+            max_rows=max_rows,
+            group=group,
+            head_dim=head_dim,
+            queued=planner != "uneven",
+            device=device,
+        )
+
+    def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> SplitPlan:
+        """Plan the rows of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
+
+        Padding rows feed nothing: q_len 0.  The answer's tensors are the same at each call and are
+        rewritten by it.  Raises ValueError if B is over max_rows.
+        """
+        num_rows = len(cache_seqlens)
+        assert len(cu_seqlens_q) == num_rows + 1
+        assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
+        assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
+        if num_rows > self.max_rows:
+            raise ValueError(
+                f"a step of {num_rows} rows is over the split planner's max_rows={self.max_rows}: "
+                "make the planner for more rows"
+            )
+        if self._planner == "uneven":
+            self._launch_uneven(cu_seqlens_q, cache_seqlens, num_rows)
+        else:
+            self._launch_counts(cu_seqlens_q, cache_seqlens, num_rows)
+        return self._plan
+
+    def _launch_uneven(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
+        plan, spec = self._plan, self._plan.spec
+        max_rows = triton.next_power_of_2(self.max_rows)
+        abreast = heads_abreast(spec)
+        heads, programs = spec.kv_heads // abreast, spec.programs // abreast
+        row_units = triton.next_power_of_2(heads)
+        rows_each = max(UNITS_EACH // row_units, 1)
+        boundaries = triton.next_power_of_2(programs + 1)
+        plan_uneven[(1 + triton.cdiv(num_rows, rows_each), abreast)](
+            cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
+            ABREAST=abreast, HEADS=heads, PROGRAMS=programs, MAX_Q_LEN=spec.max_q_len,
+            WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
+            MIN_SHARE=EIGHTHS * spec.min_blocks, MAX_ROWS=max_rows,
+            BOUNDARIES=boundaries, ROWS_EACH=rows_each, ROW_UNITS=row_units,
+            num_warps=NUM_WARPS if boundaries > 64 else NUM_WARPS // 2,
+        )  # fmt: skip
+
+    def _launch_counts(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
+        plan, spec = self._plan, self._plan.spec
+        max_rows = triton.next_power_of_2(self.max_rows)
+        rows_each = min(COUNTS_ROWS, max_rows)
+        plan_counts[(max(triton.cdiv(num_rows, rows_each), 1),)](
+            cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
+            HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
+            WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
+            MERGE_COST=spec.merge_cost, MERGE_PIECE_COST=spec.merge_piece_cost,
+            CAP=split_cap(spec.kv_heads, spec.programs), MOST_ROWS=MOST_ROWS,
+            GREEDY=self._planner == "greedy", MAX_ROWS=max_rows,
+            BOUNDARIES=triton.next_power_of_2(spec.programs + 1),
+            CHUNK=min(max_rows, COUNTS_CHUNK), ROWS_EACH=rows_each, LANES=COUNTS_LANES,
+            num_warps=NUM_WARPS,
+        )  # fmt: skip

@@ -1,0 +1,107 @@
+"""The uneven planner: one contiguous share of all KV for each program, cut wherever it falls.
+
+Rows and KV heads are laid end to end, each as long as its blocks plus the fixed cost of a piece;
+the line is divided into equal shares.  Like stream-K, with the fixed cost priced in, so that a
+program which begins or ends inside a row is not later than the others.  A program has at most two
+partial pieces, its first and its last, whatever the lengths.
+
+Neighbouring KV heads of a page are neighbours in memory, and what is read at the same time from one
+DRAM page is read faster (1 to 2 % on an H100).  So the line has every g-th head only, for one g-th
+of the programs, g the largest that divides both; each other g-th repeats it for the heads next to
+these, and g programs read the same blocks of g neighbouring heads abreast.
+
+Closed form: a prefix sum over the rows and one search a program.  device_uneven.py computes the
+same integers on the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+import numpy as np
+
+from attention.planner.split_plan import (
+    EIGHTHS,
+    HEAD,
+    HostPlan,
+    Ints,
+    PlanSpec,
+    pieces_of,
+    planned_rows,
+)
+
+
+def heads_abreast(spec: PlanSpec) -> int:
+    """KV heads that are planned alike, neighbours, each with as many programs as the others."""
+    return gcd(spec.kv_heads, spec.programs)
+
+
+def plan_uneven(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
+    """Cut the rows' KV into spec.programs shares of equal cost.
+
+    Shares are at least min_blocks blocks: with little work some programs get none.
+    A program's load is at most its share + one block + piece_cost.
+    Program j * (programs / g) + p reads of head h * g + j what program p reads of head h * g, g
+    being heads_abreast(spec).
+    """
+    g = heads_abreast(spec)
+    alike = replace(spec, kv_heads=spec.kv_heads // g, programs=spec.programs // g)
+    one = _plan_line(cu_seqlens_q, cache_seqlens, alike)
+    pieces = len(one.work)
+    work = np.tile(one.work, (g, 1))
+    work[:, HEAD] = work[:, HEAD] * g + np.repeat(np.arange(g), pieces)
+    offset = np.arange(g, dtype=np.int32) * pieces
+    starts = np.append((offset[:, None] + one.starts[:-1]).ravel(), np.int32(g * pieces))
+    merges = np.repeat(one.merges, g, axis=0)  # of each cut row: g neighbours
+    merges[:, 0] += np.where(merges[:, 1] > 0, np.tile(offset, alike.programs), 0)
+    return HostPlan(work, starts, merges, queued=False)
+
+
+def _plan_line(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
+    """All KV heads of spec, end to end."""
+    rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
+    heads, programs = spec.kv_heads, spec.programs
+    starts = np.zeros(programs + 1, dtype=np.int32)
+    merges = np.zeros((programs, 2), dtype=np.int32)
+    if len(rows.row) == 0:
+        return HostPlan(np.zeros((0, 8), dtype=np.int32), starts, merges, queued=False)
+    cost = np.maximum(rows.blocks.astype(np.int64) * EIGHTHS + spec.piece_cost, 1)
+    ends = np.cumsum(cost * heads)  # [R]
+    total = int(ends[-1])
+    used = min(max(total // (EIGHTHS * spec.min_blocks), 1), programs)
+
+    # Where each share begins: unit = row * heads + head, and the block inside it.
+    bound = np.arange(used + 1) * total // used
+    row = np.minimum(np.searchsorted(ends, bound, side="right"), len(ends) - 1)
+    inside = bound - (ends[row] - cost[row] * heads)
+    head, inside = np.divmod(inside, cost[row])
+    block = np.clip((inside - spec.piece_cost + EIGHTHS // 2) // EIGHTHS, 0, rows.blocks[row])
+    unit = row * heads + head
+    past = (block >= rows.blocks[row]) & (block > 0)  # rounded up to the unit's end: to the next
+    unit, block = unit + past, np.where(past, 0, block)
+    unit[0], block[0] = 0, 0
+    unit[used], block[used] = len(rows.row) * heads, 0
+
+    # A piece begins at the start of each unit and at each cut.
+    cut = block > 0
+    cuts = np.cumsum(cut)
+    starts[: used + 1] = unit + cuts
+    starts[used + 1 :] = starts[used]
+    units = np.arange(len(rows.row) * heads)
+    unit_row, unit_head = np.divmod(units, heads)
+    all_units = np.concatenate([units, unit[cut]])
+    first = np.concatenate([np.zeros_like(units), block[cut]])
+    order = np.lexsort((first, all_units))
+    all_units, first = all_units[order], first[order]
+    same = np.append(all_units[1:] == all_units[:-1], False)
+    end = np.where(same, np.append(first[1:], 0), rows.blocks[unit_row[all_units]])
+    index, head = unit_row[all_units], unit_head[all_units]
+    work = pieces_of(rows, index, head, first, end, spec)
+
+    # Each unit that is cut is to be merged: one entry for its first cut.
+    before = np.append(False, cut[:-1]) & (unit == np.append(-1, unit[:-1]))
+    first_cut = np.flatnonzero(cut & ~before)
+    merges[: len(first_cut), 0] = starts[first_cut] - 1
+    merges[: len(first_cut), 1] = np.bincount(all_units)[unit[first_cut]]
+    return HostPlan(work, starts, merges, queued=False)

@@ -1,0 +1,222 @@
+"""Measure on a GPU what the planners charge.
+
+    python -m attention.planner.tuning [--file FILE] [--kernel NAME ...]
+
+What `wavefill tune` runs, in a process of its own.  With each decode kernel that the GPU can run it
+times plans made for the purpose (timing.py), fits the times, and writes them for costs.py.  Then it
+compares what the fit predicts with what whole plans take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attention.backend import UnsupportedAttention
+from attention.dispatch import Machine
+from attention.planned_kernel import PlannedKernel, decode_kernel
+from attention.planner.costs import (
+    SHIPPED,
+    STANDARD,
+    DeviceCosts,
+    shipped_costs,
+    tuned_file,
+    write_tuned,
+)
+from attention.planner.fa3 import plan_fa3
+from attention.planner.greedy import plan_greedy
+from attention.planner.simulation import combine_time, makespan
+from attention.planner.split_counts import plan_of_counts
+from attention.planner.split_plan import HostPlan, Ints, PlanSpec, planned_rows
+from attention.planner.stream_k import plan_uneven
+from attention.planner.timing import (
+    DTYPE,
+    GROUP,
+    HEAD_DIM,
+    SHAPE,
+    Device,
+    follows,
+    kernels_of,
+)
+
+WHOLE = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), (2, 16), (4, 2), (4, 8))
+BATCHES = ((1, 4096), (1, 16384), (6, 4096), (17, 8192), (32, 4096), (48, 4096), (67, 4096))
+BATCHES += ((140, 4096), (48, 16384))
+PLANNERS = {"uneven": plan_uneven, "greedy": plan_greedy, "fa3": plan_fa3}
+Timer = Callable[[HostPlan, PlanSpec, Ints], float]  # us of a call with a plan
+
+
+def equal_pieces(
+    spec: PlanSpec, pieces: int, blocks: int, *, cut: int = 0, active: int | None = None
+) -> tuple[HostPlan, PlanSpec, Ints]:
+    """-> a plan that gives each of `active` programs (all) so many pieces of so many blocks, and
+    the lengths of its rows.
+
+    The first `cut` pieces, an even number, are halves of rows: partial results to be combined.
+    """
+    active = spec.programs if active is None else active
+    whole = active * pieces - cut
+    counts = np.array([2] * (cut // 2) + [1] * whole, dtype=np.int32)
+    lengths = counts * np.int32(blocks * spec.block)
+    rows = planned_rows(np.arange(len(counts) + 1, dtype=np.int32), lengths, spec)
+    plan = plan_of_counts(rows, counts, spec)
+    starts = np.minimum(np.arange(spec.programs + 1, dtype=np.int32), active) * np.int32(pieces)
+    return HostPlan(plan.work, starts, plan.merges, queued=False), spec, lengths
+
+
+def spec_of(costs: DeviceCosts, kernel: PlannedKernel, sms: int) -> PlanSpec:
+    return costs.spec(
+        kv_heads=1,
+        programs=sms * kernel.resident,
+        group=GROUP,
+        head_dim=HEAD_DIM,
+        item_bytes=DTYPE.itemsize,
+        block=kernel.block_n,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    launch_us: float
+    piece_us: float
+    block_us: float
+
+
+def fit_pieces(timer: Timer, spec: PlanSpec) -> Fit:
+    """Every program serves p pieces of k blocks: launch + p * piece + p * k * block."""
+    measured = [timer(*equal_pieces(spec, pieces, blocks)) for pieces, blocks in WHOLE]
+    print("every program p pieces of k blocks, us (measured, fitted)")
+    matrix = np.array([[1, pieces, pieces * blocks] for pieces, blocks in WHOLE], dtype=float)
+    weight = 1 / np.array(measured)  # errors count by their share
+    found = np.linalg.lstsq(matrix * weight[:, None], np.ones(len(measured)), rcond=None)[0]
+    for (pieces, blocks), us, fitted in zip(WHOLE, measured, matrix @ found, strict=True):
+        print(f"  p {pieces} k {blocks:>2}  {us:8.2f} {fitted:8.2f}")
+    launch, piece, block = (max(float(value), 0.01) for value in found)
+    return Fit(launch, piece, block)
+
+
+def fit_merges(timer: Timer, spec: PlanSpec) -> tuple[float, float]:
+    """-> (us of a call that merges anything, us of a partial result for each program)."""
+    programs = spec.programs - spec.programs % 2
+    cuts = (0, 2, programs // 4 * 2, programs, 2 * programs)
+    times = [timer(*equal_pieces(spec, 2, 4, cut=cut)) for cut in cuts]
+    print("2 pieces of 4 blocks, so many partial results, us")
+    for cut, us in zip(cuts, times, strict=True):
+        print(f"  {cut:>5} {us:8.2f}")
+    shares = np.array(cuts[1:]) / spec.programs
+    slope, base = np.polyfit(shares, np.array(times[1:]) - times[0], 1)
+    return max(float(base), 0.01), max(float(slope), 0.01)
+
+
+def fit_rho(timer: Timer, spec: PlanSpec) -> float:
+    """How much faster a program reads if only a few do: from pieces of 16 and of 48 blocks."""
+    print("active programs, TB/s of their reading")
+    speeds: dict[int, float] = {}
+    for share in (16, 8, 4, 2, 1):
+        active = spec.programs // share
+        few, many = (timer(*equal_pieces(spec, 1, blocks, active=active)) for blocks in (16, 48))
+        block_us = max(many - few, 0.01) / 32
+        speeds[active] = 1 / block_us
+        read_bytes = 2 * spec.block * HEAD_DIM * DTYPE.itemsize * active
+        print(f"  {active:>5} {read_bytes / block_us / 1e6:8.2f}")
+    return max(speeds.values()) / speeds[spec.programs]
+
+
+def measure(timer: Timer, spec: PlanSpec) -> DeviceCosts:
+    """The costs of the kernel that `timer` times, on a grid of spec.programs."""
+    fit = fit_pieces(timer, spec)
+    merge_us, partial_us = fit_merges(timer, spec)
+    block_bytes = 2 * spec.block * HEAD_DIM * DTYPE.itemsize * spec.programs
+    partial_bytes = GROUP * HEAD_DIM * 8 * spec.programs
+    return DeviceCosts(
+        read_tbs=round(block_bytes / fit.block_us / 1e6, 3),
+        launch_us=round(fit.launch_us, 2),
+        piece_us=round(fit.piece_us, 2),
+        merge_us=round(merge_us, 2),
+        merge_tbs=round(partial_bytes / partial_us / 1e6, 3),
+        rho=round(max(fit_rho(timer, spec), 1.0), 2),
+    )
+
+
+def compare(timer: Timer, kernel: PlannedKernel, costs: DeviceCosts, sms: int) -> None:
+    """Predicted and measured time of whole plans."""
+    spec = spec_of(costs, kernel, sms)
+    block_us = costs.block_us(
+        block=spec.block, head_dim=HEAD_DIM, item_bytes=DTYPE.itemsize, programs=spec.programs
+    )
+    planners = {n: planner for n, planner in PLANNERS.items() if follows(kernel.name, n)}
+    print("plans, us: predicted and measured")
+    print(" " * 12 + "".join(f"{name:>18}" for name in planners))
+    pairs: list[tuple[float, float]] = []
+    for rows, length in BATCHES:
+        line = f"{rows:>4} x {length:<5}"
+        cu_seqlens_q = np.arange(rows + 1, dtype=np.int32)
+        lengths = np.full(rows, length, dtype=np.int32)
+        for planner in planners.values():
+            plan = planner(cu_seqlens_q, lengths, spec)
+            blocks = makespan(plan, spec, costs.rho) + combine_time(plan, spec)
+            predicted = costs.launch_us + block_us * blocks
+            measured = timer(plan, spec, lengths)
+            pairs.append((predicted, measured))
+            line += f"{predicted:>9.1f}{measured:>9.1f}"
+        print(line)
+    logs = np.log(np.array(pairs))
+    errors = np.abs(logs[:, 0] - logs[:, 1])
+    correlation = np.corrcoef(logs[:, 0], logs[:, 1])[0, 1]
+    print(f"correlation of the logarithms {correlation:.4f}, median error {np.median(errors):.1%}")
+
+
+def calibrate(device: Device, kernel: PlannedKernel) -> DeviceCosts:
+    def timer(plan: HostPlan, spec: PlanSpec, lengths: Ints) -> float:
+        return device.microseconds(kernel, plan, spec, lengths)
+
+    print(f"\n{kernel.name}, {kernel.resident} programs an SM, blocks of {kernel.block_n}")
+    costs = measure(timer, spec_of(shipped_costs(device.name, kernel.name), kernel, device.sms))
+    compare(timer, kernel, costs, device.sms)
+    print(costs)
+    return costs
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--file", type=Path, default=tuned_file(), help="written; %(default)s")
+    parser.add_argument(
+        "--kernel", nargs="+", choices=list(SHIPPED[STANDARD]), help="all that run here if left out"
+    )
+    args = parser.parse_args(words)
+    try:
+        names = args.kernel or kernels_here()
+    except UnsupportedAttention as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    device = Device()
+    print(f"{device.name}, {device.sms} SMs")
+    costs = {name: calibrate(device, decode_kernel(name, SHAPE, 1)) for name in names}
+    write_tuned(args.file, device.name, costs)
+    print(f"\nwrote {args.file}: a server that is started now plans by it")
+    return 0
+
+
+def kernels_here() -> list[str]:
+    """The decode kernels of this machine; raises UnsupportedAttention, naming the remedy."""
+    if not torch.cuda.is_available():
+        raise UnsupportedAttention(
+            "tune measures a CUDA device, and PyTorch finds none: run it on the machine that is to "
+            "serve; a GPU that was not measured is planned for by the values that are shipped"
+        )
+    machine = Machine.of(torch.device("cuda", torch.cuda.current_device()))
+    if machine.interpreted:
+        raise UnsupportedAttention(
+            "TRITON_INTERPRET=1 keeps the kernels off the GPU that is to be measured: unset it"
+        )
+    return kernels_of(machine)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Prefill attention kernels: FlashAttention-2 over paged KV."""

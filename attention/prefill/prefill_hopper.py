@@ -1,0 +1,245 @@
+"""Prefill attention for Hopper (sm_90), in Gluon: the rows of a tile plan, as prefill.py.
+
+prefill_hopper
+  grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes the
+            next (item, KV head) from the queue, longest items first, KV heads in such sections
+            that what is in work stays in the L2 cache
+  warps     one loads Q, K and V by TMA, K and V a page a box (prefill_hopper_load.py); two groups
+            of four each attend with half of a tile's rows (prefill_hopper_tile.py), and take turns
+            at starting products, so that one multiplies while the other exponentiates; meanwhile
+            the next tile's Q is loaded
+  reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
+            nothing of pages past a row's length, or before a tile's window
+  writes    out [T, heads, D], lse [T, heads]; of tiles cut along KV partial_out, partial_lse as
+            prefill.py
+  math      128 packed query rows of one KV head; online softmax in base 2, float32 sums; the
+            product with V of a block runs beside the exponentials of the next
+  bound     compute: 4 * D * (query, key) pairs floating-point operations a head
+  checked   tests/attention/prefill/test_prefill_hopper.py against a float64 oracle
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra import cuda
+
+from attention.common.dependent_launch import dependent_launch
+from attention.common.hopper import boxes, write_partial
+from attention.common.softmax import LOG2E
+from attention.planner.prefill_tiles import TilePlan
+from attention.prefill.merge_tiles import merge_tiles
+from attention.prefill.prefill_hopper_load import produce
+from attention.prefill.prefill_hopper_tile import (
+    AT_K,
+    AT_Q,
+    AT_V,
+    FIELDS,
+    HALF,
+    attend,
+    write_whole,
+)
+
+
+@gluon.jit
+def _field(current, at):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(current.index(at).load(layout), 0)
+
+
+@gluon.jit
+def _fetch_queries(
+    Q, tile, packed, head, q_start, q_len, q_token, q_head, GROUP: gl.constexpr, D: gl.constexpr
+):
+    """Half a tile of Q by pointers, where its heads do not make whole boxes."""
+    BLOCK_D: gl.constexpr = tile.shape[1]
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
+    r = packed + gl.arange(0, HALF, gl.SliceLayout(1, wide))
+    d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, wide))
+    at = (q_start + r // GROUP).to(gl.int64) * q_token + (head * GROUP + r % GROUP) * q_head
+    inside = (r < q_len * GROUP)[:, None] & (d < D)[None, :]
+    tile.store(gl.load(Q + at[:, None] + d[None, :], mask=inside, other=0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def _next(current, full, taken, g: gl.constexpr):
+    """Wait for the next item and its queries -> its fields; the first is -1 if there is none."""
+    slot = taken % 2
+    mbarrier.wait(full.index(AT_Q + slot * 2 + g), (taken // 2) & 1)
+    at = slot * FIELDS
+    w, tile, first, end = (
+        _field(current, at), _field(current, at + 1), _field(current, at + 2),
+        _field(current, at + 3),
+    )  # fmt: skip
+    q_start, q_len, kv_len, partial = (
+        _field(current, at + 4), _field(current, at + 5), _field(current, at + 6),
+        _field(current, at + 7),
+    )  # fmt: skip
+    return w, tile, first, end, q_start, q_len, kv_len, partial
+
+
+@gluon.jit
+def _consume(
+    Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
+    g: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
+    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    SOFTCAP: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """Four warps: half of the query rows of each tile."""
+    queries, keys, values, stages = buffers
+    block, step, taken = 0, 0, 0
+    item = _next(current, full, taken, g)
+    while item[0] >= 0:
+        w, tile, q_start, q_len, partial = item[0], item[1], item[4], item[5], item[7]
+        head, packed = w % KV_HEADS, tile * (2 * HALF) + g * HALF
+        q = queries.index(taken % 2 * 2 + g)
+        if Q is not None:
+            _fetch_queries(Q, q, packed, head, q_start, q_len, q_token, q_head, GROUP, D)
+        p, acc, m, total, block, step = attend(
+            item, q, keys, values, full, empty, turn, block, step, scale * LOG2E, softcap,
+            g, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+        )  # fmt: skip
+        mbarrier.arrive(empty.index(AT_Q + taken % 2 * 2 + g), count=1)
+        stage, phase = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
+        mbarrier.wait(full.index(AT_V + stage), phase)
+        product = warpgroup_mma(p, values.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
+        mbarrier.arrive(empty.index(AT_V + stage), count=1)
+        if partial != 0:
+            r = gl.arange(0, HALF, m.type.layout)
+            slot = w.to(gl.int64) * (2 * HALF) + g * HALF + r
+            real = packed + r < q_len * GROUP
+            write_partial(acc, m, total, results[3], results[4], slot, real, D)
+        else:
+            write_whole(
+                acc, m, total, stages.index(g), results, packed, head, q_start, q_len, GROUP, D
+            )
+        taken += 1
+        item = _next(current, full, taken, g)
+
+
+@gluon.jit(do_not_specialize=["table_row", "num_pages"])
+def _prefill_hopper(
+    Q, q_boxes, k_boxes, v_boxes, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS,
+    ITEMS, COUNTS, QUEUE, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token,
+    scale, softcap,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    TURNS: gl.constexpr, BESIDE: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = k_boxes.dtype
+    BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    buffers = (
+        gl.allocate_shared_memory(dtype, [4, HALF, BLOCK_D], swizzled),  # Q of two items
+        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_D], swizzled),  # results on their way
+    )
+    current = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], flat)
+    full = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(AT_V + STAGES):
+        mbarrier.init(full.index(i), count=1)
+        # Both consumers release a stage of K or V.
+        mbarrier.init(empty.index(i), count=1 if i < AT_K else 2)
+    for i in gl.static_range(2):
+        mbarrier.init(turn.index(i), count=1)
+    fence_async_shared()
+    if DEPENDENT:
+        if not BESIDE:
+            cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    boxes = (q_boxes, k_boxes, v_boxes)
+    results = (OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, out_token, out_head, lse_token)
+    gl.warp_specialize(
+        [
+            (_consume, (
+                Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
+                0, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+            )),
+            (_consume, (
+                Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
+                1, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+            )),
+            (produce, (
+                boxes, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row,
+                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, BESIDE,
+            )),
+        ],
+        [4, 1], [240, 24],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HopperConfig:
+    """How the kernel is compiled."""
+
+    block_n: int
+    stages: int
+    turns: bool  # the consumers start their products in turns
+
+
+def hopper_config(head_dim: int) -> HopperConfig:
+    return HopperConfig(block_n=128, stages=2 if head_dim > 64 else 4, turns=True)
+
+
+def prefill_hopper(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    tiles: TilePlan,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    beside: bool = False,
+    config: HopperConfig | None = None,
+) -> None:
+    """As `prefill`, for what the table in dispatch.py says; tiles of 128 packed rows, scale > 0.
+
+    beside  the kernel launched last writes nothing that this one reads or writes, and has waited
+            for those before it when it lets its successor start: do not wait for it to end
+    """
+    spec = tiles.spec
+    heads, head_dim = q.shape[1:]
+    pages, kv_heads, page, _ = k.shape
+    group = heads // kv_heads
+    assert (kv_heads, group) == (spec.kv_heads, spec.group), "the plan is for other heads"
+    assert tiles.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
+    assert spec.block_m == 2 * HALF.value and spec.block_n % page == 0, "the plan is of other tiles"
+    assert k_scale is None and v_scale is None and scale > 0
+    assert out.stride(-1) == 1
+    config = config or hopper_config(head_dim)
+    block_d = 64 if head_dim <= 64 else 128
+    queries, query_boxes = q, None
+    if HALF.value % group == 0:
+        queries, query_boxes = None, boxes(q, [HALF.value // group, group, block_d])
+    kv_box = [1, 1, page, block_d]
+    _prefill_hopper[(spec.programs,)](
+        queries, query_boxes, boxes(k, kv_box), boxes(v, kv_box), page_table, tiles.partial_out,
+        tiles.partial_lse, out, lse, sinks,
+        tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1), page_table.stride(0),
+        pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
+        KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
+        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0, TURNS=config.turns,
+        BESIDE=beside, num_warps=4, maxnreg=168, **dependent_launch(q.device),
+    )  # fmt: skip
+    merge_tiles(tiles, out, lse, sinks)

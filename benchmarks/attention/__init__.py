@@ -1,0 +1,1 @@
+"""Attention kernels and planners against peers and against the bandwidth of memory."""

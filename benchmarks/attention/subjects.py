@@ -1,0 +1,216 @@
+"""What is measured: each subject prepares a case once and returns the call that is timed.
+
+Plans and tiles are made beforehand: an engine makes them once a step for all layers, and they are
+timed by themselves (attention_plans.py).  The call includes the combine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention.backend import Capacity, Shape
+from attention.dispatch import TABLE, Machine, choose, dispatch
+from attention.planned_kernel import (
+    PlannedKernel,
+    decode_kernel,
+    decode_spec,
+    mixed_kernel,
+    prefill_kernel,
+    tile_spec,
+)
+from attention.planner.costs import device_costs
+from attention.planner.fa3 import plan_fa3
+from attention.planner.greedy import plan_greedy
+from attention.planner.prefill_tiles import TilePlan, TileSpec, plan_tiles
+from attention.planner.simulation import combine_time, makespan
+from attention.planner.split_plan import HostPlan, Ints, PlanSpec, SplitPlan
+from attention.planner.stream_k import plan_uneven
+from benchmarks.attention.cases import MAX_DECODE, Case
+from benchmarks.attention.inputs import DTYPES, Inputs
+
+
+class NotHere(ValueError):
+    """The subject does not serve this case; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """call(set) is what is timed; result() is compared with the other subjects', None: it cannot
+    be, its inputs are others."""
+
+    call: Callable[[int], Tensor]
+    result: Callable[[], Tensor] | None
+    predicted_us: float = 0.0  # of the plan, by simulation; 0: no plan
+    kernels: str = ""  # that run, where a table chose them
+
+
+Subject = Callable[[Inputs], Prepared]
+PLANNERS: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
+    "uneven": plan_uneven,
+    "greedy": plan_greedy,
+    "fa3": plan_fa3,
+}
+
+
+def host_lengths(case: Case) -> tuple[Ints, Ints]:
+    """(cu_seqlens_q [B + 1], cache_seqlens [B]) in host memory."""
+    cu_seqlens_q = np.concatenate([[0], np.cumsum(case.q_lens)]).astype(np.int32)
+    return cu_seqlens_q, np.array(case.kv_lens, dtype=np.int32)
+
+
+def shape_of(case: Case) -> Shape:
+    return Shape(
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        page_size=case.page,
+        dtype=DTYPES[case.dtype],
+        kv_dtype=DTYPES[case.kv_dtype or case.dtype],
+    )
+
+
+def decode_tokens(case: Case) -> int:
+    """The most that a row which decodes feeds."""
+    return max((q_len for q_len in case.q_lens if q_len <= MAX_DECODE), default=1)
+
+
+def decoding(
+    case: Case, planner: str, device: torch.device, *, plain: bool = False
+) -> tuple[PlannedKernel, PlanSpec]:
+    """The kernel for rows that decode and what its plans depend on.
+
+    plain: the table's last one, which serves everything, instead of the one it chooses
+    """
+    shape, tokens = shape_of(case), decode_tokens(case)
+    name = TABLE["flash2"][0][-1].name
+    if not plain:  # to a kernel, more tokens a row are more heads that share a KV head
+        packed = replace(shape, heads=shape.heads * tokens)
+        name = dispatch(Machine.of(device), "flash2", packed, planner).decode
+    kernel = decode_kernel(name, shape, tokens)
+    resident = kernel.programs(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
+    return kernel, decode_spec(kernel, shape, device, case.window, tokens, resident)
+
+
+def prompting(
+    case: Case, device: torch.device, *, plain: bool = False
+) -> tuple[PlannedKernel, TileSpec]:
+    """The kernel for the rows that the decode kernel does not serve; `plain` as for decoding."""
+    shape = shape_of(case)
+    name = TABLE["flash2"][1][-1].name
+    if not plain:
+        name = dispatch(Machine.of(device), "flash2", shape).prefill
+    kernel = prefill_kernel(name, shape)
+    return kernel, tile_spec(kernel, shape, device, case.window, MAX_DECODE)
+
+
+def decode_plan(
+    case: Case, planner: str, spec: PlanSpec, device: torch.device
+) -> tuple[SplitPlan, HostPlan]:
+    """The case's plan on the device and on the host."""
+    host = PLANNERS[planner](*host_lengths(case), spec)
+    plan = SplitPlan.allocate(
+        spec,
+        max_rows=case.rows,
+        group=case.group,
+        head_dim=case.head_dim,
+        queued=host.queued,
+        device=device,
+    )
+    plan.load(host)
+    return plan, host
+
+
+def prefill_tiles(case: Case, spec: TileSpec, device: torch.device) -> TilePlan:
+    """The case's tiles on the device."""
+    tiles = TilePlan.allocate(
+        spec, max_tokens=case.tokens, max_rows=case.rows, head_dim=case.head_dim, device=device
+    )
+    tiles.load(plan_tiles(*host_lengths(case), spec))
+    return tiles
+
+
+def features_of(inputs: Inputs) -> dict[str, Any]:
+    """The keyword arguments that every kernel takes."""
+    return {
+        "scale": inputs.scale,
+        "softcap": inputs.case.softcap,
+        "sinks": inputs.sinks,
+        "k_scale": inputs.k_scale,
+        "v_scale": inputs.v_scale,
+    }
+
+
+def predicted_us(
+    plan: HostPlan, spec: PlanSpec, case: Case, device: torch.device, kernel: PlannedKernel
+) -> float:
+    """The simulated time of the kernel with the plan, launch and combine included."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    costs = device_costs(name, kernel.name)
+    units = makespan(plan, spec, costs.rho) + combine_time(plan, spec)
+    block_us = costs.block_us(
+        block=spec.block,
+        head_dim=case.head_dim,
+        item_bytes=case.item_bytes,
+        programs=spec.programs,
+    )
+    return costs.launch_us + units * block_us
+
+
+def kernels(planner: str, *, plain: bool = False) -> Subject:
+    """The decode kernel with one planner's plan, the prefill kernel for rows of many tokens.
+
+    They are those that the table chooses, or the plain ones.
+    """
+
+    def prepare(inputs: Inputs) -> Prepared:
+        case, device, features = inputs.case, inputs.q.device, features_of(inputs)
+        work: list[tuple[PlannedKernel, SplitPlan | TilePlan]] = []
+        predicted = 0.0
+        if min(case.q_lens) <= MAX_DECODE:
+            kernel, spec = decoding(case, planner, device, plain=plain)
+            plan, host = decode_plan(case, planner, spec, device)
+            predicted = predicted_us(host, spec, case, device, kernel)
+            work.append((kernel, plan))
+        if max(case.q_lens) > MAX_DECODE:
+            kernel, tile_spec = prompting(case, device, plain=plain)
+            work.append((kernel, prefill_tiles(case, tile_spec, device)))
+        mixed = mixed_kernel(*(kernel for kernel, _ in work)) if len(work) == 2 else None
+
+        def call(number: int) -> Tensor:
+            tensors = (inputs.q, inputs.k, inputs.v, inputs.tables[number])
+            if mixed:
+                mixed(*tensors, *(plan for _, plan in work), inputs.out, **features)
+                return inputs.out
+            for kernel, plan in work:
+                kernel.run(*tensors, plan, inputs.out, **features)
+            return inputs.out
+
+        return Prepared(call, lambda: call(0), predicted, "+".join(k.name for k, _ in work))
+
+    return prepare
+
+
+def back_end(name: str) -> Subject:
+    """What `--attention name` runs, through Backend.plan and Backend.attend."""
+
+    def prepare(inputs: Inputs) -> Prepared:
+        case, device = inputs.case, inputs.q.device
+        capacity = Capacity(rows=case.rows, tokens=case.tokens)
+        chosen = choose(device, name, shape_of(case), capacity, windows=(case.window,))
+        metas = [chosen.plan(inputs.meta(number), inputs.kv) for number in range(inputs.sets)]
+        features = {"scale": inputs.scale, "softcap": case.softcap, "sinks": inputs.sinks}
+
+        def call(number: int) -> Tensor:
+            return chosen.attend(
+                inputs.q, inputs.kv, 0, metas[number], window=case.window, **features
+            )
+
+        return Prepared(call, lambda: call(0), kernels=chosen.details)
+
+    return prepare

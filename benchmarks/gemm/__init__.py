@@ -1,0 +1,1 @@
+"""Matrix multiplications of few and of many rows."""

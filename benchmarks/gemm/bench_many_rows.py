@@ -1,0 +1,148 @@
+"""Products of many rows on a Hopper GPU: for a moment, and at the limit of its power.
+
+    python -m benchmarks.gemm.bench_many_rows --model qwen3-8b --rows 512 1024 2048
+
+For each number of rows and each product of a layer: microseconds (TFLOP/s) of cuBLAS, and of
+silu(gate) * up in two steps and in one.  Then what a layer's products take for each token, with the
+faster of these two: a step is best cut to sizes where that is least.
+
+short    single replays of graphs of a few products over different weights, a pause before each
+lasting  the ways of a size in turns, each going on for --slice seconds of which the first third
+         does not count; before the first one the device is kept busy until it is at its limit
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.gemm.gemm_chain import MODELS, Sizes
+from model_zoo.layers.gemm.swiglu import Gated, TwoSteps
+from model_zoo.layers.gemm.timing import COLD_BYTES
+
+REPLAYS, PAUSE_SECONDS = 3, 0.003
+WARM_SECONDS, ROUNDS = 1.5, 3
+BLOCK, GATED = "gate_up", ("two steps", "gated")
+
+Call = Callable[[int], Tensor]
+Times = Mapping[str, float]  # microseconds, by what is computed
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A graph of so many products, and the operations of one of them."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    operations: int
+
+    def run(self, replays: int) -> float:
+        """Microseconds a product."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            self.graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1000 / self.calls / replays
+
+
+def calls_of(weights: Mapping[str, list[Tensor]], rows: int) -> dict[str, tuple[Call, int, int]]:
+    """What is timed with each of a layer's weights, how many there are, and the operations."""
+    found: dict[str, tuple[Call, int, int]] = {}
+    for name, layers in weights.items():
+        outputs, inputs = layers[0].shape
+        x = torch.randn(rows, inputs, dtype=layers[0].dtype, device=layers[0].device)
+        work = 2 * rows * outputs * inputs
+        found[name] = (lambda i, x=x, w=layers: F.linear(x, w[i])), len(layers), work
+        if name == BLOCK:
+            for title, way in zip(GATED, (TwoSteps(), Gated()), strict=True):
+                call = lambda i, x=x, w=layers, way=way: way.run(x, w[i], None)  # noqa: E731
+                found[title] = call, len(layers), work
+    return found
+
+
+def cold(outputs: int, inputs: int) -> list[Tensor]:
+    """So many weights that none is left in the L2 cache when its turn comes again."""
+    several = max(3, -(-COLD_BYTES // (2 * outputs * inputs)))
+    return [
+        torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).bfloat16()
+        for _ in range(several)
+    ]
+
+
+def recorded(call: Call, calls: int, operations: int) -> Recorded:
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            call(i)
+    return Recorded(graph, calls, operations)
+
+
+def short(ways: Mapping[str, Recorded]) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(REPLAYS + 1):
+        for name, way in ways.items():
+            time.sleep(PAUSE_SECONDS)
+            us = way.run(1)
+            found[name] += [us] if turn else []
+    return {name: statistics.median(several) for name, several in found.items()}
+
+
+def lasting(ways: Mapping[str, Recorded], alone: Times, seconds: float) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            replays = max(1, round(seconds / 3 * 1e6 / (way.calls * alone[name])))
+            way.run(replays)
+            found[name].append(way.run(2 * replays))
+    return {name: statistics.median(several) for name, several in found.items()}
+
+
+def of_layer(times: Times, sizes: Sizes) -> float:
+    """Microseconds of a layer's products, gated as is faster."""
+    products = [name for name in sizes.shapes() if name not in (BLOCK, "lm_head")]
+    return sum(times[name] for name in products) + min(times[way] for way in GATED)
+
+
+def line(title: str, times: Times, operations: Mapping[str, int], rows: int, layer: float) -> str:
+    columns = (f"{us:8.1f} ({operations[name] / us / 1e6:3.0f})" for name, us in times.items())
+    return f"{rows:>6} {title:8}" + " ".join(columns) + f" {layer:9.1f} {layer / rows:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", choices=MODELS, default="qwen3-8b", help="whose shapes")
+    parser.add_argument("--rows", type=int, nargs="+", default=[512, 1024, 2048])
+    parser.add_argument("--slice", type=float, default=0.24, help="seconds of a way at a time")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    sizes = MODELS[arguments.model]
+    weights = {name: cold(*sizes.shapes()[name]) for name in sizes.shapes() if name != "lm_head"}
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
+    print(f"{'rows':>6} {'':8}" + " ".join(f"{name:>14}" for name in calls_of(weights, 1)), end="")
+    print("   a layer, a token")
+    warm = False
+    for rows in arguments.rows:
+        ways = {name: recorded(*call) for name, call in calls_of(weights, rows).items()}
+        operations = {name: way.operations for name, way in ways.items()}
+        alone = short(ways)
+        print(line("short", alone, operations, rows, of_layer(alone, sizes)))
+        if not warm:
+            lasting(ways, alone, WARM_SECONDS / ROUNDS / len(ways))
+        warm = True
+        going_on = lasting(ways, alone, arguments.slice)
+        print(line("lasting", going_on, operations, rows, of_layer(going_on, sizes)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

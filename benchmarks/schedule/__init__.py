@@ -1,0 +1,1 @@
+"""The scheduler on a simulated device."""

@@ -1,0 +1,201 @@
+"""The host's own work in a step, by parts, on an executor that answers at once.
+
+schedule  what runs, as columns        queue    the block of numbers that a device would be sent
+commit    taking in the results        publish  telling two API processes
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import structs
+
+from runtime.config import Resolved
+from runtime.cuda_graph.buckets import Bucket, Buckets
+from runtime.cuda_graph.input_block import HostBlock, Layout
+from runtime.engine.loop import Engine
+from runtime.engine.process import Clients
+from runtime.messages import Request, SamplingParams, Stats
+from runtime.scheduler.batch import Batch, Masks, Sampled
+
+ROWS = (1, 32, 256)
+VOCAB_SIZE = 151_936
+PAGE_SIZE = 16
+MOST_TOKENS = 8192
+CACHES_BYTES = 64 << 20  # as much as a host's caches hold, or more
+PARTS = ("schedule", "queue", "commit", "publish")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    waiting: int = 0  # requests that find no slot
+    aligned: bool = False  # all rows need a page in the same step
+    prompts: int = 0  # long ones, fed in pieces beside the rows
+    cold: bool = False  # nothing is left in the caches, as after sleeping while a GPU works
+
+
+CASES = (
+    Case("spread page borders"),
+    Case("borders in one step", aligned=True),
+    Case("10000 wait", waiting=10_000),
+    Case("prompts beside", prompts=12),
+    Case("caches overwritten", cold=True),
+)
+
+
+class Answered:
+    def __init__(self, sampled: Sampled) -> None:
+        self._sampled = sampled
+
+    def wait(self) -> Sampled:
+        return self._sampled
+
+
+class QueueingExecutor:
+    """Samples token 1 for every row; fills a block as for a device, and notes when it was called.
+
+    Engine.advance() calls forward() right after schedule() and sample() right after commit(), so
+    the calls divide its time.
+    """
+
+    overlap = True
+
+    def __init__(self, rows: int) -> None:
+        self._buckets = Buckets(rows, MOST_TOKENS)
+        most = max(Layout.of(bucket).end for bucket in self._buckets.largest)
+        self._numbers = np.zeros(most, dtype=np.int32)
+        self._blocks: dict[Bucket, HostBlock] = {}
+        self._pages_before = np.zeros(rows, dtype=np.int32)
+        self.scheduled_ns = self.queued_ns = self.committed_ns = 0
+
+    def forward(self, batch: Batch) -> None:
+        self.scheduled_ns = time.thread_time_ns()
+        rows = len(batch.slots)
+        bucket = self._buckets.fit(len(batch.tokens), rows)
+        if bucket not in self._blocks:
+            self._blocks[bucket] = HostBlock(self._numbers, Layout.of(bucket))
+        before = self._pages_before[:rows]
+        self._blocks[bucket].fill(batch, before, before)
+        self.queued_ns = time.thread_time_ns()
+
+    def prepare(self) -> bool:
+        return False
+
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Answered:
+        self.committed_ns = time.thread_time_ns()
+        return Answered(Sampled(np.where(batch.sample, 1, -1).astype(np.int32)))
+
+
+def fake_config(rows: int, length: int) -> Resolved:
+    return Resolved(
+        model="fake",
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        attention="mha",
+        load_format="dummy",
+        max_model_len=length,
+        max_num_seqs=rows,
+        max_batched_tokens=MOST_TOKENS,
+        page_size=PAGE_SIZE,
+        num_pages=rows * (length // PAGE_SIZE + 2),
+        prefix_cache=True,
+        threads=1,
+        seed=0,
+    )
+
+
+def prompts(rows: int, prompt_len: int, max_tokens: int, aligned: bool) -> Iterator[Request]:
+    """Prompts of different lengths, so that page borders are spread over the steps; or equal."""
+    params = SamplingParams(max_tokens=max_tokens, stop_ids=(VOCAB_SIZE - 1,))
+    for row in range(rows):
+        length = prompt_len + (0 if aligned else row % PAGE_SIZE)
+        tokens = [(row * 7919 + position) % VOCAB_SIZE for position in range(length)]
+        yield Request(row, row % 2, tokens, params)
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """As in the engine process, where what was made at the start is frozen."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
+    """Medians of each part of a step's CPU time, their sum and its 99th percentile, in us."""
+    prompt_len = 128
+    overwritten = np.zeros(CACHES_BYTES if case.cold else 0, dtype=np.uint8)
+    executor = QueueingExecutor(rows + case.prompts)
+    max_tokens = steps + 160  # the first sequences decode while the last prompts are fed
+    length = prompt_len + PAGE_SIZE + max_tokens
+    config = fake_config(rows + case.prompts, max(length, 20_000 if case.prompts else 0))
+    # Small steps, so that the prompts last.
+    most = rows + 512 if case.prompts else MOST_TOKENS
+    config = structs.replace(config, device="cuda", max_batched_tokens=most)
+    engine = Engine(config, VOCAB_SIZE, executor)
+    for request in prompts(rows, prompt_len, max_tokens, case.aligned):
+        engine.add(request)
+    while engine.stats().step_tokens != rows:
+        engine.step()
+    for number in range(case.waiting):
+        engine.add(Request(10_000 + number, 0, [1, 2, 3], SamplingParams(max_tokens=4)))
+    for number in range(case.prompts):
+        tokens = [number] * 16_000
+        engine.add(Request(20_000 + number, 0, tokens, SamplingParams(max_tokens=1)))
+    for _ in range(20):
+        engine.step()
+    with tempfile.TemporaryDirectory() as folder, no_collector():
+        addresses = [f"ipc://{folder}/api-{number}" for number in range(2)]
+        with closing(Clients(addresses)) as clients:
+            for id in (*range(rows), *range(20_000, 20_000 + case.prompts)):
+                clients.expect(Request(id, id % 2, [], SamplingParams(1)), Stats())
+            times: list[tuple[float, float, float, float]] = []
+            for _ in range(steps):
+                np.add(overwritten, 1, out=overwritten)
+                times.append(step_times(engine, executor, clients))
+    assert case.prompts or engine.stats().step_tokens == rows, "a sequence ended meanwhile"
+    totals = sorted(sum(parts) for parts in times)
+    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    return dict(zip(PARTS, medians, strict=True)) | {
+        "total": statistics.median(totals),
+        "p99": totals[int(len(totals) * 0.99)],
+    }
+
+
+def step_times(
+    engine: Engine, executor: QueueingExecutor, clients: Clients
+) -> tuple[float, float, float, float]:
+    """Microseconds of each of PARTS in one step."""
+    began = time.thread_time_ns()
+    news = engine.advance()
+    publishing = time.thread_time_ns()
+    clients.publish(news, engine.stats())
+    ended = time.thread_time_ns()
+    return (
+        (executor.scheduled_ns - began) / 1000,
+        (executor.queued_ns - executor.scheduled_ns) / 1000,
+        (publishing - executor.queued_ns) / 1000,
+        (ended - publishing) / 1000,
+    )
+
+
+def bench_fake(steps: int) -> None:
+    print("host CPU a step, microseconds (medians; p99 of the total)")
+    heads = (*PARTS, "total", "p99")
+    print(f"{'rows':>5} {'case':<22}" + "".join(f"{head:>9}" for head in heads))
+    for rows in ROWS:
+        for case in CASES:
+            us = measure_host(rows, steps, case)
+            print(f"{rows:>5} {case.name:<22}" + "".join(f"{us[head]:>9.1f}" for head in heads))

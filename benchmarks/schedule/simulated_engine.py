@@ -1,0 +1,105 @@
+"""An engine whose device is reckoned, behind the real API, scheduler and clients.
+
+    python -m benchmarks.server.bench_loads qwen3-8b --reckoned --only c128
+
+Steps take as long as `bench_schedule` says that they take on one H100, and every token is 1.  What
+the parts of a server do to each other can be seen so without a GPU: how requests arrive, what the
+host's delays do, how prompts are cut then.  Its figures are no measurement of a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from msgspec import structs
+
+from benchmarks.schedule.bench_schedule import Clock, ReckonedDevice, h100_config
+from runtime.config import EngineConfig
+from runtime.engine import process
+from runtime.messages import Ready
+from runtime.scheduler.batch import Batch, Masks, Sampled
+from runtime.startup import loading
+from runtime.startup.timeline import Timeline
+
+VOCAB_SIZE = 151_936
+HIDDEN_SIZE = 4096
+LONGEST = 32_768  # tokens of a request, if not said otherwise
+
+
+@dataclass
+class Arriving:
+    """A step whose results are there at `at`, of time.monotonic()."""
+
+    at: float
+    sampled: Sampled
+
+    def wait(self) -> Sampled:
+        time.sleep(max(0.0, self.at - time.monotonic()))
+        return self.sampled
+
+
+class Device(ReckonedDevice):
+    """Takes the time that it reckons."""
+
+    def forward(self, batch: Batch) -> None:
+        self._clock.now = time.monotonic()
+        super().forward(batch)
+
+    def sample(self, batch: Batch, masks: Masks | None = None) -> Arriving:
+        sampled = Sampled(np.where(batch.sample, 1, -1).astype(np.int32))
+        return Arriving(self._free_at, sampled)
+
+
+def load(
+    wanted: EngineConfig,
+    progress: loading.ProgressCallback,
+    *,
+    epoch: int = 0,
+    timeline: Timeline | None = None,
+    compilers: object = None,
+) -> loading.Loaded:
+    """In place of runtime.startup.loading.load: nothing is read."""
+    longest = wanted.max_model_len or LONGEST
+    resolved = structs.replace(h100_config(longest, wanted.itl_target_ms), seed=wanted.seed)
+    ready = Ready(
+        epoch=epoch,
+        model_type="qwen3",
+        device="reckoned H100",
+        dtype=resolved.dtype,
+        attention="none",
+        vocab_size=VOCAB_SIZE,
+        max_model_len=resolved.max_model_len,
+        page_size=resolved.page_size,
+        num_pages=resolved.num_pages,
+        max_num_seqs=resolved.max_num_seqs,
+        max_batched_tokens=resolved.max_batched_tokens,
+        weight_bytes=0,
+        kv_bytes=0,
+        load_seconds=0.0,
+        hidden_size=HIDDEN_SIZE,
+        memory=[("weights", 0), ("KV", 0)],
+        phases=[],
+    )
+    return loading.Loaded(Device(Clock(), 0, 0.0), resolved, ready)  # type: ignore[arg-type]
+
+
+def main(arguments: list[str]) -> None:
+    """`wavefill` with such an engine."""
+    from server.cli import main
+    from server.process import launcher
+
+    # Its process imports this file, wherever it was started.
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    launcher.launch = partial(launcher.launch, engine_module="benchmarks.reckoned_engine")
+    main.main(arguments)
+
+
+if __name__ == "__main__":
+    loading.load = load
+    process.main()

@@ -1,0 +1,1 @@
+"""Whole steps, their layers and their sampling."""

@@ -1,0 +1,172 @@
+"""Microseconds that rows with special wishes add to the sampling of a step, on a GPU.
+
+    python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--special 0 1 16] [--calls 15]
+
+All rows are drawn with top-p 0.95, some are limited by a grammar, biased or tell log-probabilities.
+A step samples the others in a CUDA graph, and behind it come the special ones: by
+runtime/sampling/eager.py ("eager"), or by runtime/sampling/constrained_rows.py ("kernels").  "all eager" has no graph:
+every row is drawn as the special ones are.  GPU times are between events while the host is far
+ahead, host times are those of the calls; both with the copies of what was drawn, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.step.bench_sampler import make_logits, params
+from runtime.executor.slots import Slots
+from runtime.executor.transfers import Download, upload
+from runtime.messages import SamplingParams
+from runtime.sampling.constrained_rows import Left, SpecialRows
+from runtime.sampling.eager import Allowed, draw
+from runtime.sampling.kernels.sample import sample
+from runtime.sampling.sampler_output import Drawn
+from runtime.sampling.state import ROW_WORDS, SamplerState, is_special
+from runtime.scheduler.batch import Batch, NewRow, make_batch
+
+AHEAD = 20_000_000  # cycles that the GPU sleeps while the host queues: some 11 ms
+PLAIN = params(temperature=0.7, top_p=0.95)
+KINDS: dict[str, SamplingParams] = {
+    "grammar": params(temperature=0.7, top_p=0.95, grammar="any"),
+    "5 logprobs": params(temperature=0.7, top_p=0.95, logprobs=5),
+    "bias": params(temperature=0.7, top_p=0.95, logit_bias={9 * id: 0.5 for id in range(20)}),
+}
+
+
+class Case:
+    """A batch, and what both ways need to know of its rows."""
+
+    def __init__(self, kind: str, logits: Tensor, special: int) -> None:
+        rows, self.vocab = logits.shape
+        self.device = logits.device
+        self.logits = logits
+        chosen = set(np.linspace(0, rows - 1, special).astype(int).tolist())
+        wishes = [KINDS[kind] if row in chosen else PLAIN for row in range(rows)]
+        self.new_rows = [NewRow(row, wish, row, 400, []) for row, wish in enumerate(wishes)]
+        self.batch: Batch = make_batch(
+            slots=range(rows), starts=[499] * rows, q_lens=[1] * rows, new_rows=self.new_rows
+        )
+        self.rows = np.array(sorted(chosen), dtype=np.int64)
+        limited = np.array([row for row in self.rows if wishes[row].grammar], dtype=np.int64)
+        chance = np.random.default_rng(rows)
+        shape = len(limited), -(-self.vocab // 8)
+        bits = chance.integers(0, 256, shape, dtype=np.uint8)
+        self.limited = Allowed(limited, bits)
+        self.behind = Allowed(np.arange(len(limited)), bits)
+        apart = is_special(KINDS[kind])
+        none = np.zeros(0, dtype=np.int64)
+        self.left = Left(self.rows, none) if apart else Left(none, self.rows)
+        self.slots = Slots(rows, 1, self.vocab, self.device)
+        self.read: list[object] = []  # by a graph, which does not keep it
+
+    def all_eager(self) -> Callable[[], object]:
+        self.slots.begin(self.batch)
+        ids, ends = self.batch.slots, np.full(len(self.batch.slots), 500)
+        return lambda: fetch(draw(self.logits.clone(), self.slots, ids, ends, self.limited))
+
+    def eager(self) -> Callable[[], object]:
+        """The rows apart, as each was before there were kernels for them."""
+        self.slots.begin(self.batch)
+        step = self.step(SamplerState(len(self.new_rows), self.vocab, self.device), self.rows)
+        ends = np.full(len(self.rows), 500)
+
+        def call() -> object:
+            step()
+            if not len(self.rows):
+                return None
+            some = self.logits.index_select(0, upload(self.rows, self.device))
+            return fetch(draw(some, self.slots, self.rows, ends, self.behind))
+
+        return call
+
+    def kernels(self) -> Callable[[], object]:
+        self.slots.eager = False
+        self.slots.begin(self.batch)
+        state = SamplerState(len(self.new_rows), self.vocab, self.device)
+        special_rows = SpecialRows(self.slots, state)
+        for row in self.new_rows:
+            special_rows.start_over(row)
+        step = self.step(state, self.left.special)
+
+        def call() -> object:
+            step()
+            if not self.left:
+                return None
+            return fetch(special_rows.draw(self.logits, self.left, self.batch, self.behind))
+
+        return call
+
+    def step(self, state: SamplerState, apart: np.ndarray) -> Callable[[], object]:
+        """A graph of the sampling within the step."""
+        block = np.zeros((len(self.new_rows), ROW_WORDS), dtype=np.int32)
+        state.pack(self.new_rows, block)
+        state.apply(torch.from_numpy(block).to(self.device))
+        where = np.arange(len(self.new_rows), dtype=np.int32)
+        where[apart] = -1
+        slots = torch.from_numpy(where).to(self.device)
+        tokens, ends = torch.zeros_like(slots), torch.full_like(slots, 500)
+        call = (self.logits, slots, ends, state, self.slots.last_token, tokens, tokens)
+        self.read.append(call)
+        sample(*call)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            sample(*call)
+        return graph.replay
+
+
+def fetch(drawn: Drawn) -> Download:
+    return Download(drawn.tensors(), drawn.tokens.device)
+
+
+def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
+    """(us of the GPU, us of the host)"""
+    call()
+    call()
+    gpu: list[float] = []
+    host: list[float] = []
+    for _ in range(calls):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(AHEAD)
+        start.record()
+        began = time.perf_counter()
+        call()
+        host.append((time.perf_counter() - began) * 1e6)
+        end.record()
+        end.synchronize()
+        gpu.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(gpu), statistics.median(host)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Microseconds that special rows add.")
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--special", type=int, nargs="+", default=[0, 1, 16])
+    parser.add_argument("--vocab", type=int, default=151_936)
+    parser.add_argument("--calls", type=int, default=15)
+    args = parser.parse_args()
+    print(f"GPU us (host us), {args.vocab} bfloat16 logits")
+    print("| rows | special | kind | all eager | eager | kernels |")
+    print("|---|---|---|---|---|---|")
+    with torch.inference_mode():
+        for rows in args.rows:
+            logits = make_logits(rows, args.vocab, torch.bfloat16, flat=False)[0]
+            for special in sorted({min(some, rows) for some in args.special}):
+                for kind in KINDS if special else list(KINDS)[:1]:
+                    cells = [
+                        timed(make(Case(kind, logits, special)), args.calls)
+                        for make in (Case.all_eager, Case.eager, Case.kernels)
+                    ]
+                    figures = " | ".join(f"{gpu:.0f} ({host:.0f})" for gpu, host in cells)
+                    print(f"| {rows} | {special} | {kind} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""What a captured step takes on a GPU, where the time goes, and what it could not go below.
+
+A step's block is sent once and its graph replayed: tokens are drawn anew each time, lengths stay.
+Pages lie scattered over a pool of random numbers.  The floor is the time in which the step's bytes
+(weights once, keys and values of all rows) can be read at the given bandwidth, or its products be
+computed, whichever is longer.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from runtime.engine.loop import Engine
+from runtime.executor.torch_executor import Runner
+from runtime.messages import Request, SamplingParams
+from runtime.scheduler.batch import Batch, NewRow, make_batch
+from runtime.startup.loading import Loaded
+
+FLOPS = 790e12  # a second, of its products in 16 bits
+DRAWN = SamplingParams(max_tokens=1, temperature=1.0)
+PARTS = {
+    "attention": r"decode|prefill|combine|merge|flash",
+    "plan": r"prepare|plan_|apply_rows",
+    "sample": r"scan_groups|trim_rows|finish_rows",
+    "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|_stream|gated_hopper|ampere|sm90|sm80",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model, for floors."""
+
+    weight_bytes: int  # that a step reads: no embedding, unless it is the head too
+    kv_bytes: int  # of a token in all layers
+    products: int  # multiplications of a token outside of the head
+    head: int  # and in it
+
+
+def sizes_of(runner: Runner) -> Sizes:
+    model, kv = runner._model, runner._kv
+    assert isinstance(model, torch.nn.Module)
+    linear = {id(p): p for n, p in model.named_parameters() if "embedding" not in n and p.ndim == 2}
+    head = model.head.weight
+    linear.pop(id(head), None)
+    inner = sum(p.numel() for p in linear.values())
+    kv_bytes = 2 * kv.k[:, 0, :, 0].numel() * kv.k.element_size()
+    weight_bytes = (inner + head.numel()) * head.element_size()
+    return Sizes(weight_bytes, kv_bytes, inner, head.numel())
+
+
+def batch_of(
+    rows: list[tuple[int, int]], pages: list[int], page_size: int, vocab: int, draw: random.Random
+) -> Batch | None:
+    """A step of rows (q_len, KV length), each of its own pages; None if there are too few."""
+    counts = [-(-kv_len // page_size) for _, kv_len in rows]
+    if sum(counts) > len(pages):
+        return None
+    return make_batch(
+        slots=list(range(len(rows))),
+        starts=[kv_len - q_len for q_len, kv_len in rows],
+        q_lens=[q_len for q_len, _ in rows],
+        tokens=[draw.randrange(vocab) for q_len, _ in rows for _ in range(q_len)],
+        num_new_pages=counts,
+        new_pages=pages[: sum(counts)],
+        sample=[True] * len(rows),
+        decode_rows=sum(q_len == 1 for q_len, _ in rows),
+        new_rows=[NewRow(row, DRAWN, row, 1, []) for row in range(len(rows))],
+    )
+
+
+def captured(runner: Runner, batch: Batch) -> Callable[[], object]:
+    """Run the batch; what comes back replays its step."""
+    steps = runner.steps
+    assert steps is not None
+    best = steps.graphs._buckets.fit(len(batch.tokens), len(batch.slots))
+    if best in steps.graphs._waiting:
+        steps.graphs._waiting.remove(best)
+        steps.graphs._capture(best)
+    runner.forward(batch)
+    runner.sample(batch).wait()
+    return lambda: steps.graphs.run(best)
+
+
+def milliseconds(replay: Callable[[], object], seconds: float) -> float:
+    """Of one replay: the median of five runs of equal length."""
+
+    def timed(count: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(count):
+            replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / count
+
+    count = max(2, int(seconds * 200 / max(timed(2), 0.05)))
+    return statistics.median(timed(count) for _ in range(5))
+
+
+def part_of(name: str) -> str:
+    for part, pattern in PARTS.items():
+        if re.search(pattern, name, re.IGNORECASE):
+            return part
+    return "small"
+
+
+def parts_of(replay: Callable[[], object]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Microseconds of one replay by part, `gaps` with them, and by kernel (times, in order).
+
+    A moment in which several kernels are there belongs to the first of them: the others have been
+    started early, and mostly wait.
+    """
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        replay()
+        torch.cuda.synchronize()
+    results = profile.profiler
+    assert results is not None
+    spans = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in results.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
+    )
+    parts = dict.fromkeys([*PARTS, "small", "gaps"], 0.0)
+    kernels: dict[str, list[float]] = {}
+    reached = spans[0][0]
+    for start, end, name in spans:
+        parts["gaps"] += max(start - reached, 0) / 1000
+        own = max(end - max(start, reached), 0) / 1000
+        parts[part_of(name)] += own
+        kernels.setdefault(name, []).append(own)
+        reached = max(reached, end)
+    return parts, kernels
+
+
+def floor_ms(rows: list[tuple[int, int]], sizes: Sizes, bandwidth: float) -> float:
+    tokens, kv = sum(q_len for q_len, _ in rows), sum(kv_len for _, kv_len in rows)
+    read = (sizes.weight_bytes + kv * sizes.kv_bytes) / bandwidth
+    computed = 2 * (tokens * sizes.products + len(rows) * sizes.head) / FLOPS
+    return 1000 * max(read, computed)
+
+
+def bench_steps(
+    loaded: Loaded, shape: list[list[tuple[int, int]]], *, bandwidth: float, kernels: bool
+) -> None:
+    """A line a step; each is a list of rows (q_len, KV length)."""
+    runner = loaded.executor
+    sizes, pool = sizes_of(runner), runner._kv
+    for tensor in (pool.k, pool.v):
+        for layer in tensor:
+            layer.normal_()
+    draw = random.Random(0)
+    pages = draw.sample(range(pool.num_pages), pool.num_pages)
+    heads = "".join(f"{name:>10}" for name in [*PARTS, "small", "gaps"])
+    print(f"{'rows':>5} {'tokens':>6} {'context':>7} {'ms':>8}{heads}{'floor':>8} {'share':>6}")
+    for rows in shape:
+        batch = batch_of(rows, pages, pool.page_size, loaded.ready.vocab_size, draw)
+        if batch is None:
+            continue
+        replay = captured(runner, batch)
+        took = milliseconds(replay, 0.1)
+        parts, by_kernel = parts_of(replay)
+        cells = "".join(f"{us / 1000:>10.3f}" for us in parts.values())
+        floor = floor_ms(rows, sizes, bandwidth)
+        print(
+            f"{len(rows):>5} {len(batch.tokens):>6} {rows[0][1]:>7} {took:>8.3f}{cells}"
+            f"{floor:>8.3f} {floor / took:>6.1%}",
+            flush=True,
+        )
+        if kernels:
+            for name, times in sorted(by_kernel.items(), key=lambda item: -sum(item[1]))[:14]:
+                middle = statistics.median(times)
+                print(
+                    f"        {sum(times):>9.1f} us {len(times):>4} x {middle:>7.2f}  {name[:80]}"
+                )
+
+
+def bench_captures(loaded: Loaded, count: int = 8) -> None:
+    """What one more graph takes, of the host's time and of the device's memory."""
+    free, times = torch.cuda.mem_get_info()[0], [time.perf_counter()]
+    for _ in range(count):
+        loaded.executor.prepare()
+        times.append(time.perf_counter())
+    each = [1000 * (end - begin) for begin, end in pairwise(times)]
+    taken = (free - torch.cuda.mem_get_info()[0]) / 2**20 / count
+    print(f"a graph: {statistics.median(each):.1f} ms, at most {max(each):.1f}; {taken:.2f} MiB")
+
+
+def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None:
+    """The whole engine: what a step takes, and what of it the host computes."""
+    engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+    params = SamplingParams(max_tokens=steps, temperature=0.0)
+    for row in range(rows):
+        tokens = [(row * 31 + place * 7) % loaded.ready.vocab_size for place in range(prompt_len)]
+        engine.add(Request(row, 0, tokens, params))
+    walls: list[float] = []
+    hosts: list[float] = []
+    while engine.has_work:
+        wall, host = time.perf_counter(), time.thread_time()
+        engine.advance()
+        if engine.stats().step_tokens == rows:
+            walls.append(time.perf_counter() - wall)
+            hosts.append(time.thread_time() - host)
+    print(
+        f"engine, {rows:>4} rows: {statistics.median(walls) * 1e3:8.3f} ms a step, "
+        f"{statistics.median(hosts) * 1e6:6.0f} us of them on the host's CPU",
+        flush=True,
+    )

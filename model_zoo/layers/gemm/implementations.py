@@ -1,0 +1,150 @@
+"""The ways to compute y = x W^T for few rows, as values: what choose.py times and Linear runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PARTS_BYTES = 32 << 20
+TILES = 1 << 14
+
+
+@cache
+def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """(parts float32, counts int32 of each tile's parts that are there).
+
+    A product finds the counts at zero and leaves them so: products must follow each other, on one
+    stream or by dependent launches, as the layers of a model do.
+    """
+    parts = torch.empty(PARTS_BYTES // 4, dtype=torch.float32, device=device)
+    return parts, torch.zeros(TILES, dtype=torch.int32, device=device)
+
+
+BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
+MOST_ROWS = BUCKETS[-1]
+
+
+class Product(Protocol):
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or what a layer makes of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """cuBLAS; x filled up with rows of zeros to `rows`, for which it may have a faster kernel."""
+
+    rows: int = 0
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        return rows < self.rows or self.rows == 0
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if len(x) >= self.rows:
+            return F.linear(x, weight, bias)
+        return F.linear(F.pad(x, (0, 0, 0, self.rows - len(x))), weight, bias)[: len(x)]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitK:
+    """split_k.py: any GPU."""
+
+    block_n: int
+    block_k: int
+    parts: int  # programs that share a tile of block_n rows of weights
+    warps: int = 4
+    stages: int = 4
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
+        parts_bytes = 4 * tiles * self.parts * self.block_n * block_m(rows, 16)
+        fits = self.parts == 1 or (tiles <= TILES and parts_bytes <= PARTS_BYTES)
+        return rows <= MOST_ROWS and inputs % 8 == 0 and self.parts <= blocks and fits
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        from attention.common.dependent_launch import dependent_launch
+        from model_zoo.layers.gemm.split_k import _split_k
+
+        (rows, inputs), outputs = x.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
+        out = x.new_empty(rows, outputs)
+        parts, arrived = workspace(x.device)
+        blocks = -(-inputs // self.block_k)
+        per_part = -(-blocks // self.parts)
+        _split_k[(-(-outputs // self.block_n), -(-blocks // per_part))](
+            weight, x, bias, parts, arrived, out, rows, outputs, inputs, x.stride(0), per_part,
+            BLOCK_M=block_m(rows, 16), BLOCK_N=self.block_n, BLOCK_K=self.block_k,
+            num_warps=self.warps, num_stages=self.stages, **dependent_launch(x.device),
+        )  # fmt: skip
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """stream_hopper.py: compute capability 9.0."""
+
+    block_n: int  # 16 or 32, 64 or 128 rows of weights
+    block_k: int  # columns of a unit: a multiple of 64, of 128 for 32 rows, of 256 for 16
+    stages: int  # units of weights in flight in a program
+    programs: int
+    grain: int = 1  # units that are not cut; a divisor of a tile's
+    x_stages: int = 3  # units of x in flight, which come from L2; no more than stages
+
+    @property
+    def fold(self) -> int:
+        """A product has 64 rows of weights at least: they may be 16 rows' runs of columns."""
+        return max(1, 64 // self.block_n)
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
+        parts_bytes = 4 * 2 * self.programs * self.block_n * block_m(rows, 8)
+        fits = tiles <= TILES and parts_bytes <= PARTS_BYTES and self.x_stages <= self.stages
+        width = self.fold * block_m(rows, 8)  # of a product; wider, it is slower than memory
+        fits = fits and rows <= MOST_ROWS and width <= 2 * MOST_ROWS
+        return fits and inputs % 8 == 0 and blocks % self.grain == 0
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        from attention.common.dependent_launch import dependent_launch
+        from attention.common.hopper import boxes
+        from model_zoo.layers.gemm.skinny_hopper import _stream
+
+        (rows, inputs), outputs = x.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
+        out = x.new_empty(rows, outputs)
+        parts, arrived = workspace(x.device)
+        k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
+        units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
+        _stream[(min(self.programs, units // self.grain),)](
+            boxes(weight, [self.block_n, columns]), boxes(x, [height, columns]), parts, arrived,
+            out, bias, rows, outputs, k_blocks, self.grain, FOLD=self.fold, STAGES=self.stages,
+            X_STAGES=self.x_stages, num_warps=4,
+            maxnreg=_registers(self.fold * self.block_n * self.fold * height),
+            **dependent_launch(x.device),
+        )  # fmt: skip
+        return out
+
+
+def block_m(rows: int, least: int) -> int:
+    """The rows of x as a kernel has them: the next power of two, `least` at least."""
+    return max(least, 1 << (rows - 1).bit_length())
+
+
+def _registers(sums: int) -> int:
+    """Of a thread of Stream, for so many sums of a product: none may be spilled."""
+    return 96 if sums < 4096 else 168 if sums < 8192 else 216
+
+
+def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products may run as SplitK, or as Stream where the device is one of Hopper's."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    capable = torch.cuda.get_device_capability(device) >= (8, 0)
+    return capable and dtype in (torch.bfloat16, torch.float16)

@@ -1,0 +1,219 @@
+"""y = x W^T for few rows on Hopper (sm_90), in Gluon: one warp streams weights, four multiply.
+
+stream: the weights as an endless row of units, cut evenly over the programs.
+  unit      BLOCK_N rows of W by BLOCK_K columns; units of a tile of rows follow each other, so
+            that a program's share is whole tiles, and at most two parts of tiles
+  grid      as many programs as the caller likes; none may need another to end
+  load warp fills the ring with weights before it waits for the kernels before this one: they do not
+            depend on them.  Then x, in a ring of its own, for it comes from L2
+  compute   four warps: W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M] by wgmma, so that the
+            rows of x, padded to 8 at least, are the short side; float32 sums
+  fold      wgmma has 64 rows: of a tile with fewer, FOLD runs of a unit's columns are put under
+            each other, and beside each other of x; what is of different runs is thrown away
+  parts     of a tile go to a workspace; who comes last sums them, in the order of the columns, and
+            so always to the same bits
+  reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
+            None
+  writes    y [M, N], contiguous
+  bound     memory: 2 * N * K bytes
+  checked   tests/model_zoo/layers/gemm/test_gemm.py on a GPU, against float64
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from attention.common.hopper import meet
+
+AT_ONCE = gl.constexpr(16)  # numbers that a thread reads together where it sums parts
+
+
+@gluon.jit
+def _share(N, k_blocks, grain, BLOCK_N: gl.constexpr):
+    """The program's first unit, and how many it has; shares begin at multiples of `grain`."""
+    chunks = gl.cdiv(N, BLOCK_N) * k_blocks // grain
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    begin = program * chunks // programs * grain
+    return begin, (program + 1) * chunks // programs * grain - begin
+
+
+@gluon.jit
+def _copy(boxes, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
+    """Start the copy of rows from `first` on: FOLD runs of a unit's columns, under each other."""
+    ROWS: gl.constexpr = boxes.block_type.shape[0]
+    COLUMNS: gl.constexpr = boxes.block_type.shape[1]
+    mbarrier.expect(full.index(slot), FOLD * boxes.block_type.nbytes)
+    column = unit % k_blocks * (FOLD * COLUMNS)
+    for j in gl.static_range(FOLD):
+        tma.async_copy_global_to_shared(
+            boxes, [first, column + j * COLUMNS], full.index(slot),
+            tiles.index(slot).slice(j * ROWS, ROWS, 0),
+        )  # fmt: skip
+
+
+@gluon.jit
+def _load(
+    w_boxes, x_boxes, weights, rows, w_full, x_full, empty, N, k_blocks, grain,
+    FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The load warp.  Its ring of weights is full before anything has to be waited for."""
+    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
+    STAGES: gl.constexpr = weights.shape[0]
+    X_STAGES: gl.constexpr = rows.shape[0]
+    begin, count = _share(N, k_blocks, grain, BLOCK_N)
+    filled = gl.minimum(count, STAGES)
+    for i in range(filled):
+        unit = begin + i
+        _copy(w_boxes, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    for i in range(gl.minimum(count, X_STAGES)):
+        _copy(x_boxes, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
+    for i in range(count - X_STAGES):
+        stage = i % STAGES
+        mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
+        _copy(x_boxes, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
+        if i + STAGES < count:
+            unit = begin + i + STAGES
+            row = unit // k_blocks * BLOCK_N
+            _copy(w_boxes, weights, w_full, row, unit, stage, k_blocks, FOLD)
+
+
+@gluon.jit
+def _unfold(acc, FOLD: gl.constexpr):
+    """Sum of the runs of columns: of run j of W, the product with run j of x."""
+    if FOLD > 1:
+        HEIGHT: gl.constexpr = acc.shape[0] // FOLD
+        WIDTH: gl.constexpr = acc.shape[1] // FOLD
+        r = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout)) // HEIGHT
+        c = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout)) // WIDTH
+        acc = gl.where(r[:, None] == c[None, :], acc, 0.0)
+        acc = gl.sum(acc.reshape([FOLD, HEIGHT, FOLD, WIDTH]), 2)
+        acc = gl.sum(acc, 0)
+    return acc
+
+
+@gluon.jit
+def _write(acc, OUT, BIAS, n, m, M, N):
+    """y of a tile; n [BLOCK_N], m [BLOCK_M]."""
+    if BIAS is not None:
+        acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+    at = OUT + m[None, :] * N + n[:, None]
+    gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@gluon.jit
+def _write_part(
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+):  # fmt: skip
+    """y of a tile, or a part of it, and then y too if all other parts are there."""
+    BLOCK_N: gl.constexpr = acc.shape[0]
+    BLOCK_M: gl.constexpr = acc.shape[1]
+    r = gl.arange(0, BLOCK_N, gl.SliceLayout(1, acc.type.layout))
+    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
+    n = tile * BLOCK_N + r
+    if whole:
+        _write(acc, OUT, BIAS, n, m, M, N)
+    else:
+        within = PARTS + r[:, None] * BLOCK_M + m[None, :]
+        real = (m < M)[None, :] & (n < N)[:, None]
+        gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
+        chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // grain, gl.num_programs(0)
+        # The programs that have the tile's first and last units.
+        first = ((tile * (k_blocks // grain) + 1) * programs - 1) // chunks
+        last = ((tile + 1) * (k_blocks // grain) * programs - 1) // chunks
+        meet()
+        arrived = gl.atomic_add(ARRIVED + tile, 1)
+        if arrived == last - first:
+            TOGETHER: gl.constexpr = max(1, AT_ONCE * 128 // (BLOCK_N * BLOCK_M))
+            total = gl.zeros_like(acc)
+            for j in range(gl.cdiv(last - first + 1, TOGETHER)):
+                for i in gl.static_range(TOGETHER):
+                    program = first + j * TOGETHER + i
+                    # As in _compute: its first part begins inside the tile, but for the first.
+                    place = 2 * program + (program == first).to(gl.int32)
+                    total += gl.load(
+                        within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
+                        mask=real & (program <= last), other=0.0, cache_modifier=".cg",
+                    )  # fmt: skip
+            _write(total, OUT, BIAS, n, m, M, N)
+            gl.store(ARRIVED + tile, 0)  # for the next product
+
+
+@gluon.jit
+def _compute(
+    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+    FOLD: gl.constexpr,
+):  # fmt: skip
+    """Four warps: the products, and what becomes of them at the end of each tile."""
+    STAGES: gl.constexpr = weights.shape[0]
+    X_STAGES: gl.constexpr = rows.shape[0]
+    HEIGHT: gl.constexpr = weights.shape[1]
+    WIDTH: gl.constexpr = rows.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    begin, count = _share(N, k_blocks, grain, HEIGHT // FOLD)
+    acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    for i in range(count):
+        unit = begin + i
+        block = unit % k_blocks
+        stage = i % STAGES
+        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
+        mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
+        product = warpgroup_mma(
+            weights.index(stage), rows.index(i % X_STAGES).permute((1, 0)), acc,
+            use_acc=(block != 0) & (i != 0), is_async=True,
+        )  # fmt: skip
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
+        mbarrier.arrive(empty.index(stage), count=1)
+        if (block == k_blocks - 1) | (i == count - 1):
+            starts = i >= block  # whether the program has the tile's first unit
+            slot = 2 * gl.program_id(0) + starts.to(gl.int32)
+            _write_part(
+                _unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
+                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+            )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "grain"])
+def _stream(
+    w_boxes, x_boxes, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+    FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    COLUMNS: gl.constexpr = w_boxes.block_type.shape[1]
+    HEIGHT: gl.constexpr = FOLD * w_boxes.block_type.shape[0]
+    WIDTH: gl.constexpr = FOLD * x_boxes.block_type.shape[0]
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    weights = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
+    rows = gl.allocate_shared_memory(w_boxes.dtype, [X_STAGES, WIDTH, COLUMNS], swizzled)
+    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(w_full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(X_STAGES):
+        mbarrier.init(x_full.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_compute, (
+                weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
+                grain, FOLD,
+            )),
+            (_load, (
+                w_boxes, x_boxes, weights, rows, w_full, x_full, empty, N, k_blocks, grain,
+                FOLD, DEPENDENT,
+            )),
+        ],
+        [1], [40],
+    )  # fmt: skip

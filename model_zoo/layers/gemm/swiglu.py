@@ -1,0 +1,98 @@
+"""The ways to compute silu(gate) * up of many rows, as values: what choose.py times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_zoo.layers.gemm.implementations import Product
+
+# Numbers of rows that share a choice with the smaller ones; more share that of the last.  Steps are
+# padded to these sizes: a product's time rises by steps, at other rows for each way.
+SIZES = (96, 128, *range(192, 512, 64), *range(512, 2049, 128))
+CACHED = 20 << 20  # bytes of x that stay in the L2 cache while weights pass by
+MOST_ABREAST = 16  # rows of tiles: with more, x is read for too few columns at a time
+FEW_MORE = 1.03  # rounds of tiles are worth programs that keep to their rows
+
+
+@dataclass(frozen=True, slots=True)
+class TwoSteps:
+    """cuBLAS, and silu_mul of what it wrote."""
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [2 I, K], bias [2 I] -> [M, I]."""
+        from model_zoo.layers.kernels.silu_mul import silu_mul
+
+        return silu_mul(F.linear(x, weight, bias))
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """gated_hopper.py: compute capability 9.0, no bias."""
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        """Whether rows are 16-byte aligned, and at least as long as the ring of stages."""
+        return rows > 0 and outputs % 16 == 0 and inputs % 8 == 0 and inputs >= 256
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [2 I, K] -> [M, I]."""
+        from attention.common.dependent_launch import dependent_launch
+        from attention.common.hopper import boxes
+        from model_zoo.layers.gemm.swiglu_hopper import DEPTH, GROUPS, HALF, ROWS, gated_hopper
+
+        (rows, inputs), outputs = x.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and bias is None and x.stride(1) == 1
+        inner, height = outputs // 2, GROUPS.value * ROWS.value
+        out = x.new_empty(rows, inner)
+        m_tiles, n_tiles = -(-rows // height), -(-inner // HALF.value)
+        cached = max(1, CACHED // (2 * height * inputs))
+        programs, band = bands(m_tiles, n_tiles, cached, _programs(x.device))
+        gated_hopper[(programs,)](
+            boxes(x, [ROWS.value, DEPTH.value]), boxes(weight, [HALF.value, DEPTH.value]),
+            boxes(out, [ROWS.value, HALF.value]), m_tiles, n_tiles, -(-inputs // DEPTH.value), band,
+            inner, num_warps=4, maxnreg=168, **dependent_launch(x.device),
+        )  # fmt: skip
+        return out
+
+
+def gated_candidates(
+    device: torch.device, rows: int, outputs: int, inputs: int, *, bias: bool
+) -> list[Product]:
+    """TwoSteps first, then what may be faster."""
+    tried: list[Product] = [TwoSteps()]
+    hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    if hopper and not bias and Gated().serves(rows, outputs, inputs):
+        tried.append(Gated())
+    return tried
+
+
+@cache
+def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int, int]:
+    """(programs, rows of tiles that are computed together) for m_tiles by n_tiles.
+
+    Where the programs are a multiple of these rows, each of them keeps to its row, and all that
+    are in a column read the same weights at the same time.  On an H100 at the limit of its power a
+    kernel with the same loop took 2 to 4 % less time so, of 2,048 to 8,192 rows, though 4 of 132
+    processors are idle (docs/lab/gemm.md, "GEMMs of many rows").
+
+    cached  rows of tiles of x that stay in the L2 cache
+    """
+    tiles, most = m_tiles * n_tiles, min(m_tiles, cached)
+    fewest = -(-tiles // processors)  # rounds
+    highest = min(most, MOST_ABREAST, processors)
+    for band in range(highest, highest // 2, -1):  # lower ones would read the weights too often
+        programs = processors // band * band
+        if m_tiles % band == 0 and -(-tiles // programs) <= FEW_MORE * fewest:
+            return min(programs, tiles), band
+    return min(processors, tiles), most
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # compiled for no device: tests/support/compile_for_hopper.py
+    return torch.cuda.get_device_properties(device).multi_processor_count

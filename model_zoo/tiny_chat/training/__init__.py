@@ -1,0 +1,1 @@
+"""Training data, training and evaluation of tiny-chat; not in the wheel."""

@@ -1,0 +1,1 @@
+"""Device side on a GPU: a whole step as one CUDA graph."""

@@ -1,0 +1,182 @@
+"""Step buffers: what the host tells the device of a step, in one block and one copy.
+
+    columns of the rows, `stride` numbers each (kernels/prepare.py names them)
+    what new sequences say of sampling, a row each
+    token ids
+    the pages that rows get
+
+Little more is copied than the step needs.  The host writes into pinned memory, of which there are
+several pieces: one is not written again before its copy has happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.cuda_graph import prepare
+from runtime.cuda_graph.buckets import Bucket
+from runtime.cuda_graph.driver import Mark, Queue
+from runtime.sampling.state import ROW_WORDS, SamplerState
+from runtime.scheduler.batch import Batch, Ints, NewRow
+
+Words = NDArray[np.int32]
+Block = TypeVar("Block", Words, Tensor)
+
+RING = 4  # of steps, two are under way at once
+ALIGNMENT = 8  # numbers: no kernel is compiled twice because a column begins elsewhere
+EXTRA_PAGES = 1024  # pages of a block beyond one a row: a prompt of 16384 tokens moves in
+NEW_ROWS = 16  # sequences that a block has room for; 4 where a step feeds no prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are in the block of a step of some bucket, in numbers of 4 bytes."""
+
+    bucket: Bucket
+    stride: int
+    new_rows_at: int
+    num_new_rows: int
+    tokens_at: int
+    pages_at: int
+    end: int
+
+    @classmethod
+    @cache
+    def of(cls, bucket: Bucket) -> Layout:
+        stride = _aligned(bucket.rows + 1)
+        new_rows_at = prepare.NUM_COLUMNS * stride
+        num_new_rows = min(bucket.rows, NEW_ROWS // 4 if bucket.decode else NEW_ROWS)
+        tokens_at = new_rows_at + _aligned(num_new_rows * ROW_WORDS)
+        pages_at = tokens_at + _aligned(bucket.tokens)
+        end = pages_at + bucket.rows + EXTRA_PAGES
+        return cls(bucket, stride, new_rows_at, num_new_rows, tokens_at, pages_at, end)
+
+    @property
+    def page_room(self) -> int:
+        return self.end - self.pages_at
+
+    def column(self, block: Tensor, index: int, length: int) -> Tensor:
+        return block[index * self.stride : index * self.stride + length]
+
+    def new_rows(self, block: Block) -> Block:
+        """[num_new_rows, ROW_WORDS]"""
+        end = self.new_rows_at + self.num_new_rows * ROW_WORDS
+        return block[self.new_rows_at : end].reshape(self.num_new_rows, ROW_WORDS)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class HostBlock:
+    """The block of a bucket in the host's memory, as arrays."""
+
+    def __init__(self, numbers: Words, layout: Layout) -> None:
+        self._layout = layout
+        self._columns = list(numbers[: layout.new_rows_at].reshape(prepare.NUM_COLUMNS, -1))
+        self.new_rows = layout.new_rows(numbers)
+        self._tokens = numbers[layout.tokens_at : layout.pages_at]
+        self._pages = numbers[layout.pages_at : layout.end]
+
+    def fill(self, batch: Batch, pages_before: Ints, sample_slots: Ints) -> int:
+        """Write all but the new rows.  Returns how many numbers of the block there are to copy.
+
+        pages_before [B]: pages that each row's slot has; sample_slots [B]: its slot where the row's
+        token is chosen within the step, else -1.
+        """
+        columns, count, total = self._columns, len(batch.slots), len(batch.tokens)
+        columns[prepare.SLOT][:count] = batch.slots
+        columns[prepare.START][:count] = batch.starts
+        columns[prepare.PAGES_BEFORE][:count] = pages_before
+        columns[prepare.SAMPLE_SLOT][:count] = sample_slots
+        ends, kv_lens = columns[prepare.CU_Q], columns[prepare.KV_LEN][:count]
+        ends[0] = 0
+        np.add(batch.starts, batch.q_lens, out=kv_lens, casting="same_kind")
+        np.cumsum(batch.q_lens, out=ends[1 : count + 1])
+        if count < self._layout.bucket.rows:
+            self._pad(count)
+        self._tokens[:total] = batch.tokens
+        return self._fill_pages(batch, count, total)
+
+    def _pad(self, count: int) -> None:
+        columns = self._columns
+        columns[prepare.SLOT][count:] = columns[prepare.SAMPLE_SLOT][count:] = -1
+        columns[prepare.KV_LEN][count:] = 0
+        columns[prepare.CU_Q][count + 1 :] = columns[prepare.CU_Q][count]
+
+    def _fill_pages(self, batch: Batch, count: int, total: int) -> int:
+        added, at = self._columns[prepare.PAGES_ADDED], self._columns[prepare.PAGES_AT][:count]
+        new_pages = len(batch.new_pages)
+        if not new_pages:
+            added[:count] = 0
+            at.fill(0)
+            return self._layout.tokens_at + total
+        assert new_pages <= self._layout.page_room, "the caller has moved them out of the batch"
+        added[:count] = batch.num_new_pages
+        np.cumsum(added[:count], out=at)
+        at -= added[:count]
+        self._pages[:new_pages] = batch.new_pages
+        return self._layout.pages_at + new_pages
+
+
+class Staging:
+    """Numbers on the host, pinned where there is a GPU, and the copy that reads them."""
+
+    def __init__(self, block: Tensor, queue: Queue | None) -> None:
+        """block: on the device, what is copied to."""
+        self._block, self._queue = block, queue
+        self._tensor = torch.zeros(len(block), dtype=torch.int32, pin_memory=queue is not None)
+        self.numbers: Words = self._tensor.numpy()
+        self._blocks: dict[Bucket, HostBlock] = {}
+        self._copied = None if queue is None else Mark(queue)
+        self._addresses = block.data_ptr(), self._tensor.data_ptr()
+
+    def block(self, layout: Layout) -> HostBlock:
+        """The numbers, once they may be written again."""
+        if self._copied is not None:
+            self._copied.wait()
+        bucket = layout.bucket
+        if bucket not in self._blocks:
+            self._blocks[bucket] = HostBlock(self.numbers, layout)
+        return self._blocks[bucket]
+
+    def copy(self, count: int) -> None:
+        if self._queue is None or self._copied is None:
+            self._block[:count].copy_(self._tensor[:count])
+            return
+        self._queue.to_device(*self._addresses, 4 * count)
+        self._copied.set()
+
+
+class StepBuffers:
+    """The block on the device, and its stagings on the host."""
+
+    def __init__(self, largest: list[Bucket], device: torch.device) -> None:
+        length = max(Layout.of(bucket).end for bucket in largest)
+        self.block = torch.zeros(length, dtype=torch.int32, device=device)
+        queue = Queue(device) if device.type == "cuda" else None
+        self._ring = [Staging(self.block, queue) for _ in range(RING)]
+        self._next = 0
+
+    def send(
+        self,
+        bucket: Bucket,
+        batch: Batch,
+        pages_before: Ints,
+        sample_slots: Ints,
+        new_rows: list[NewRow],
+        sampler: SamplerState,
+    ) -> None:
+        """Queue the copy of a step's block.  new_rows: those that `sampler` shall learn of."""
+        staging = self._ring[self._next]
+        self._next = (self._next + 1) % RING
+        block = staging.block(Layout.of(bucket))
+        sampler.pack(new_rows, block.new_rows)
+        staging.copy(block.fill(batch, pages_before, sample_slots))

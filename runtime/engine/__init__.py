@@ -1,0 +1,1 @@
+"""The engine process and its loop over scheduler and executor."""

@@ -1,0 +1,1 @@
+"""Device side: batches into model inputs, state of slots, results."""

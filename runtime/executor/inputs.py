@@ -1,0 +1,95 @@
+"""Batch + slots -> ModelInput: one upload of host integers, the rest is computed on the device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention.backend import Backend
+from attention.kv_pool import KVPool
+from attention.metadata import ForwardMeta
+from model_zoo.inputs import ModelInput
+from runtime.executor.slots import Slots
+from runtime.executor.transfers import upload
+from runtime.scheduler.batch import LAST, Batch, Ints
+
+
+class Model(Protocol):
+    """What the inputs are for."""
+
+    def __call__(self, inp: ModelInput) -> Tensor: ...  # [R, hidden] of inp.ends, or [T, hidden]
+
+    def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab], the caller's own
+
+    def shortened(self) -> AbstractContextManager[None]: ...  # with its first layers alone
+
+
+def build_input(
+    batch: Batch, slots: Slots, kv: KVPool, backend: Backend, *, every_state: bool = False
+) -> ModelInput:
+    """What the model needs to run the batch.  `slots.begin(batch)` has been called.
+
+    every_state: of all tokens, not only of each row's last one
+    """
+    q_lens, starts = batch.q_lens, batch.starts
+    ends = _offsets(q_lens)  # [B + 1]
+    row_of_token = np.repeat(np.arange(len(q_lens)), q_lens)
+    positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], q_lens)
+    kv_lens = starts + q_lens
+    device = _upload_together(
+        [
+            batch.tokens,
+            positions,
+            row_of_token,
+            ends[1:] - 1,
+            batch.slots,
+            kv_lens,
+            ends,
+        ],
+        slots.device,
+    )
+    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums = device
+    if LAST in batch.tokens:
+        last = slots.last_token[row_slots[token_rows]]
+        token_ids = torch.where(token_ids == LAST, last, token_ids)
+    pages = slots.page_table[row_slots, : -(-int(kv_lens.max()) // kv.page_size)]
+    meta = ForwardMeta(
+        cu_seqlens_q=sums.to(torch.int32),
+        cache_seqlens=lens.to(torch.int32),
+        page_table=pages,
+        write_slots=_write_slots(pages, token_rows, token_positions, kv.page_size),
+        max_seqlen_q=int(q_lens.max()),
+        decode_rows=batch.decode_rows,
+        q_lens=tuple(q_lens.tolist()),
+        kv_lens=tuple(kv_lens.tolist()),
+    )
+    return ModelInput(
+        tokens=token_ids,
+        positions=token_positions,
+        # The last tokens of rows that all decode are all tokens.
+        ends=None if every_state or batch.decode_rows == len(q_lens) else last_tokens,
+        meta=backend.plan(meta, kv),
+        kv=kv,
+        backend=backend,
+    )
+
+
+def _offsets(lens: Ints) -> Ints:
+    offsets = np.zeros(len(lens) + 1, dtype=np.int64)
+    np.cumsum(lens, out=offsets[1:])
+    return offsets
+
+
+def _upload_together(columns: list[Ints], device: torch.device) -> list[Tensor]:
+    joined = upload(np.concatenate(columns), device)
+    return list(joined.split([len(column) for column in columns]))
+
+
+def _write_slots(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """[T] int64: page * page_size + offset of each token."""
+    page = pages[rows, positions // page_size].to(torch.int64)
+    return page * page_size + positions % page_size

@@ -1,0 +1,180 @@
+"""Slots: what the device keeps of each running sequence between two steps.
+
+A sequence moves into a slot with its first row and stays until it ends or is preempted; the next
+one starts the slot over.  Page tables, last tokens and token counts live on the device, where a
+step can use them before the host knows them.  Sampling parameters do not change and are known to
+the host, which also has to know which features a step needs: they stay there as columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.executor.pooling import Pools
+from runtime.executor.transfers import upload
+from runtime.messages import SamplingParams
+from runtime.sampling.constraints import TokenSets
+from runtime.sampling.rng import Numbers
+from runtime.scheduler.batch import Batch, Ints, NewRow
+
+# In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
+IN_PROMPT = 1 << 30
+MOST = 1 << 30
+
+PARAMS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+        ("top_k", np.int64),
+        ("seed", np.uint64),
+        ("prompt_len", np.int64),
+        ("min_tokens", np.int64),
+        ("logprobs", np.int64),  # -1: not asked for
+        ("penalties", np.bool_),
+        ("bias", np.bool_),
+        ("allowed", np.bool_),
+        ("banned", np.bool_),
+        ("prompt_logprobs", np.int64),  # -1: not asked for
+        ("plain", np.bool_),  # all of the above but temperature, seed and prompt_len is off
+    ]
+)
+
+
+class Slots:
+    """page_table [slots, max_pages] int32, last_token [slots] int64, counts [slots, vocab] int32;
+    params [slots] on the host."""
+
+    def __init__(
+        self, num_slots: int, max_pages: int, vocab_size: int, device: torch.device
+    ) -> None:
+        self.device = device
+        self.vocab_size = vocab_size
+        self.page_table = torch.zeros((num_slots, max_pages), dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.params = np.zeros(num_slots, dtype=PARAMS)
+        self.params["prompt_logprobs"] = -1
+        self.stop_ids: list[tuple[int, ...]] = [()] * num_slots
+        self.bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots  # ids, values
+        self.sets = TokenSets(num_slots, device)
+        # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
+        self.before: list[Tensor | None] = [None] * num_slots
+        self.pools = Pools()
+        self.numbers = Numbers(num_slots)
+        self._counts: Tensor | None = None
+        self.eager = True  # `sampler.draw` chooses the tokens; else Steps do, with all they need
+        self._num_pages = np.zeros(num_slots, dtype=np.int64)
+
+    @property
+    def counts(self) -> Tensor:
+        """Made when the first sequence with penalties comes: most servers never see one."""
+        if self._counts is None:
+            shape = (len(self.params), self.vocab_size)
+            self._counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        return self._counts
+
+    def begin(self, batch: Batch) -> None:
+        """Take in what the batch says of new sequences and new pages."""
+        pages_before = self.begin_on_host(batch)
+        if len(batch.new_pages):
+            self.append_pages(batch, pages_before)
+
+    def begin_on_host(self, batch: Batch) -> Ints:
+        """Take in all but the new pages.  Returns how many pages each row's slot had before, [B].
+
+        The caller sees to it that `page_table` gets the new ones.
+        """
+        for row in batch.new_rows:
+            self._start_over(row)
+        pages_before = self._num_pages[batch.slots]
+        if len(batch.new_pages):
+            self._num_pages[batch.slots] = pages_before + batch.num_new_pages
+        return pages_before
+
+    def wants_every_state(self, batch: Batch) -> bool:
+        """Whether scores of a prompt, or a mean, need more states than that of each row's end.
+
+        `begin` or `begin_on_host` has been called.
+        """
+        if self.pools.need_all(batch.slots):
+            return True
+        column = self.params["prompt_logprobs"]
+        if (column < 0).all():  # mostly nobody asks: a fifth of what looking at the rows takes
+            return False
+        feeds = batch.starts < self.params["prompt_len"][batch.slots]
+        return bool((feeds & (column[batch.slots] >= 0)).any())
+
+    def _start_over(self, row: NewRow) -> None:
+        slot, params = row.slot, row.params
+        self._num_pages[slot] = 0
+        self.before[slot] = None
+        self.stop_ids[slot] = params.stop_ids
+        self.sets.start_banning(slot, params, row.history[row.prompt_len :])
+        self.pools.start_over(row)
+        self.params[slot] = _columns(row)
+        if self.eager:
+            self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
+            self.sets.start_over(slot, params)
+            self.numbers.start_over(slot)
+            if params.has_penalties:
+                self._count(row)
+
+    def _upload_bias(self, bias: dict[int, float]) -> tuple[Tensor, Tensor]:
+        ids = np.fromiter(bias.keys(), np.int64, len(bias))
+        values = np.fromiter(bias.values(), np.float32, len(bias))
+        return upload(ids, self.device), upload(values, self.device)
+
+    def _count(self, row: NewRow) -> None:
+        history = upload(np.asarray(row.history, dtype=np.int64), self.device)
+        counts = self.counts[row.slot]
+        counts.zero_()
+        output = history[row.prompt_len :]
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often the token occurs
+
+    def append_pages(self, batch: Batch, pages_before: Ints) -> None:
+        """Write the new pages behind those that each row's slot had."""
+        added = batch.num_new_pages
+        before = np.cumsum(added) - added
+        columns = np.arange(len(batch.new_pages)) + np.repeat(pages_before - before, added)
+        rows = np.repeat(batch.slots, added)
+        where = np.stack([rows, columns, batch.new_pages])
+        slots, columns_on_device, pages = upload(where, self.device).unbind()
+        self.page_table[slots, columns_on_device] = pages.to(torch.int32)
+
+
+def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
+    """In the order of PARAMS.  Counts are cut to what fits; none of them can mean more."""
+    params: SamplingParams = row.params
+    return (
+        params.temperature,
+        params.top_p,
+        min(params.min_p, 1.0),  # the most likely token always stays
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+        min(params.top_k, MOST),
+        row.seed & 0xFFFF_FFFF_FFFF_FFFF,
+        row.prompt_len,
+        min(params.min_tokens, MOST),
+        -1 if params.logprobs is None else min(params.logprobs, MOST),
+        params.has_penalties,
+        bool(params.logit_bias),
+        bool(params.allowed_ids),
+        bool(params.banned),
+        -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MOST),
+        _is_plain(params),
+    )
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    """Its tokens are drawn at a temperature or greedily, and nothing else is asked of that."""
+    whole = params.top_k <= 0 and params.top_p >= 1 and params.min_p == 0
+    early = params.min_tokens > 0 and bool(params.stop_ids)
+    changed = params.has_penalties or params.logit_bias or params.allowed_ids or params.banned
+    return whole and not (early or changed) and params.logprobs is None

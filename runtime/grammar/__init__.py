@@ -1,0 +1,1 @@
+"""Constrained decoding: the grammar process, and the token masks it computes."""

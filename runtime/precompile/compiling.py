@@ -1,0 +1,150 @@
+"""Compiling kernels ahead: a step run under `compiling_only` compiles all that it would launch.
+
+A kernel takes 0.1 to 5 seconds to compile, and a step meets one after the other.  Here the step
+goes on at once with the next, while threads wait for another process that compiles (compilers.py),
+or compile if there is none; but then they wait for each other, as Triton holds Python's lock for a
+third of the time.  The threads also do what is left to a kernel's first launch: they load it, and
+in Triton 3.6 a C compiler makes its launcher, which takes a third of a second.
+Results are kept where Triton keeps them: in TRITON_CACHE_DIR, or ~/.triton/cache.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from runtime.config import ConfigError
+from runtime.precompile.pool import Compilers
+from runtime.precompile.worker import settle_keys
+
+MOST_THREADS = 16
+MOST_WAITING = 64  # threads that wait for other processes
+# Until the step has been run, threads that want Python's lock would only slow it down.
+RUN_SECONDS = 2.0
+# Each of them waits so long for the lock when another computes; with Python's 5 ms, a kernel that
+# needs it twenty times would wait for seconds.
+SWITCH_SECONDS = 0.0005
+
+
+def check_cache() -> None:
+    """Raises ConfigError if kernels cannot be kept where Triton will write them."""
+    from triton import knobs
+
+    folder = Path(knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"compiled kernels are kept in {folder}: {error.strerror}: set TRITON_CACHE_DIR to a "
+            "folder that this user may write to"
+        ) from None
+
+
+@contextmanager
+def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> Iterator[None]:
+    """Kernels called inside are compiled, and not launched.
+
+    compilers: does it, and ends with this; else so many threads do, 0: one a core
+
+    What they would have written holds anything, so what runs inside may compute with it, and must
+    neither read it on the host nor index with it.  The end waits for all; raises what a compiler
+    raised.
+    """
+    from triton import AsyncCompileMode
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **options)
+
+    count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    settle_keys()
+    interval = sys.getswitchinterval()
+    try:
+        with (
+            _launchers_apart(),
+            closing(compilers) if compilers is not None else nullcontext(),
+            _Pool(count, compilers) as pool,
+            AsyncCompileMode(pool),
+        ):
+            JITFunction.run = compile_only
+            try:
+                yield
+            finally:
+                JITFunction.run = launch
+                sys.setswitchinterval(SWITCH_SECONDS)
+                pool.begin.set()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@contextmanager
+def _launchers_apart() -> Iterator[None]:
+    """Let threads load launchers at the same time, which they do not survive in Triton 3.6.
+
+    All launchers are extension modules of one name.  Python gives one that it has seen before the
+    module object that this name has at the moment, with new contents: between two threads, a kernel
+    may get the launcher of another.  Here one is loaded at a time, and its contents are copied.
+    """
+    from triton.runtime import build
+
+    load, lock = build._load_module_from_path, threading.Lock()
+
+    def load_apart(name: str, path: str) -> SimpleNamespace:
+        with lock:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    build._load_module_from_path = load_apart
+    try:
+        yield
+    finally:
+        build._load_module_from_path = load
+
+
+class _Pool(ThreadPoolExecutor):
+    """Runs what compiles a kernel, and makes the kernel ready to be launched, from `begin` on."""
+
+    def __init__(self, threads: int, compilers: Compilers | None) -> None:
+        waiting = threads if compilers is None else MOST_WAITING
+        super().__init__(waiting, "compile", _stay_on_device())
+        self._compilers = compilers
+        self._compiling = threading.Semaphore(threads)
+        self.begin = threading.Event()
+
+    def submit(self, fn: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(self._make_ready, fn)
+
+    def _make_ready(self, compile_kernel: Callable[[], Any]) -> Any:
+        from triton.runtime.errors import OutOfResources
+
+        if self._compilers is not None:
+            self._compilers.compile(compile_kernel)
+        self.begin.wait(RUN_SECONDS)
+        with self._compiling:
+            kernel = compile_kernel()
+        # A property that loads the kernel when it is first looked at.  If the device is too small
+        # for it, its launch says so once more, to a caller who may know another way.
+        with suppress(OutOfResources):
+            _ = kernel.run
+        return kernel
+
+
+def _stay_on_device() -> Callable[[], None] | None:
+    """What a thread begins with, so that it loads kernels where this one would."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())

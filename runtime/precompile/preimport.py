@@ -1,0 +1,71 @@
+"""Early: what can begin before PyTorch is imported, which takes seconds and holds Python's lock.
+
+All of it is done again, at once, by those who need it; if it fails here, they say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from model_zoo.config import ModelError
+from runtime.config import EngineConfig
+from runtime.precompile.pool import Compilers
+from runtime.precompile.predict import forecasts
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where CUDA is
+CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
+
+def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> Compilers | None:
+    """What a GPU needs.  Nothing if none of `drivers` is there, or none is to be used.
+
+    Returns the process that compiles kernels, if there is one; the caller closes it.
+    """
+    if config.device == "cpu" or not any(Path(driver).exists() for driver in drivers):
+        return None
+    compilers: Compilers | None = None
+    if find_spec("triton") is not None:
+        with suppress(OSError):
+            compilers = Compilers()
+        threading.Thread(target=_read_triton, name="Triton", daemon=True).start()
+    threading.Thread(target=_begin_on_device, args=(config, compilers), daemon=True).start()
+    return compilers
+
+
+def _read_triton() -> None:
+    """What kernels are kept by depends on all of Triton, which takes half a second to read."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
+
+
+def _begin_on_device(config: EngineConfig, compilers: Compilers | None) -> None:
+    capability = _open_device()
+    if compilers is not None and capability is not None:
+        with suppress(ModelError):
+            for forecast in forecasts(config, capability):
+                compilers.begin(forecast)
+
+
+def _open_device() -> tuple[int, int] | None:
+    """Open what the driver keeps for a process on the first device: PyTorch uses the same.
+
+    Returns the device's compute capability.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    numbers = ctypes.c_int(), ctypes.c_int()
+    for number, attribute in zip(numbers, CAPABILITY, strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    return numbers[0].value, numbers[1].value

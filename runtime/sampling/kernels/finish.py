@@ -1,0 +1,143 @@
+# finish_rows: the token of each row, and what its slot remembers of it.
+#   grid      (R,)
+#   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows that leave
+#             tokens out what trim_rows wrote: the token, or sums of what is kept and the threshold
+#   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties.
+#             Where all logits are -inf, so that no token is allowed, tokens gets -1 and last_token
+#             any: a step that is under way may feed it
+#   skips     rows whose slot is negative: they get token -1, and are usable if their first 256
+#             logits are: NaN in keys or values, or in a hidden state, is in all of them
+#   math      greedy: the first of the largest.  Others: the first token whose cumulative weight
+#             exceeds u * total; prefix sums over groups, then inside one, in fp64
+#   bound     latency: three dependent loads; 6 KB a row
+#   checked   tests/runtime/sampling/test_sample_kernels.py against runtime/sampling/eager.py
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attention.common.dependent_launch import start_successor_and_wait
+from runtime.sampling.kernels.row import (
+    GREEDY_BELOW,
+    GROUP,
+    LOG2E,
+    PENALTIES,
+    TEMPERATURE,
+    WIDTH,
+    adjusted,
+    draws,
+    first,
+    kept,
+    number,
+    pick,
+    too_early,
+    trims,
+    uniform,
+)
+
+
+@triton.jit
+def _search_groups(
+    logits,
+    counts,
+    row,
+    position,
+    high,
+    best,
+    sums,
+    threshold,
+    drawing,
+    trimmed,
+    vocab,
+    num_groups,
+    PADDED: tl.constexpr,
+    IN_PROMPT: tl.constexpr,
+):
+    """The row's token: first its group, then its place in there."""
+    group = tl.arange(0, PADDED)
+    factor = LOG2E / tl.maximum(number(row, TEMPERATURE), GREEDY_BELOW)
+    chosen = first(group, high == best, 0)
+    rest = tl.zeros([], tl.float64)
+    if drawing:
+        weights = tl.load(sums + group, mask=group < num_groups, other=0.0)
+        if not trimmed:
+            weights *= tl.exp2((high - best) * factor)
+        weights = weights.to(tl.float64)
+        target = uniform(row, position) * tl.sum(weights, 0)
+        chosen, before = pick(group, weights, target)
+        rest = target - before
+    index = tl.arange(0, GROUP)
+    early = too_early(row, position)
+    x = adjusted(logits, counts, row, chosen * GROUP + index, early, vocab, IN_PROMPT)
+    winner = first(index, x == best, 0)
+    if drawing:
+        weights = tl.exp2((x - best) * factor)
+        if trimmed:
+            weights = tl.where(kept(x, best, tl.load(threshold), row), weights, 0.0)
+        winner, _ = pick(index, weights.to(tl.float64), rest)
+    return tl.minimum(chosen * GROUP + winner, vocab - 1)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["slots", "positions", "last_token", "tokens_out", "usable_out"]
+)
+def finish_rows(
+    logits,
+    slots,
+    positions,
+    rows,
+    counts,
+    maxima,
+    sums,
+    found_tokens,
+    thresholds,
+    last_token,
+    tokens_out,
+    usable_out,
+    stride_logits,
+    vocab,
+    num_groups,
+    PADDED: tl.constexpr,  # groups, rounded up to a power of two
+    IN_PROMPT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    if DEPENDENT:
+        start_successor_and_wait()
+    slot = tl.load(slots + place).to(tl.int64)
+    if slot < 0:
+        tl.store(tokens_out + place, -1)
+        index = tl.arange(0, GROUP)
+        x = tl.load(logits + place * stride_logits + index, mask=index < vocab, other=0.0)
+        x = x.to(tl.float32)
+        wrong = (x != x) | (x == float("inf"))
+        some = tl.max(wrong.to(tl.int32), 0)
+        tl.store(usable_out + place, (some == 0).to(usable_out.dtype.element_ty))
+    else:
+        row = rows + slot * WIDTH
+        position = tl.load(positions + place)
+        mine = place * num_groups
+        group = tl.arange(0, PADDED)
+        high = tl.load(maxima + mine + group, mask=group < num_groups, other=-float("inf"))
+        best = tl.max(high, 0)
+        usable = best < float("inf")
+        allowed = best > -float("inf")
+        drawing = draws(row) & usable & allowed
+        trimmed = drawing & trims(row)
+        counts += slot * vocab
+        winner = place.to(tl.int32) * 0 - 1
+        if trimmed:
+            winner = tl.load(found_tokens + place)
+        if winner < 0:
+            winner = _search_groups(
+                logits + place * stride_logits, counts, row, position, high, best, sums + mine,
+                thresholds + place, drawing, trimmed, vocab, num_groups, PADDED, IN_PROMPT,
+            )  # fmt: skip
+        tl.store(tokens_out + place, tl.where(allowed, winner, -1).to(tokens_out.dtype.element_ty))
+        tl.store(usable_out + place, usable.to(usable_out.dtype.element_ty))
+        tl.store(last_token + slot, winner.to(last_token.dtype.element_ty))
+        if tl.load(row + PENALTIES) != 0:
+            seen = counts + winner
+            old = tl.load(seen).to(tl.int32)
+            full = (old & (IN_PROMPT - 1)) == IN_PROMPT - 1
+            tl.store(seen, tl.where(full, old, old + 1).to(counts.dtype.element_ty))

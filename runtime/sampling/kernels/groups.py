@@ -1,0 +1,84 @@
+"""Groups of a row's logits that can matter: found by their maxima, listed, and read in chunks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from runtime.sampling.kernels.row import (
+    GROUP,
+    LOG_MIN_P,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    adjusted,
+    number,
+)
+
+HINTS = tl.constexpr(16)  # pivots of a pass over the maxima
+LANES = tl.constexpr(32)
+LEAST = tl.constexpr(48.0)  # tokens of less than e^-48 of the likeliest one's probability are out
+
+
+@triton.jit
+def lower_bound(high, ratio, best, total, vocab, row):
+    """A logit that every token kept reaches for certain, judged by the groups' maxima.
+
+    There are at least so many tokens, and so much weight, as maxima reach it.
+    """
+    top_k, top_p = tl.load(row + TOP_K), number(row, TOP_P)
+    temperature = number(row, TEMPERATURE)
+    low, top = tl.maximum(best - LEAST * temperature, -3e38), best
+    wanted = float("inf")
+    if (top_p < 1.0) & (top_k == 0):  # else the whole is not known before top-k is
+        # Tokens that weigh less than this are too few to weigh more than what may be dropped.
+        spare = 0.5 * (1.0 - top_p) * total / vocab
+        low = tl.maximum(low, best + temperature * tl.minimum(tl.log(spare), 0.0))
+        wanted = top_p * total * 1.0001
+    if (top_p >= 1.0) | (top_k == 0):  # else what top-p is a part of takes all that top-k leaves
+        log_min_p = number(row, LOG_MIN_P)
+        slack = 1e-5 * (tl.abs(best) - temperature * log_min_p)
+        low = tl.maximum(low, best + temperature * log_min_p - slack)
+    index = tl.arange(0, HINTS)
+    for _ in range(2):
+        step = (top - low) * (1.0 / (HINTS + 1))
+        pivots = low + step * (index + 1).to(tl.float32)
+        reached = high[None, :] >= pivots[:, None]
+        enough = (top_k > 0) & (tl.sum(reached.to(tl.int32), 1) >= top_k)
+        enough |= tl.sum(tl.where(reached, ratio[None, :], 0.0), 1) >= wanted
+        above = tl.sum(enough.to(tl.int32), 0)  # pivots ascend: the first so many are reached
+        top = tl.where(above < HINTS, low + step * (above + 1).to(tl.float32), top)
+        low += step * above.to(tl.float32)
+    return low
+
+
+@triton.jit
+def activate(active, group, on):
+    """List the groups that are on, in their order; returns their number."""
+    tl.debug_barrier()
+    tl.store(active + tl.cumsum(on.to(tl.int32), 0) - 1, group, mask=on)
+    tl.debug_barrier()
+    return tl.sum(on.to(tl.int32), 0)
+
+
+@triton.jit
+def load_active(
+    logits,
+    counts,
+    row,
+    active,
+    start,
+    end,
+    early,
+    vocab,
+    num_groups,
+    CHUNK: tl.constexpr,
+    IN_PROMPT: tl.constexpr,
+):
+    """(groups [CHUNK], token ids and adjusted logits [CHUNK, LANES, GROUP / LANES])."""
+    at = start + tl.arange(0, CHUNK)
+    group = tl.load(active + at, mask=at < end, other=num_groups)
+    lane = tl.arange(0, LANES)[:, None] * (GROUP // LANES)
+    token = lane + tl.arange(0, GROUP // LANES)[None, :]
+    token = group[:, None, None] * GROUP + token[None, :, :]
+    return group, token, adjusted(logits, counts, row, token, early, vocab, IN_PROMPT)

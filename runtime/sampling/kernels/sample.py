@@ -1,0 +1,94 @@
+"""sample: one token a row from its logits, in three launches of fixed grids, all on the device.
+
+    scan_groups        what there is to know of each 256 neighbouring logits
+    trim_rows          rows with top-k, top-p or min-p: what they keep, or already the token
+    finish_rows        the token, and what its slot remembers
+
+A row pays for what it asks; no batch changes a bit of its result.  Tokens are those of
+runtime/sampling/eager.py but for rounding: where a cumulative weight meets the random number, or a
+nucleus its border, to about six digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.common.dependent_launch import dependent_launch
+from runtime.sampling.kernels.few_candidates import FEW
+from runtime.sampling.kernels.finish import finish_rows
+from runtime.sampling.kernels.row import GROUP
+from runtime.sampling.kernels.scan import scan_groups
+from runtime.sampling.kernels.trim import trim_rows
+from runtime.sampling.state import IN_PROMPT, SamplerState
+
+# Low bits that are 0 in each type's numbers as float32.
+SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+SCAN_TILE, SCAN_WARPS = 8, 4
+FULL = 4096  # groups that fill a GPU: with fewer of them, a warp reads one
+TRIM_CHUNK, TRIM_WARPS, TRIM_STAGES = 16, 16, 2
+FINISH_WARPS = 4
+
+
+def sample(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    state: SamplerState,
+    last_token: Tensor,
+    tokens_out: Tensor,
+    usable_out: Tensor,
+) -> None:
+    """Choose a token for each row of logits [R, vocab] bf16, fp16 or fp32; a graph may capture it.
+
+    slots:      [R] int32, each row's; negative: the row is padding or does not sample
+    positions:  [R] int32, the places that the tokens take in their sequences
+    last_token: [slots], any integers; the row's slot gets the token
+    tokens_out: [R], any integers; -1 in rows that are left out, and where all logits are -inf, so
+                that no token is allowed
+    usable_out: [R] int8 or bool; false where a logit is NaN or +inf, and the token means nothing;
+                of rows that are left out 256 are looked at
+    Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
+    256 logits, and 2 KB a row.
+    """
+    num_rows, vocab = logits.shape
+    assert logits.dtype in SHIFTS and logits.stride(1) == 1 and vocab == state.vocab_size
+    assert slots.shape == positions.shape == tokens_out.shape == usable_out.shape == (num_rows,)
+    assert slots.dtype == positions.dtype == torch.int32
+    if num_rows == 0:
+        return
+    groups = 16 * triton.cdiv(vocab, 16 * GROUP.value)  # rows of them begin at 64 bytes
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    maxima, sums = scratch(num_rows, groups), scratch(num_rows, groups)
+    found, thresholds = scratch(num_rows, dtype=torch.int32), scratch(num_rows)
+    active = scratch(num_rows, groups, dtype=torch.int32)
+    values = scratch(num_rows, FEW.value)
+    tokens = scratch(num_rows, FEW.value, dtype=torch.int32)
+    inputs = (logits, slots, positions, state.rows, state.counts, maxima, sums)
+    sizes = (logits.stride(0), vocab, groups)
+    options = {"IN_PROMPT": IN_PROMPT, **_options(logits.device)}
+    padded = triton.next_power_of_2(groups)
+    tile = SCAN_TILE if num_rows * groups >= FULL else SCAN_WARPS
+    scan_groups[(triton.cdiv(groups, tile), num_rows)](
+        *inputs, *sizes, TILE=tile, num_warps=SCAN_WARPS, **options
+    )
+    trim_rows[(num_rows,)](
+        *inputs, found, thresholds, active, values, tokens, *sizes, SHIFT=SHIFTS[logits.dtype],
+        PADDED=padded, CHUNK=TRIM_CHUNK, STAGES=TRIM_STAGES, num_warps=TRIM_WARPS, **options,
+    )  # fmt: skip
+    finish_rows[(num_rows,)](
+        *inputs, found, thresholds, last_token, tokens_out, usable_out, *sizes,
+        PADDED=padded, num_warps=FINISH_WARPS, **options,
+    )  # fmt: skip
+
+
+def _options(device: torch.device) -> dict[str, Any]:
+    """A penalty's product is rounded before it is subtracted, as in torch."""
+    fusion = {"enable_fp_fusion": False} if device.type != "cpu" else {}
+    return {**dependent_launch(device), **fusion}

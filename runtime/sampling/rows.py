@@ -1,0 +1,114 @@
+"""Draws for rows that may ask for filters, on any device: what a draw is defined by.
+
+The three filters keep the tokens at or above one threshold, so tokens of equal probability stay or
+go together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.executor.transfers import upload
+from runtime.scheduler.batch import Ints
+
+Columns = NDArray[Any]  # slots.PARAMS, one entry a row
+
+# Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
+# order, and on a GPU that on the number of rows.
+UNITS = 1 << 44  # of the largest: those of 2**18 tokens fit into 63 bits
+LEAST = -80.0  # log of a weight that comes to less than one of them
+
+
+def take(tensor: Tensor, rows: Ints) -> Tensor:
+    """The named rows: the tensor itself if that is all of them."""
+    if len(rows) == len(tensor):
+        return tensor
+    # Rows are copied whole: on a CPU three times as fast as by tensor[...].
+    return tensor.index_select(0, upload(rows, tensor.device))
+
+
+def column(values: NDArray[np.generic], like: Tensor) -> Tensor:
+    """[N, 1] on the device."""
+    return upload(np.array(values, order="C"), like.device)[:, None]
+
+
+def draw_rows(
+    logits: Tensor, best: Tensor, params: Columns, numbers: NDArray[np.float64]
+) -> Tensor:
+    """One token a row [R]; `numbers` are uniform in (0, 1)."""
+    # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
+    scaled = (logits - best[:, None]).div_(column(params["temperature"], logits))
+    # Less than this weighs nothing, and of -inf a CPU takes three times as long to say so.
+    scaled.clamp_(min=LEAST)
+    threshold = _threshold(scaled, params)
+    below = None if threshold is None else scaled < threshold
+    weights = _exp(scaled)
+    if below is not None:
+        weights.masked_fill_(below, 0)
+    cumulative = _units(weights).cumsum(dim=-1)
+    target = (cumulative[:, -1:] * column(numbers, logits)).long()
+    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can end anywhere
+
+
+def _exp(values: Tensor) -> Tensor:
+    """In place; on a CPU by NumPy, in half the time that one core takes with PyTorch."""
+    if values.device.type != "cpu":
+        return values.exp_()
+    np.exp(values.numpy(), out=values.numpy())
+    return values
+
+
+def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
+    """[R, 1]: the smallest log(p / largest p) that a row keeps; None if every row keeps all."""
+    vocab = scaled.shape[-1]
+    top_k = np.where((params["top_k"] <= 0) | (params["top_k"] > vocab), vocab, params["top_k"])
+    top_p = np.where(params["top_p"] >= 1, np.inf, params["top_p"].astype(np.float64))
+    threshold: Tensor | None = None
+    if params["min_p"].any():
+        with np.errstate(divide="ignore"):
+            threshold = column(np.log(params["min_p"]), scaled)
+    rows = np.flatnonzero((top_k < vocab) | (top_p < np.inf))
+    if len(rows):
+        trimmed = scaled.new_full((len(scaled), 1), -torch.inf)
+        least = _least_kept(take(scaled, rows), top_k[rows], top_p[rows])
+        trimmed[upload(rows, scaled.device)] = least
+        threshold = trimmed if threshold is None else torch.maximum(threshold, trimmed)
+    return threshold
+
+
+def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tensor:
+    """[R, 1]: the least likely token within both top_k and top_p of each row."""
+    values = _sorted(scaled)
+    weights = _units(values.exp())
+    ranks = torch.arange(values.shape[-1], device=values.device)
+    weights.masked_fill_(ranks >= column(top_k, scaled), 0)
+    reached = weights.cumsum(dim=-1)
+    wanted = reached[:, -1:] * column(top_p, scaled)
+    # A token is kept while those before it have not reached the wanted mass; the first always is.
+    kept = ((reached - weights < wanted) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return values.gather(-1, kept - 1)
+
+
+def _units(weights: Tensor) -> Tensor:
+    """Weights of at most 1, which it overwrites, as int64; a power of two changes no digit.
+
+    What is not finite means nothing, and does not matter.
+    """
+    return weights.mul_(UNITS).long()
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Each row with the largest first.
+
+    On a CPU by NumPy, which uses vector instructions: 0.5 ms for 150,000 numbers where
+    `torch.sort` takes 12 ms (one core of an AMD EPYC 9005).
+    """
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return values.sort(dim=-1, descending=True).values

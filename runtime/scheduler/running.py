@@ -1,0 +1,97 @@
+"""Running: the sequences that have a slot on the device."""
+
+from __future__ import annotations
+
+import math
+
+from runtime.messages import BACKGROUND
+from runtime.scheduler.decode_columns import Decoding
+from runtime.scheduler.sequence import Sequence
+
+
+class Running:
+    """Two kinds, each in the order in which they entered."""
+
+    def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
+        # By request id: todo > 0 although nothing is under way.  Some of them are held.
+        self.prefilling: dict[int, Sequence] = {}
+        self.decoding = Decoding(num_slots, vocab_size, page_size)  # caught up: one token a step
+        self.num_background = 0  # of them
+        self._num_slots = num_slots
+        self._steps = 0
+        self._rows = 0
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def full(self) -> bool:
+        return not self._free_slots
+
+    def all(self) -> list[Sequence]:
+        return [*self.decoding.all(), *self.prefilling.values()]
+
+    def enter(self, sequence: Sequence) -> None:
+        sequence.slot = self._free_slots.pop()
+        sequence.begins = True
+        if sequence.entered is None:
+            sequence.entered = (self._steps, self._rows)
+        self.prefilling[sequence.request_id] = sequence
+        self.num_background += sequence.request.priority >= BACKGROUND
+
+    def catch_up(self, sequence: Sequence) -> None:
+        """Its last known token is under way: from now on it decodes."""
+        del self.prefilling[sequence.request_id]
+        self.decoding.enter(sequence)
+
+    def hold(self, sequence: Sequence, now: float) -> None:
+        """One that decodes was left out of a step: until it goes on, it keeps what it has.
+
+        What the device has sampled for it is worth nothing, so its newest token is fed once more.
+        """
+        self.decoding.leave(sequence)
+        sequence.ahead = 0
+        sequence.launched = len(sequence.tokens) - 1
+        sequence.begins = True
+        sequence.held = now
+        self.prefilling[sequence.request_id] = sequence
+
+    def longest_held(self, since: float = math.inf) -> Sequence | None:
+        """Of those that have been held since then, the first one."""
+        held = [
+            (one.held, one.order, one)
+            for one in self.prefilling.values()
+            if one.held is not None and one.held <= since
+        ]
+        return min(held)[2] if held else None
+
+    def leave(self, sequence: Sequence) -> None:
+        if self.decoding.has(sequence):
+            self.decoding.leave(sequence)
+        else:
+            del self.prefilling[sequence.request_id]
+        self.num_background -= sequence.request.priority >= BACKGROUND
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def note_step(self, num_rows: int) -> None:
+        self._steps += num_rows > 0
+        self._rows += num_rows
+
+    def mean_batch(self, sequence: Sequence) -> float:
+        """Rows of a step, on average over the steps since the sequence first had a slot."""
+        steps, rows = sequence.entered or (self._steps, self._rows)
+        return (self._rows - rows) / max(1, self._steps - steps)
+
+    def last_in_rank(self) -> Sequence:
+        return max(self.all(), key=lambda sequence: sequence.rank)
+
+    def check_integrity(self) -> None:
+        """Assert that each slot is free or has one sequence."""
+        taken = [sequence.slot for sequence in self.all()]
+        assert sorted(taken + self._free_slots) == list(range(self._num_slots))
+        assert all(sequence.finish is None for sequence in self.all())
+        background = [one for one in self.all() if one.request.priority >= BACKGROUND]
+        assert len(background) == self.num_background
+        self.decoding.check_integrity()

@@ -1,0 +1,136 @@
+"""Who may wait, and who is next."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from itertools import chain
+
+from runtime.config import Resolved
+from runtime.messages import Request
+from runtime.scheduler.sequence import Sequence
+
+
+class WaitingLine:
+    """Sequences by rank.  Those that end while they wait are skipped, not searched for.
+
+    The first few are kept apart from the heap, where all of them can be looked at.  Those that are
+    held are in nobody's way.
+    """
+
+    FRONT: int = 16  # enough to find a short prompt behind long ones
+
+    def __init__(self) -> None:
+        self._front: list[Sequence] = []  # ascending
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []  # all behind the front
+        self._held: set[Sequence] = set()
+        self._num_ended = 0
+        self.num_tokens = 0  # of the prompts that wait
+
+    def __len__(self) -> int:
+        return len(self._front) + len(self._heap) - self._num_ended + len(self._held)
+
+    def push(self, sequence: Sequence) -> None:
+        if sequence.held is not None:
+            self._held.add(sequence)
+            return
+        self._held.discard(sequence)
+        # A preempted one gets another token when the step that is under way has been read.
+        sequence.queued = len(sequence.tokens)
+        self.num_tokens += sequence.queued
+        front = self._front
+        if front and sequence.rank < front[-1].rank:
+            insort(front, sequence, key=lambda one: one.rank)
+            if len(front) > self.FRONT:
+                sequence = front.pop()
+                heapq.heappush(self._heap, (sequence.rank, sequence))
+        else:
+            heapq.heappush(self._heap, (sequence.rank, sequence))
+
+    def front(self) -> list[Sequence]:
+        """The first in rank, at most FRONT of them, in order.  Not to be changed."""
+        front, heap = self._front, self._heap
+        if any(sequence.finish is not None for sequence in front):
+            alive = [sequence for sequence in front if sequence.finish is None]
+            self._num_ended -= len(front) - len(alive)
+            self._front = front = alive
+        while heap and len(front) < self.FRONT:
+            sequence = heapq.heappop(heap)[1]
+            if sequence.finish is None:
+                front.append(sequence)
+            else:
+                self._num_ended -= 1
+        return front
+
+    def head(self) -> Sequence | None:
+        front = self.front()
+        return front[0] if front else None
+
+    def take(self, sequence: Sequence) -> None:
+        """Take out one of the front."""
+        self.num_tokens -= sequence.queued
+        self._front.remove(sequence)
+
+    def note_end(self, sequence: Sequence) -> None:
+        """One that waits has got its `finish`.  Sweep when half of the line has."""
+        if sequence in self._held:
+            self._held.remove(sequence)
+            return
+        self.num_tokens -= sequence.queued
+        self._num_ended += 1
+        if self._num_ended * 2 > len(self._heap) + 64:
+            self._heap = [entry for entry in self._heap if entry[1].finish is None]
+            heapq.heapify(self._heap)
+            self._front = [sequence for sequence in self._front if sequence.finish is None]
+            self._num_ended = 0
+
+    def check_integrity(self) -> None:
+        """Assert that what is counted is what there is."""
+        waiting = chain(self._front, (sequence for _, sequence in self._heap))
+        alive = [sequence for sequence in waiting if sequence.finish is None]
+        assert len(alive) + len(self._held) == len(self)
+        assert all(one.held is not None and one.finish is None for one in self._held)
+        assert all(one.held is None for one in alive)
+        assert sum(sequence.queued for sequence in alive) == self.num_tokens
+
+
+def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None:
+    """Why this request could never run, or would harm others if it did; None if it can.
+
+    The server has checked the same before: this guards the engine, not the caller's comfort.
+    """
+    tokens, params = request.tokens, request.params
+    if not tokens:
+        return "the prompt has no tokens: send at least one"
+    pooled = params.pooling is not None
+    if params.max_tokens != 0 if pooled else params.max_tokens < 1:
+        return f"`max_tokens` is {params.max_tokens}: it must be {'0' if pooled else 'at least 1'}"
+    for name, ids in (
+        ("prompt", tokens),
+        ("stop_ids", params.stop_ids),
+        ("logit_bias", params.logit_bias),
+        ("allowed_ids", params.allowed_ids),
+        ("logprob_ids", params.logprob_ids),
+        ("banned", list(chain.from_iterable(params.banned))),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            return (
+                f"`{name}` contains {wrong}, not a token id of this model: "
+                f"ids run from 0 to {vocab_size - 1}"
+            )
+    if len(tokens) + (not pooled) > resolved.max_model_len:
+        answer = "" if pooled else " with at least one token of answer"
+        return (
+            f"prompt has {len(tokens)} tokens, the maximum context length is "
+            f"{resolved.max_model_len}{answer}: shorten the prompt"
+        )
+    # Nothing reads the last token of an answer.
+    longest = min(len(tokens) + params.max_tokens, resolved.max_model_len) - (not pooled)
+    capacity = resolved.num_pages * resolved.page_size
+    if longest > capacity:
+        return (
+            f"prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}: the KV cache "
+            f"holds {capacity} tokens: shorten the prompt or lower max_tokens"
+        )
+    return None

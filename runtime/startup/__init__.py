@@ -1,0 +1,1 @@
+"""From the requested configuration to an executor that is ready to serve."""

@@ -1,0 +1,101 @@
+"""Estimate: what memory will go to, reckoned from the model's shape before anything runs.
+
+Weights, and keys and values of a token, are exact.  The rest of a GPU's is fitted to what one start
+on an H100 has measured (docs/lab/memory.md); every start measures it anew and sizes KV by that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model_zoo.config import ModelConfig
+from model_zoo.layers.linear import cpu_packs
+from model_zoo.registry import build
+from runtime.config import EngineConfig, KVDTypeName, ModelFacts
+from runtime.cuda_graph.buckets import MOST_MIXED, Buckets
+from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
+from runtime.sampling.eager import PIECE
+from runtime.startup.device import KV_DTYPES
+
+MIB = 2**20
+CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
+CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
+PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
+DRAW_BYTES = 64  # of the sampler's own, for each logit that it draws from at once
+GRAPH_BYTES = MIB // 2  # of one more graph ...
+GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The sizes of steps that memory depends on."""
+
+    tokens: int
+    rows: int
+    max_len: int
+    page_size: int
+
+
+def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
+    """What a memory plan needs of a model whose pages hold this type."""
+    return ModelFacts(
+        model_type=config.model_type,
+        max_position=config.max_position,
+        vocab_size=config.vocab_size,
+        kv_bytes_per_token=config.kv_bytes_per_token(KV_DTYPES[kv_dtype].itemsize),
+    )
+
+
+def cpu_plan(wanted: EngineConfig, free: int) -> MemoryPlan:
+    """Of a CPU with so many bytes free beside the weights: half of them, and no more than 4 GiB
+    unless --kv-tokens says so."""
+    free //= 2
+    if not wanted.kv_tokens:
+        free = min(free, int(CPU_KV_BYTES / wanted.gpu_memory))
+    return MemoryPlan(free=free, share=wanted.gpu_memory)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Of a model on a GPU.  Exact; tied embeddings count once."""
+    model = build(config, dtype, torch.device("meta"))
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What a CPU takes beside them: its products read weights laid out in another way, and of an
+    embedding that is the head, too, both are kept."""
+    copied = config.tie_embeddings and cpu_packs(dtype)
+    return config.vocab_size * config.hidden_size * dtype.itemsize if copied else 0
+
+
+def estimate(
+    config: ModelConfig, dtype: torch.dtype, steps: StepSizes, *, free: int, share: float
+) -> MemoryPlan:
+    """The plan of a start on a GPU with so many bytes `free`, but for what only measuring tells."""
+    pages = -(-steps.max_len // steps.page_size)
+    state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
+    forward = _activations(config, dtype, steps.tokens, steps.rows)
+    logits = steps.rows * config.vocab_size
+    drawing = 2 * logits * dtype.itemsize + DRAW_BYTES * min(PIECE, logits)
+    work = LIBRARY_BYTES + max(forward, drawing)
+    sizes = Buckets(steps.rows, steps.tokens).graphs()
+    largest = _activations(config, dtype, min(steps.tokens, MOST_MIXED), steps.rows)
+    graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
+    return MemoryPlan(
+        free=free,
+        share=share,
+        weights=weight_bytes(config, dtype),
+        state=state,
+        work=work,
+        graphs=graphs,
+    )
+
+
+def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
+    """A layer's, at their most: within the MLP or within attention; and logits of all rows."""
+    mlp = 3 * config.intermediate_size
+    attention = (3 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    each = 2 * config.hidden_size + max(mlp, attention)
+    return dtype.itemsize * (tokens * each + rows * config.vocab_size)

@@ -1,0 +1,138 @@
+"""Made-up steps: of every kind, so that code has run before a request meets it; and the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.config import Resolved
+from runtime.executor.torch_executor import Runner
+from runtime.messages import SamplingParams
+from runtime.scheduler.batch import Batch, Masks, NewRow, make_batch
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+DRAWN = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9)
+# All that takes memory when rows ask for it; a token's history is needed, too.
+EVERYTHING = SamplingParams(
+    max_tokens=2,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=1000,
+    min_p=0.01,
+    presence_penalty=0.1,
+    repetition_penalty=1.1,
+    logit_bias={0: 1.0},
+    min_tokens=1,
+    stop_ids=(0,),
+    logprobs=20,
+    banned=((0, 0),),
+)
+SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, prompt_logprobs=20)
+SCORED_TOKENS = 256
+MOST_PROMPT = 2048  # tokens of a warm-up step: larger ones run what it has run
+
+
+def run(runner: Runner, batch: Batch, masks: Masks | None = None) -> None:
+    runner.forward(batch)
+    runner.sample(batch, masks).wait()
+
+
+def warm_up(runner: Runner, resolved: Resolved) -> None:
+    for batch in every_kind(resolved):
+        run(runner, batch)
+
+
+def every_kind(resolved: Resolved) -> Iterator[Batch]:
+    """Prompts, rows that decode, both together, and every way to choose tokens.
+
+    On a GPU in powers of two: some kernels are compiled, and some products have their kernel
+    chosen, for ranges of sizes no longer than that.
+    """
+    on_gpu = resolved.device == "cuda"
+    longest = min(resolved.max_batched_tokens, resolved.max_model_len - 1)
+    most_prompt = min(MOST_PROMPT if on_gpu else 8, longest)
+    for tokens in _powers(min(8, most_prompt), most_prompt):
+        yield one_prompt(resolved, tokens, DRAWN)
+    most_rows = resolved.max_num_seqs if on_gpu else 1
+    for rows in _powers(1, most_rows):
+        yield decode_rows(rows, DRAWN)
+    for params in (GREEDY, EVERYTHING):
+        yield decode_rows(1, params)
+    if resolved.max_num_seqs > 1 and longest > 1:
+        yield mixed(resolved, min(7, longest - 1))
+
+
+def largest(
+    resolved: Resolved, tokens: int, vocab_size: int
+) -> Iterator[tuple[Batch, Masks | None]]:
+    """The steps that need most memory: `tokens` of the longest sequence, and all rows at once."""
+    tokens, rows = min(tokens, resolved.max_model_len - 1), resolved.max_num_seqs
+    before = resolved.max_model_len - 1 - tokens
+    # The scores of a prompt are computed for some tokens at a time: a few of them tell.
+    yield one_prompt(resolved, tokens, SCORED, before=before, prompt=before + SCORED_TOKENS), None
+    every_token = b"\xff" * -(-vocab_size // 8)
+    yield decode_rows(rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
+
+
+def _powers(first: int, last: int) -> list[int]:
+    """From first to last by doubling, and last."""
+    sizes = [first]
+    while sizes[-1] * 2 < last:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == last else [*sizes, last]
+
+
+def one_prompt(
+    resolved: Resolved, tokens: int, params: SamplingParams, before: int = 0, prompt: int = 0
+) -> Batch:
+    """Some tokens of a prompt after `before` others, all of whose pages are page 0.
+
+    prompt: tokens of the prompt in all; those that follow are an answer's
+    """
+    pages = -(-(before + tokens) // resolved.page_size)
+    return make_batch(
+        slots=[0],
+        starts=[before],
+        q_lens=[tokens],
+        tokens=[0] * tokens,
+        num_new_pages=[pages],
+        new_pages=[0] * pages,
+        sample=[True],
+        decode_rows=0,
+        new_rows=[_new_row(0, params, prompt or before + tokens)],
+    )
+
+
+def decode_rows(rows: int, params: SamplingParams) -> Batch:
+    """Rows of one token each; none was before it."""
+    return make_batch(
+        slots=list(range(rows)),
+        starts=[0] * rows,
+        q_lens=[1] * rows,
+        tokens=[0] * rows,
+        num_new_pages=[1] * rows,
+        new_pages=[0] * rows,
+        sample=[True] * rows,
+        decode_rows=rows,
+        new_rows=[_new_row(slot, params, 1) for slot in range(rows)],
+    )
+
+
+def mixed(resolved: Resolved, tokens: int) -> Batch:
+    """A row that decodes beside a part of a prompt."""
+    pages = -(-tokens // resolved.page_size)
+    return make_batch(
+        slots=[0, 1],
+        starts=[0, 0],
+        q_lens=[1, tokens],
+        tokens=[0] * (1 + tokens),
+        num_new_pages=[1, pages],
+        new_pages=[0] * (1 + pages),
+        sample=[True, False],
+        decode_rows=1,
+        new_rows=[_new_row(0, DRAWN, 1), _new_row(1, DRAWN, tokens + 1)],
+    )
+
+
+def _new_row(slot: int, params: SamplingParams, prompt_len: int) -> NewRow:
+    history = [0] * prompt_len if params.needs_history else []
+    return NewRow(slot, params, 0, prompt_len, history)

@@ -1,0 +1,1 @@
+"""One folder for each API; what several of them share lies here."""

@@ -1,0 +1,114 @@
+"""What a body of /v1/messages may hold beyond what its fields' types tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from server.apis.anthropic.schema import MessageParam, ToolResultBlock, ToolUseBlock
+from server.apis.openai.sampling_schema import LATER
+from server.apis.openai.tools_schema import MOST_TOOLS
+from server.errors import RequestError, UnsupportedParameter
+from server.http.validation import MOST_MESSAGES, Unsupported, fields_of, items_of
+
+OWNERS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+MOST_BLOCKS = 16384  # each costs time to check, whatever it holds
+MEDIA = ("image", "document", "search_result", "container_upload")
+
+
+def check_turns(messages: Sequence[MessageParam]) -> None:
+    """Which block may stand where, and that every result answers a call."""
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        texts = 0
+        for place, block in enumerate(message.blocks()):
+            path = f"messages[{index}].content[{place}]"
+            owner = OWNERS.get(block.type, message.role)
+            if owner != message.role:
+                raise RequestError(
+                    f"`{path}` is a {block.type} block, which belongs to role {owner}, not "
+                    f"{message.role}: move it",
+                    param=path,
+                )
+            if isinstance(block, ToolUseBlock):
+                called.add(block.id)
+            elif isinstance(block, ToolResultBlock):
+                _check_result(block, path, texts, called)
+            texts += 1 if block.type == "text" else 0
+
+
+def _check_result(block: ToolResultBlock, path: str, texts: int, called: set[str]) -> None:
+    if block.tool_use_id not in called:
+        raise RequestError(
+            f"`{path}.tool_use_id` is {block.tool_use_id[:60]}, which no earlier tool_use block "
+            "has: send the assistant's message with it first",
+            param=f"{path}.tool_use_id",
+        )
+    if texts:
+        raise RequestError(
+            f"`{path}` is a tool_result block after a text block: put the results first",
+            param=path,
+        )
+
+
+def refuse_known(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for blocks and tools that Anthropic's API has and this has not,
+    naming them."""
+    for count, (path, block) in enumerate(_blocks(fields)):
+        if count == MOST_BLOCKS:
+            raise RequestError(
+                f"`messages` has more than {MOST_BLOCKS} content blocks: put texts together",
+                param="messages",
+            )
+        kind = fields_of(block).get("type")
+        if kind in MEDIA:
+            raise UnsupportedParameter(
+                f"`{path}.type` is {kind}: this model reads text only; send text blocks",
+                param=f"{path}.type",
+            )
+        if isinstance(kind, str) and (kind == "redacted_thinking" or kind.startswith("server_")):
+            raise UnsupportedParameter(
+                f"`{path}.type` is {kind[:40]}, which only Anthropic's own service can read: "
+                "leave it out",
+                param=f"{path}.type",
+            )
+    for index, tool in enumerate(items_of(fields.get("tools"))[:MOST_TOOLS]):
+        kind = fields_of(tool).get("type")
+        if isinstance(kind, str) and kind != "custom":
+            raise UnsupportedParameter(
+                f"`tools[{index}].type` is {kind[:40]}, a tool of Anthropic's own: describe one of "
+                "your own with `name`, `description` and `input_schema`",
+                param=f"tools[{index}].type",
+            )
+        if fields_of(tool).get("input_examples"):
+            raise UnsupportedParameter(
+                f"`tools[{index}].input_examples` is not supported by this server: put examples "
+                "into `description`",
+                param=f"tools[{index}].input_examples",
+            )
+
+
+def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every content block with its path."""
+    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
+        for place, block in enumerate(items_of(fields_of(message).get("content"))):
+            path = f"messages[{index}].content[{place}]"
+            yield path, block
+            for inner, part in enumerate(items_of(fields_of(block).get("content"))):
+                yield f"{path}.content[{inner}]", part
+
+
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    "billing_policy": Unsupported(LATER),
+    "compaction": Unsupported("shorten `messages` yourself"),
+    "container": Unsupported(LATER),
+    "context_management": Unsupported("shorten `messages` yourself"),
+    "diagnostics": Unsupported(LATER),
+    "fallback_credit_token": Unsupported(LATER),
+    "fallbacks": Unsupported("no answer is declined here; leave it out", "default", []),
+    "inference_geo": Unsupported("the server runs where it runs; leave it out"),
+    "mcp_servers": Unsupported("call the servers yourself and offer `tools`", []),
+    "speed": Unsupported("use standard", "standard"),
+    "thread": Unsupported("no conversation is kept for you; send all `messages` without it"),
+    "user_profile_id": Unsupported(LATER),
+}

@@ -1,0 +1,207 @@
+"""What an answer is made of -> Anthropic's message, whole or as events.
+
+    message_start
+      content_block_start, ping, content_block_delta ..., content_block_stop   for each block
+    message_delta   with stop_reason and usage
+    message_stop
+
+Blocks follow each other: one ends before the next begins.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any
+
+import orjson
+
+from server.apis.anthropic.request import anthropic_id
+from server.apis.error_format import anthropic_failure
+from server.generation.chat_request import Answer, ChatFinish, ChatTurn, Part
+from server.generation.choice import Choice
+from server.http.sse import DeltaFrame, Wire
+from server.tool_calls.custom import input_json
+from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STREAM = Wire("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
+
+
+def usage_of(turn: ChatTurn) -> dict[str, object]:
+    """Anthropic counts what the prefix cache held apart from what was read anew."""
+    [choice] = turn.choices
+    return {
+        "input_tokens": len(choice.prompt) - choice.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": choice.cached,
+        "output_tokens": choice.generated,
+        "service_tier": "standard",
+    }
+
+
+def stop_of(
+    choice: Choice, finish: ChatFinish, called: bool, asked: int | None
+) -> dict[str, object]:
+    """`stop_reason` and `stop_sequence` of an answer that has ended.
+
+    called: whether it calls tools; asked: max_tokens
+    """
+    if finish == "length":
+        cut = choice.generated < (asked or 0)
+        reason = "model_context_window_exceeded" if cut else "max_tokens"
+        return {"stop_reason": reason, "stop_sequence": None}
+    if called and finish == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(choice.stop_hit, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_hit}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+class Signature:
+    """Of a thinking block.
+
+    Clients send it back with the text; it is a digest, and nothing here depends on it.
+    """
+
+    def __init__(self, thinking: str = "") -> None:
+        self._digest = hashlib.sha256(thinking.encode())
+
+    def add(self, thinking: str) -> None:
+        self._digest.update(thinking.encode())
+
+    def text(self) -> str:
+        return base64.b64encode(self._digest.digest()).decode()
+
+
+def message_of(
+    turn: ChatTurn, content: list[dict[str, Any]], stop: dict[str, object]
+) -> dict[str, Any]:
+    return {
+        "id": f"msg_{turn.generation.name}",
+        "type": "message",
+        "role": "assistant",
+        "model": turn.body.model,
+        "content": content,
+        **stop,
+        "usage": usage_of(turn),
+    }
+
+
+def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> bytes:
+    """The JSON of a message."""
+    content: list[dict[str, Any]] = []
+    thinking, text = answer.reasoning, answer.content
+    if thinking:
+        shown = thinking if show_thinking else ""
+        signature = Signature(thinking).text()
+        content.append({"type": "thinking", "thinking": shown, "signature": signature})
+    if text:
+        content.append({"type": "text", "text": text})
+    content += [
+        {
+            "type": "tool_use",
+            "id": anthropic_id(call.id),
+            "name": call.name,
+            "input": input_json(call.arguments),
+        }
+        for call in answer.tool_calls
+    ]
+    called = bool(answer.tool_calls)
+    stop = stop_of(answer.choice, answer.finish, called, turn.body.max_tokens)
+    return orjson.dumps(message_of(turn, content, stop))
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
+
+
+class MessageEvents:
+    """Writes one answer as events."""
+
+    def __init__(self, turn: ChatTurn, *, show_thinking: bool) -> None:
+        self._turn = turn
+        self._show_thinking = show_thinking
+        self._started = False
+        self._index = -1  # of the open block, or of the last one
+        self._open: str | None = None  # its type
+        self._text: DeltaFrame | None = None  # writes the deltas of the open text block
+        self._signature = Signature()
+        self._called = False
+
+    def render(self, choice: Choice, part: Part) -> bytes:
+        """The events that tell of a part, as ChatTurn.stream wants them."""
+        data = b"" if self._started else self._start()
+        for delta in part.deltas:
+            data += self._delta(delta)
+        if part.finish is not None:
+            data += self._close_block()
+            stop = stop_of(choice, part.finish, self._called, self._turn.body.max_tokens)
+            usage = usage_of(self._turn)
+            del usage["service_tier"]  # message_start has told it
+            data += event({"type": "message_delta", "delta": stop, "usage": usage})
+            data += event({"type": "message_stop"})
+        return data
+
+    def _start(self) -> bytes:
+        self._started = True
+        message = message_of(self._turn, [], {"stop_reason": None, "stop_sequence": None})
+        return event({"type": "message_start", "message": message})
+
+    def _delta(self, delta: Delta) -> bytes:
+        if isinstance(delta, ContentDelta):
+            data = b"" if self._open == "text" else self._open_text()
+            assert self._text is not None
+            return data + b"event: content_block_delta\n" + self._text.of(delta.text)
+        if isinstance(delta, ReasoningDelta):
+            data = b"" if self._open == "thinking" else self._open_thinking()
+            self._signature.add(delta.text)
+            if not self._show_thinking:
+                return data
+            return data + self._block_delta(type="thinking_delta", thinking=delta.text)
+        data = b""
+        if delta.id is not None:
+            self._called = True
+            data = self._open_block(
+                {
+                    "type": "tool_use",
+                    "id": anthropic_id(delta.id),
+                    "name": delta.name,
+                    "input": {},
+                }
+            )
+        if delta.arguments:
+            data += self._block_delta(type="input_json_delta", partial_json=delta.arguments)
+        return data
+
+    def _open_text(self) -> bytes:
+        data = self._open_block({"type": "text", "text": ""})
+        delta = {"type": "text_delta", "text": DeltaFrame.MARK}
+        self._text = DeltaFrame(
+            {"type": "content_block_delta", "index": self._index, "delta": delta}
+        )
+        return data
+
+    def _open_thinking(self) -> bytes:
+        self._signature = Signature()
+        return self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+
+    def _open_block(self, block: dict[str, Any]) -> bytes:
+        data = self._close_block()
+        first = self._index < 0
+        self._index += 1
+        self._open = block["type"]
+        data += event({"type": "content_block_start", "index": self._index, "content_block": block})
+        return data + PING if first else data
+
+    def _close_block(self) -> bytes:
+        if self._open is None:
+            return b""
+        data = b""
+        if self._open == "thinking":
+            data = self._block_delta(type="signature_delta", signature=self._signature.text())
+        self._open = None
+        return data + event({"type": "content_block_stop", "index": self._index})
+
+    def _block_delta(self, **delta: str) -> bytes:
+        return event({"type": "content_block_delta", "index": self._index, "delta": delta})

@@ -1,0 +1,220 @@
+"""A body of /v1/messages -> the ChatRequest that asks for the same."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from server.apis.anthropic.schema import (
+    CountRequest,
+    MessageParam,
+    MessagesRequest,
+    OutputConfig,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from server.apis.reasoning_switch import LEVEL, can_think, thinking_fields
+from server.errors import RequestError, UnsupportedParameter
+from server.prompt.tokenizer import ChatTokenizer
+
+# Ids of tool calls, as the model's chat template knows them and as Anthropic writes them:
+#     call_4bZ...                toolu_4bZ...
+#     Ab3dE6gH9                  toolu_Ab3dE6gH9              models of Mistral's
+#     functions.get_weather:0    toolu_functions-get_weather-0    models of Kimi's
+# The chat templates of the last two print ids or check their form.  Other ids, those of Anthropic's
+# own answers too, stay as they are.
+PREFIX = "toolu_"
+KIMI = re.compile(r"functions\.(.+):(\d+)")
+OWN = re.compile(rf"{PREFIX}(?:functions-(.+)-(\d+)|([a-zA-Z0-9]{{9}}))")
+
+
+def anthropic_id(id: str) -> str:
+    """The id of a call that the model made, for the caller."""
+    kimi = KIMI.fullmatch(id)
+    plain = id.removeprefix("call_") if kimi is None else f"functions-{kimi[1]}-{kimi[2]}"
+    return PREFIX + plain
+
+
+def model_id(id: str) -> str:
+    """The id of a call that the caller sends back, for the chat template."""
+    found = OWN.fullmatch(id)
+    if found is None:
+        return id
+    return found[3] or f"functions.{found[1]}:{found[2]}"
+
+
+# For callers_names: ChatRequest's name of a field -> Anthropic's
+FIELDS = {
+    "stop": "stop_sequences",
+    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    r"response_format\.json_schema\.schema": "output_config.format.schema",
+    "response_format": "output_config.format",
+}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def asked(body: CountRequest, tokenizer: ChatTokenizer) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a ChatRequest, and where each of its messages came from in the body.
+
+    Raises RequestError for what the model cannot do.
+    """
+    messages, paths = _messages(body)
+    chat: dict[str, Any] = {"model": body.model, "messages": messages}
+    last = messages[-1]
+    if last["role"] == "assistant":
+        _check_prefill(last, paths[-1])
+        chat["continue_final_message"] = True
+    if body.tools:
+        chat["tools"] = [_tool(tool) for tool in body.tools]
+        chat |= _choice(body.tool_choice)
+    if body.thinking is not None:
+        chat |= _thinking(body.thinking, tokenizer)
+    if body.output_config is not None:
+        chat |= _output(body.output_config, tokenizer)
+    if isinstance(body, MessagesRequest):
+        chat |= {
+            "max_tokens": body.max_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+        }
+    return chat, paths
+
+
+def _check_prefill(last: dict[str, Any], path: str) -> None:
+    """The answer goes on from a last message of the assistant: Anthropic's "prefill"."""
+    if "tool_calls" in last:
+        raise RequestError(
+            f"`{path}` is the last one and calls tools: send their results after it", param=path
+        )
+    if not last["content"].strip():
+        raise RequestError(
+            f"`{path}` is the last one, of role assistant, and has no text for the answer to go on "
+            "from: give it some or leave the message out",
+            param=f"{path}.content",
+        )
+
+
+def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
+    messages: list[dict[str, Any]] = []
+    paths: list[str] = []
+    contents: list[list[str]] = []  # what each message says, turn by turn
+    if body.system is not None:
+        messages.append({"role": "system"})
+        paths.append("system")
+        contents.append([_text(body.system)])
+    for index, message in enumerate(body.messages):
+        for entry in _turn(message):
+            if messages and _joins(messages[-1], entry):
+                contents[-1].append(entry["content"])
+            else:
+                messages.append(entry)
+                paths.append(f"messages[{index}]")
+                contents.append([entry["content"]])
+    for message, parts in zip(messages, contents, strict=True):
+        message["content"] = "\n\n".join(parts)
+    return messages, paths
+
+
+def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Two turns of one speaker are one turn to Anthropic, and to most chat templates."""
+    plain = not {"tool_calls", "tool_call_id", "reasoning_content"} & (last.keys() | entry.keys())
+    return plain and last["role"] == entry["role"]
+
+
+def _turn(message: MessageParam) -> list[dict[str, Any]]:
+    """The results of tools first, each a message of its own, then what is said."""
+    entries: list[dict[str, Any]] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in message.blocks():
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolUseBlock():
+                calls.append(_call(block))
+            case ToolResultBlock():
+                entries.append(_result(block))
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+    said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    if any(thoughts):
+        said["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        said["tool_calls"] = calls
+    return [*entries, said] if texts or calls or not entries else entries
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+    return {"id": model_id(block.id), "type": "function", "function": function}
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    text = _text(block.content or "")
+    if block.is_error:
+        text = f"Error: {text}"  # templates have no other place for it
+    return {"role": "tool", "tool_call_id": model_id(block.tool_use_id), "content": text}
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    fields: dict[str, Any] = {}
+    if choice.type == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        fields["tool_choice"] = CHOICES[choice.type]
+    if choice.disable_parallel_tool_use is not None:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    if thinking.type == "adaptive" and can_think(tokenizer):
+        return {}  # what the template does unasked leaves it to the model
+    return thinking_fields(tokenizer, thinking.type != "disabled", "thinking")
+
+
+def _output(config: OutputConfig, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if config.format is not None:
+        schema = {"name": "answer", "schema": config.format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    effort = config.effort
+    if effort is None:
+        return fields
+    template = tokenizer.template
+    if template is not None and template.mentions(LEVEL):
+        return fields | {LEVEL: effort}
+    if effort == "high":  # Anthropic's default
+        return fields
+    raise UnsupportedParameter(
+        f"`output_config.effort` is {effort}: this model's chat template has no place for it; use "
+        "high, or leave it out",
+        param="output_config.effort",
+    )

@@ -1,0 +1,230 @@
+"""Bodies of POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from server.apis.openai.sampling_schema import MOST_STOPS, StopString
+from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName, Parameters
+from server.errors import RequestError
+from server.http.validation import MOST_MESSAGES, Body, by_kind, few_entries, fields_of
+
+MOST_BLOCKS = 1024  # of one message
+LEAST_BUDGET = 1024
+
+
+class CacheControl(Body):
+    """Accepted and of no effect: every prefix is cached, without being asked."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Block(Body):
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+    # Clients that send an answer back as they got it send this empty.
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class DirectCaller(Body):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(Block):
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: FunctionName
+    input: Annotated[dict[str, Any], BeforeValidator(few_entries(1024))]
+    caller: DirectCaller | None = None
+    toolset_name: Annotated[str, Field(max_length=0)] | None = None
+
+
+class ThinkingBlock(Block):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+Text = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS), Tag("~blocks")],
+    by_kind("a string or an array of text blocks", string="~text", array="~blocks"),
+]
+
+
+class ToolResultBlock(Block):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1, max_length=256)
+    content: Text | None = None
+    is_error: bool | None = None
+    toolset_name: Annotated[str, Field(max_length=0)] | None = None
+
+
+def _block_tag(value: object) -> str:
+    kind = fields_of(value).get("type")
+    if isinstance(value, TextBlock | ToolUseBlock | ThinkingBlock | ToolResultBlock):
+        kind = value.type
+    # What has no known type is told what is wrong with it as a text block.
+    return f"~{kind}" if kind in ("tool_use", "tool_result", "thinking") else "~text"
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("~text")]
+    | Annotated[ToolUseBlock, Tag("~tool_use")]
+    | Annotated[ToolResultBlock, Tag("~tool_result")]
+    | Annotated[ThinkingBlock, Tag("~thinking")],
+    Discriminator(_block_tag),
+]
+Content = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[
+        list[AnyBlock], Field(min_length=1, max_length=MOST_BLOCKS, fail_fast=True), Tag("~blocks")
+    ],
+    by_kind("a string or an array of content blocks", string="~text", array="~blocks"),
+]
+
+
+class MessageParam(Body):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    def blocks(self) -> list[AnyBlock]:
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return self.content
+
+
+class Tool(Block):
+    name: FunctionName
+    input_schema: Parameters
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    # Arguments are always streamed as they are made.
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=LEAST_BUDGET)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Body):
+    model_config = ConfigDict(protected_namespaces=())
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], BeforeValidator(few_entries(1024))] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class Metadata(Body):
+    user_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class CountRequest(Body):
+    """What the prompt is made of."""
+
+    model: str
+    messages: Annotated[list[MessageParam], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MOST_MESSAGES
+    )
+    system: Text | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+        self._check_tools()
+        self._check_thinking(None)
+
+    def _check_tools(self) -> None:
+        names = [tool.name for tool in self.tools or ()]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise RequestError(
+                    f"`tools[{index}].name` is {name}, which an earlier tool has: give each tool "
+                    "a name of its own",
+                    param=f"tools[{index}].name",
+                )
+        choice = self.tool_choice
+        if choice is None:
+            return
+        if choice.type != "none" and not names:
+            raise RequestError(
+                "`tool_choice` needs `tools`: add them or leave it out", param="tool_choice"
+            )
+        if (choice.type == "tool") != (choice.name is not None):
+            raise RequestError(
+                f"`tool_choice.name` belongs to type tool, here the type is {choice.type}: "
+                "name a tool with type tool and only with it",
+                param="tool_choice.name",
+            )
+        if choice.name is not None and choice.name not in names:
+            raise RequestError(
+                f"`tool_choice.name` is {choice.name}, which is not among `tools` "
+                f"({', '.join(names[:10])})",
+                param="tool_choice.name",
+            )
+        if choice.type == "none" and choice.disable_parallel_tool_use is not None:
+            raise RequestError(
+                "`tool_choice.disable_parallel_tool_use` has no meaning with type none: leave it "
+                "out",
+                param="tool_choice.disable_parallel_tool_use",
+            )
+
+    def _check_thinking(self, max_tokens: int | None) -> None:
+        thinking = self.thinking
+        if thinking is None:
+            return
+        budget = thinking.budget_tokens
+        if (thinking.type == "enabled") != (budget is not None):
+            raise RequestError(
+                f"`thinking.budget_tokens` belongs to type enabled, here the type is "
+                f"{thinking.type}: send it with type enabled and only with it",
+                param="thinking.budget_tokens",
+            )
+        if budget is not None and max_tokens is not None and budget >= max_tokens:
+            raise RequestError(
+                f"`thinking.budget_tokens` is {budget}: it must be less than `max_tokens`, "
+                f"here {max_tokens}",
+                param="thinking.budget_tokens",
+            )
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: int = Field(ge=1)
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stream: bool | None = None
+    # These describe the caller and the queue that Anthropic serves it from.
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def check(self) -> None:
+        super().check()
+        self._check_thinking(self.max_tokens)

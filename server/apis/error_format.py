@@ -1,0 +1,131 @@
+"""Errors in the words of the API whose path was asked.
+
+    Anthropic  {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
+    Ollama     {"error": "..."}
+
+Routes and middleware raise and send OpenAI's body everywhere; here it is rewritten on its way out,
+so that a missing key or a body that is too large is told in the same form as a wrong field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import SERVER_ERROR
+from server.http.validation import fields_of
+
+ANTHROPIC = "/v1/messages"
+OLLAMA = "/api/"
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# What a client that keeps a conversation on the server by itself needs to read, to go on without.
+UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def is_anthropic(path: str) -> bool:
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+
+
+def is_ollama(path: str) -> bool:
+    return path.startswith(OLLAMA)
+
+
+def anthropic_error(body: bytes, status: int, request_id: str | None) -> bytes:
+    """Anthropic's body for OpenAI's."""
+    told = _told(body)
+    kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    error: dict[str, object] = {"type": kind, "message": told.get("message", "")}
+    if (told.get("param"), told.get("code")) == ("thread", "unsupported_parameter"):
+        error["details"] = UNTHREADED
+    return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+
+def ollama_error(body: bytes) -> bytes:
+    """Ollama's body for OpenAI's."""
+    return orjson.dumps({"error": _told(body).get("message", "")})
+
+
+def anthropic_failure(body: bytes) -> bytes:
+    """The event that ends a stream which cannot go on."""
+    status = 500 if _told(body).get("type") == SERVER_ERROR else 400
+    return b"event: error\ndata: %b\n\n" % anthropic_error(body, status, None)
+
+
+def ollama_failure(body: bytes) -> bytes:
+    """The line that ends a stream which cannot go on."""
+    return ollama_error(body) + b"\n"
+
+
+def in_callers_words(path: str, status: int, body: bytes, request_id: str | None) -> bytes:
+    """OpenAI's error body, as a caller of `path` expects it."""
+    if not body:
+        return body  # nobody is left to read it
+    if is_anthropic(path):
+        return anthropic_error(body, status, request_id)
+    return ollama_error(body) if is_ollama(path) else body
+
+
+def _told(body: bytes) -> dict[str, Any]:
+    return fields_of(fields_of(orjson.loads(body)).get("error"))
+
+
+class CallersWords:
+    """Middleware: rewrites error answers on the paths of other APIs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        if scope["type"] == "http" and (is_anthropic(path) or is_ollama(path)):
+            send = _Rewriter(path, send).send
+        await self._app(scope, receive, send)
+
+
+class _Rewriter:
+    def __init__(self, path: str, send: Send) -> None:
+        self._path = path
+        self._send = send
+        self._start: Message | None = None  # of an error, held back until its body is known
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = self._named(message)
+            # A refused CORS preflight is plain text, for a browser.
+            kind = dict(message["headers"]).get(b"content-type")
+            if message["status"] >= 400 and kind == b"application/json":
+                self._start = message
+                return
+        elif self._start is not None:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._rewritten(self._start)
+            return
+        await self._send(message)
+
+    def _named(self, message: Message) -> Message:
+        """With the request's id under the name that Anthropic's clients read."""
+        own = dict(message["headers"]).get(b"x-request-id")
+        if own is None or not is_anthropic(self._path):
+            return message
+        return {**message, "headers": [*message["headers"], (b"request-id", own)]}
+
+    async def _rewritten(self, start: Message) -> None:
+        headers = dict(start["headers"])
+        own = headers.get(b"x-request-id", b"").decode("latin-1") or None
+        body = in_callers_words(self._path, start["status"], self._body, own)
+        kept = [pair for pair in start["headers"] if pair[0] != b"content-length"]
+        kept.append((b"content-length", str(len(body)).encode()))
+        await self._send({**start, "headers": kept})
+        await self._send({"type": "http.response.body", "body": body})

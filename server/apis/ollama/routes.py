@@ -1,0 +1,212 @@
+"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.apis.field_names import callers_names
+from server.apis.ollama import models as models
+from server.apis.ollama.answer import STREAM, OllamaAnswer
+from server.apis.ollama.raw_prompt import text_of
+from server.apis.ollama.request import (
+    FIELDS,
+    REFUSED_FIELDS,
+    chat_of,
+    chat_of_prompt,
+    check_context,
+    known_fields,
+)
+from server.apis.ollama.schema import (
+    OllamaBody,
+    OllamaCall,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
+from server.apis.openai.chat_schema import ChatRequest
+from server.apis.openai.sampling_schema import openapi_body
+from server.errors import RequestError
+from server.generation.chat_request import WORK_OF_MESSAGE, Answer, Part, prepare_chat
+from server.generation.choice import Choice, Piece
+from server.generation.generation import Generation, require_ready
+from server.generation.off_loop import off_loop
+from server.generation.text_request import submit_texts
+from server.http.get_or_head import get_or_head
+from server.http.json_body import Json, read_any
+from server.http.query import NoQuery, parse_query
+from server.http.request_context import prefix_salt
+from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.validation import Unsupported, parse
+from server.state import ServerState, state_of
+from server.tool_calls.parser.deltas import ContentDelta
+
+router = APIRouter()
+ROUTE = "ollama"  # as records of requests say
+B = TypeVar("B", bound=OllamaCall)
+
+
+@router.post(
+    "/api/chat",
+    summary="Continue a conversation (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(OllamaChatBody),
+)
+async def chat(request: Request) -> Response:
+    state = state_of(request)
+    name, body = await read_call(request, state, OllamaChatBody, REFUSED_FIELDS)
+    answer = _answer_of(state, name, body, chat=True)
+    if not body.messages:
+        return _loaded(body, answer)
+    work = WORK_OF_MESSAGE * len(body.messages)
+    with callers_names((), FIELDS):  # the messages are called the same
+        wanted = await off_loop(work, lambda: chat_of(body, state.tokenizer))
+        return await _answered(request, state, body, wanted, answer)
+
+
+@router.post(
+    "/api/generate",
+    summary="Continue a text, or answer it (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(OllamaGenerateBody),
+)
+async def generate(request: Request) -> Response:
+    state = state_of(request)
+    name, body = await read_call(request, state, OllamaGenerateBody, REFUSED_FIELDS)
+    answer = _answer_of(state, name, body, chat=False)
+    if not body.prompt and not body.suffix:
+        return _loaded(body, answer)
+    if body.raw or body.suffix:
+        salt = prefix_salt(request, None)
+        with callers_names((), FIELDS), state.admission.reserve(1) as places:
+            text = await text_of(state, body)
+            generation, _ = await submit_texts(state, text, salt, ROUTE, places)
+        return await _continued(request, body, generation, answer)
+    paths = ["system", "prompt"] if body.system else ["prompt"]
+    with callers_names(paths, FIELDS | {"messages$": "prompt"}):
+        wanted = chat_of_prompt(body, state.tokenizer)
+        return await _answered(request, state, body, wanted, answer)
+
+
+@get_or_head(router, "/api/tags", summary="List the served models (Ollama)")
+async def tags(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
+    return Json(orjson.dumps({"models": models.tags(state_of(request))}))
+
+
+@get_or_head(router, "/api/ps", summary="List the loaded models (Ollama)")
+async def running(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
+    state = state_of(request)
+    ready = state.client.ready
+    return Json(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
+
+
+@router.post(
+    "/api/show",
+    summary="Describe a model (Ollama)",
+    response_model=None,
+    openapi_extra=openapi_body(ShowBody),
+)
+async def show(request: Request) -> Response:
+    state = state_of(request)
+    body = await read_any(request, lambda fields: parse(ShowBody, fields))
+    asked = body.model or body.name
+    if asked is None:
+        raise RequestError(
+            "`model` is required: add it", param="model", code="missing_required_parameter"
+        )
+    state.check_model(models.served_name(state, asked))
+    return Json(orjson.dumps(models.description(state, require_ready(state))))
+
+
+@get_or_head(router, "/api/version", summary="Version of Ollama's API")
+async def version(request: Request) -> Response:
+    parse_query(NoQuery, request.query_params)
+    return Json(orjson.dumps({"version": models.API_VERSION}))
+
+
+async def read_call(
+    request: Request, state: ServerState, model: type[B], unsupported: Mapping[str, Unsupported]
+) -> tuple[str, B]:
+    """The name that the caller calls the model by, and the checked body with its served name."""
+
+    def check(fields: dict[str, Any]) -> B:
+        body = parse(model, known_fields(fields), unsupported)
+        body.check()
+        return body
+
+    body = await read_any(request, check)
+    served = models.served_name(state, body.model)
+    state.check_model(served)
+    check_context(body, require_ready(state))
+    return body.model, body.model_copy(update={"model": served})
+
+
+def _answer_of(state: ServerState, name: str, body: OllamaBody, *, chat: bool) -> OllamaAnswer:
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    return OllamaAnswer(name, state.tokenizer, chat=chat, top_logprobs=top)
+
+
+def check_stays(body: OllamaCall) -> None:
+    """Raises RequestError for a body without a prompt that asks to unload the model."""
+    if body.unloads:
+        raise RequestError(
+            "`keep_alive` is 0 without a prompt, which asks to unload the model: this server keeps "
+            "its model until it is stopped",
+            param="keep_alive",
+            code="unsupported_parameter",
+        )
+
+
+def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
+    check_stays(body)
+    media = STREAM.media_type if body.streams else "application/json"
+    return Response(answer.loaded(), media_type=media)
+
+
+async def _answered(
+    request: Request,
+    state: ServerState,
+    body: OllamaBody,
+    wanted: ChatRequest,
+    answer: OllamaAnswer,
+) -> Response:
+    salt = prefix_salt(request, None)
+    turn = await prepare_chat(state, wanted, salt, ROUTE, may_end_early=True)
+    if body.streams:
+
+        async def produce(writer: EventWriter) -> None:
+            await turn.stream(answer.render, writer.write, writer.write_now)
+
+        return EventStream(produce, turn.close, STREAM)
+    [whole] = await while_connected(request.receive, turn.collect(), turn.close)
+    return Json(await answer.whole(whole))
+
+
+async def _continued(
+    request: Request, body: OllamaBody, generation: Generation, answer: OllamaAnswer
+) -> Response:
+    """The answer to a text that is no conversation."""
+
+    def part_of(piece: Piece) -> Part:
+        return Part([ContentDelta(piece.text)] if piece.text else [], piece.scored, piece.finish)
+
+    def render(choice: Choice, piece: Piece) -> bytes:
+        return answer.render(choice, part_of(piece))
+
+    async def produce(writer: EventWriter) -> None:
+        await generation.stream(render, writer.write, writer.write_now)
+
+    if body.streams:
+        return EventStream(produce, generation.close, STREAM)
+    [pieces] = await while_connected(request.receive, generation.collect(), generation.close)
+    whole = Answer(generation.choices[0])
+    for piece in pieces:
+        whole.add(part_of(piece))
+    return Json(await answer.whole(whole))

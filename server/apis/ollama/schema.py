@@ -1,0 +1,208 @@
+"""Bodies of Ollama's POST /api/chat, /api/generate and /api/show, and what others share."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from server.apis.openai.sampling_schema import INT64, Stop
+from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName, FunctionTool
+from server.errors import RequestError
+from server.http.validation import MOST_MESSAGES, WRONG_KIND, Body, by_kind, few_entries
+
+
+class Options(Body):
+    """How to sample; the fields after `num_ctx` tell Ollama's runner how to use its machine."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    top_p: float | None = Field(None, ge=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-1, lt=INT64)
+    num_predict: int | None = Field(None, ge=-2)
+    stop: Stop | None = None
+    repeat_penalty: float | None = Field(None, ge=0.01, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    num_ctx: int | None = Field(None, ge=1)
+    # The context never shifts, so all of the prompt is always kept.
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    low_vram: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    numa: bool | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The same as fields of a ChatRequest or a CompletionRequest."""
+        endless = self.num_predict is not None and self.num_predict < 0
+        return {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": None if self.seed == -1 else self.seed,  # -1 asks for any
+            "max_tokens": None if endless else self.num_predict,
+            "stop": self.stop,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
+
+
+Format = Annotated[
+    Annotated[Literal["", "json"], Tag("~word")]
+    | Annotated[dict[str, Any], BeforeValidator(few_entries(1024)), Tag("~schema")],
+    by_kind('"json" or a JSON schema', string="~word", object="~schema"),
+]
+
+
+# A unit between any two numbers: without it there would be 2^n ways to read n digits.
+DURATION = r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|ms|s|m|h))+)"
+
+
+def _duration(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number and not (isinstance(value, str) and re.fullmatch(DURATION, value)):
+        raise PydanticCustomError(WRONG_KIND, 'a number of seconds or a duration such as "5m"')
+    return value
+
+
+KeepAlive = Annotated[Any, AfterValidator(_duration)]
+
+
+Think = Annotated[
+    Annotated[bool, Tag("~switch")] | Annotated[Literal["low", "medium", "high"], Tag("~level")],
+    by_kind('true, false, "low", "medium" or "high"', boolean="~switch", string="~level"),
+]
+
+
+class CalledFunction(Body):
+    name: FunctionName
+    arguments: Annotated[dict[str, Any], BeforeValidator(few_entries(1024))]
+    index: int | None = None  # its place among the calls, which their order tells
+
+
+class Call(Body):
+    function: CalledFunction
+    id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    type: Literal["function"] | None = None
+
+
+class OllamaMessage(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[Call], Field(max_length=MOST_TOOLS)] | None = None
+    tool_name: Annotated[str, Field(max_length=256)] | None = None
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class OllamaCall(Body):
+    """What every request to the model has."""
+
+    model: str = Field(min_length=1)
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None  # the model stays loaded however long is asked
+
+    @property
+    def unloads(self) -> bool:
+        """keep_alive is 0: with no prompt, Ollama's way to unload a model."""
+        return self.keep_alive is not None and not re.search("[1-9]", str(self.keep_alive))
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+
+
+class OllamaBody(OllamaCall):
+    """What chat and generate share."""
+
+    format: Format | None = None
+    stream: bool | None = None  # null is true here
+    think: Think | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    def check(self) -> None:
+        predict = self.options.num_predict if self.options is not None else None
+        if predict == 0:
+            raise RequestError(
+                "`options.num_predict` is 0: it must be at least 1, or -1 for no limit but the "
+                "context",
+                param="options.num_predict",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "`top_logprobs` needs `logprobs` to be true: set it or leave `top_logprobs` out",
+                param="top_logprobs",
+            )
+
+    def sampling(self) -> dict[str, Any]:
+        """What both a ChatRequest and a CompletionRequest have fields for."""
+        options = {} if self.options is None else self.options.sampling()
+        fields = {"model": self.model, "stream": self.streams, **options}
+        if isinstance(self.format, dict):
+            schema = {"name": "answer", "schema": self.format}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif self.format:
+            fields["response_format"] = {"type": "json_object"}
+        return fields
+
+
+class OllamaChatBody(OllamaBody):
+    messages: (
+        Annotated[list[OllamaMessage], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None
+    ) = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for index, message in enumerate(self.messages or ()):
+            if message.tool_calls and message.role != "assistant":
+                raise RequestError(
+                    f"`messages[{index}].tool_calls` belongs to role assistant, not "
+                    f"{message.role}: remove it",
+                    param=f"messages[{index}].tool_calls",
+                )
+            if message.content is None and not message.tool_calls:
+                raise RequestError(
+                    f"`messages[{index}].content` is required: add it",
+                    param=f"messages[{index}].content",
+                    code="missing_required_parameter",
+                )
+
+
+class OllamaGenerateBody(OllamaBody):
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for name in ("suffix", "raw"):
+            for other in ("system", "think"):
+                if getattr(self, name) and getattr(self, other):
+                    raise RequestError(
+                        f"`{name}` and `{other}` exclude each other, because the text goes to the "
+                        "model as it is: leave one of them out",
+                        param=other,
+                    )
+
+
+class ShowBody(Body):
+    model: str | None = None
+    name: str | None = None  # its older name
+    verbose: bool | None = None

@@ -1,0 +1,243 @@
+"""Body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from server.apis.openai.content_schema import Content
+from server.apis.openai.sampling_schema import LATER, UNSUPPORTED, SamplingBody
+from server.apis.openai.tools_schema import (
+    INPUT,
+    MOST_TOOLS,
+    AllowedTools,
+    FunctionWord,
+    NamedCustom,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+    check_tools,
+    kind_tag,
+)
+from server.errors import RequestError
+from server.http.validation import (
+    MOST_MESSAGES,
+    WRONG_KIND,
+    Body,
+    Unsupported,
+    few_entries,
+)
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+# Keys of chat_template_kwargs that the server itself hands to the template.
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
+
+
+def _scalar(value: object) -> object:
+    if isinstance(value, list | dict):
+        raise PydanticCustomError(WRONG_KIND, "a string, a number, true, false or null")
+    return value
+
+
+Scalar = Annotated[Any, AfterValidator(_scalar)]
+
+
+class FunctionCall(Body):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+
+class FunctionToolCall(Body):
+    id: str
+    type: FunctionWord = "function"
+    function: FunctionCall
+
+
+class CustomCall(Body):
+    name: str = Field(min_length=1, max_length=256)
+    input: str
+
+
+class CustomToolCall(Body):
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+    @cached_property
+    def function(self) -> FunctionCall:
+        """The call as the model wrote it."""
+        arguments = orjson.dumps({INPUT: self.custom.input}).decode()
+        return FunctionCall(name=self.custom.name, arguments=arguments)
+
+
+ToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag("~function")] | Annotated[CustomToolCall, Tag("~custom")],
+    Discriminator(kind_tag),
+]
+
+
+class Message(Body):
+    role: Role
+    content: Content | None = None
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    # Empty ones come from clients that return other servers' answers as they are.
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    # Sent back by clients that return answers as they are; instead of the content.
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    # LiteLLM's notes about an answer, which it sends back; no part of the conversation.
+    provider_specific_fields: (
+        Annotated[dict[str, Any], BeforeValidator(few_entries(128))] | None
+    ) = None
+
+    def thought(self) -> str:
+        """The reasoning, under either of its names."""
+        return self.reasoning_content or self.reasoning or ""
+
+    def text(self) -> str | None:
+        if not self.content and self.refusal:
+            return self.refusal
+        if self.content is None or isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+
+class Prediction(Body):
+    type: Literal["content"]
+    content: Content
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    BeforeValidator(few_entries(16)),
+]
+
+
+class ChatRequest(SamplingBody):
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MOST_MESSAGES
+    )
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
+        None
+    )
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    # Of the reasoning; -1: no limit of its own.
+    thinking_token_budget: int | None = Field(None, ge=-1, lt=2**31)
+    include_reasoning: bool | None = None  # in the answer; it counts in the usage either way
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Prediction | None = None  # a hint for speed at OpenAI; it changes no answer
+    service_tier: Literal["auto", "default"] | None = None  # there is one only; answers name it
+    store: bool | None = None  # the answer is kept: GET /v1/chat/completions/{id}
+    # These describe the caller to OpenAI's own services; they change no answer.
+    metadata: Metadata | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def limit(self) -> int | None:
+        """The wanted number of tokens, under either of its names."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def offered(self) -> list[tuple[int, Tool]]:
+        """What the model may call, with its place in `tools`; nothing with tool_choice none."""
+        if self.tool_choice == "none":
+            return []
+        tools = list(enumerate(self.tools or []))
+        if not isinstance(self.tool_choice, AllowedTools):
+            return tools
+        allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+        return [(place, tool) for place, tool in tools if tool.function.name in allowed]
+
+    def offered_tools(self) -> list[Tool]:
+        return [tool for _, tool in self.offered()]
+
+    def must_call(self) -> bool:
+        choice = self.tool_choice
+        if isinstance(choice, AllowedTools):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, NamedFunction | NamedCustom)
+
+    def named_tool(self) -> str | None:
+        """The function that must be called."""
+        choice = self.tool_choice
+        return choice.function.name if isinstance(choice, NamedFunction | NamedCustom) else None
+
+    def one_call(self) -> bool:
+        """Whether an answer may have one call at most: a function that is named is called once."""
+        return self.parallel_tool_calls is False or self.named_tool() is not None
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+        self.check_sampling()
+        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.max_tokens != self.max_completion_tokens and None not in (
+            self.max_tokens,
+            self.max_completion_tokens,
+        ):
+            raise RequestError(
+                f"`max_tokens` is {self.max_tokens} and `max_completion_tokens` is "
+                f"{self.max_completion_tokens}: send one of the two",
+                param="max_completion_tokens",
+            )
+        self.check_reported("top_logprobs", self.num_logprobs())
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "`top_logprobs` needs `logprobs` to be true: set it or leave `top_logprobs` out",
+                param="top_logprobs",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: "
+                "set one of them",
+                param="continue_final_message",
+            )
+        for key in self.chat_template_kwargs or ():
+            if key in RESERVED or key.startswith("_"):
+                raise RequestError(
+                    f"`chat_template_kwargs.{key}` is set by the server: leave it out",
+                    param=f"chat_template_kwargs.{key}",
+                )
+
+
+CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
+    "functions": Unsupported("use `tools`"),
+    "function_call": Unsupported("use `tool_choice`", "none"),
+    "modalities": Unsupported('use ["text"]', ["text"]),
+    "audio": Unsupported(LATER),
+    "web_search_options": Unsupported(LATER),
+    "moderation": Unsupported(LATER),
+    "reasoning": Unsupported(LATER),
+    "thinking": Unsupported(LATER),
+    "prompt_cache_retention": Unsupported(
+        "prefixes are kept in memory; use in_memory", "in_memory"
+    ),
+    "prompt_cache_options": Unsupported(LATER),
+    "echo": Unsupported("use /v1/completions", False),
+    "chat_template": Unsupported("the model's own template is used"),
+    "documents": Unsupported("put the documents into a message"),
+    "add_special_tokens": Unsupported("the chat template adds them", False),
+    "separate_reasoning": Unsupported("--reasoning-format none leaves it in the content", True),
+    "stream_reasoning": Unsupported("it is streamed; use true", True),
+    "enable_thinking": Unsupported("use `chat_template_kwargs`"),
+}

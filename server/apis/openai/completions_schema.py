@@ -1,0 +1,119 @@
+"""Body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from pydantic import Field, Tag
+
+from server.apis.openai.sampling_schema import UNSUPPORTED, SamplingBody
+from server.errors import RequestError
+from server.http.validation import Unsupported, items_of, kind_of, told_apart
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
+
+
+def prompt_kind(value: object) -> str | None:
+    """Of a text, token ids, or several of either."""
+    kind = kind_of(value)
+    if kind != "array":
+        return "~text" if kind == "string" else None
+    match items_of(value)[:1]:  # the first item tells what the others have to be
+        case [] | [str()]:
+            return "~texts"
+        case [list()]:
+            return "~token_lists"
+        case _:
+            return "~tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~texts")]
+    | Annotated[Tokens, Tag("~tokens")]
+    | Annotated[
+        list[Tokens], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~token_lists")
+    ],
+    told_apart(prompt_kind, "a string, strings, token ids or lists of token ids"),
+]
+
+
+class CompletionRequest(SamplingBody):
+    prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=20)
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One entry a prompt, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [cast("list[int]", self.prompt)]
+        return cast("list[str] | list[list[int]]", self.prompt)
+
+    def path(self, place: int) -> str:
+        """The field that holds entry `place` of `prompts`."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return "prompt" if one else f"prompt[{place}]"
+
+    def limit(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def copies(self) -> int:
+        """Completions to generate for each prompt; the `n` best are returned."""
+        return self.best_of or self.n or 1
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+        self.check_sampling()
+        self.check_reported("logprobs", self.logprobs)
+        self._check_best_of()
+        self._check_suffix()
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError(
+                "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
+                param="max_tokens",
+            )
+
+    def _check_best_of(self) -> None:
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise RequestError(
+                f"`best_of` is {self.best_of}: it must be at least `n`, here {n}", param="best_of"
+            )
+        if self.stream and self.copies > n:
+            raise RequestError(
+                "`best_of` cannot be streamed, because all completions are compared first: set "
+                "`stream` to false",
+                param="best_of",
+            )
+
+    def _check_suffix(self) -> None:
+        if not self.suffix:
+            return
+        if not isinstance(self.prompts()[0], str):
+            raise RequestError(
+                "`suffix` needs a `prompt` of text, not of token ids: send the text", param="suffix"
+            )
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"`suffix` and `{name}` exclude each other: leave one of them out",
+                    param="suffix",
+                )
+
+
+COMPLETION_UNSUPPORTED: dict[str, Unsupported] = {
+    name: entry for name, entry in UNSUPPORTED.items() if name not in CompletionRequest.model_fields
+} | {
+    "prompt_embeds": Unsupported("send text or token ids"),
+    "max_completion_tokens": Unsupported("use `max_tokens`"),
+    "top_logprobs": Unsupported("set `logprobs` to the number of alternatives"),
+}

@@ -1,0 +1,251 @@
+"""The parameters that chat and text completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, Tag
+
+from server.apis.openai.response_format_schema import (
+    GUIDED,
+    ResponseFormat,
+    StructuredOutputs,
+    check_format,
+)
+from server.errors import RequestError, UnsupportedParameter
+from server.http.validation import (
+    Body,
+    Unsupported,
+    by_kind,
+    few_entries,
+    fields_of,
+    items_of,
+    kind_of,
+)
+
+INT64 = 2**63
+
+
+BadWord = Annotated[str, Field(min_length=1, max_length=128)]
+MOST_STOPS = 32
+MOST_STOP_CHARS = 4096  # of all: each text that arrives is compared with each of them
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Stop = Annotated[
+    Annotated[StopString, Tag("~one")]
+    | Annotated[list[StopString], Field(max_length=MOST_STOPS), Tag("~several")],
+    by_kind("a string or an array of strings", string="~one", array="~several"),
+]
+
+
+def check_truncation(kept: int | None, side: str | None) -> None:
+    """The rules between `truncate_prompt_tokens` and `truncation_side`.  Raises RequestError."""
+    if kept == 0:
+        raise RequestError(
+            "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
+            param="truncate_prompt_tokens",
+        )
+    if side is not None and kept is None:
+        raise RequestError(
+            "`truncation_side` needs `truncate_prompt_tokens`: set it, or leave "
+            "`truncation_side` out",
+            param="truncation_side",
+        )
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk
+    include_obfuscation: bool | None = None  # padding against readers of packet sizes
+
+
+class SamplingBody(Body):
+    """null stands for "the default" in every field, as in OpenAI's API."""
+
+    model: str
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1, le=128)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stop: Stop | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    # The logits are divided by it: they would overflow with a smaller one.
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2)
+    logit_bias: Annotated[dict[str, float], BeforeValidator(few_entries(1024))] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1, max_length=1024)] | None = None
+    logprob_token_ids: Annotated[list[int], Field(min_length=1, max_length=128)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities: token_id:7
+    timings: bool | None = None  # of each choice, see server/generation/request_log.py
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
+
+    def reported_ids(self) -> list[int]:
+        """`logprob_token_ids`, each once."""
+        return list(dict.fromkeys(self.logprob_token_ids or ()))
+
+    def check_reported(self, name: str, logprobs: int | None) -> None:
+        """Raises RequestError for what does not go with the log-probabilities `name` asks for."""
+        if self.return_tokens_as_token_ids and logprobs is None:
+            raise RequestError(
+                "`return_tokens_as_token_ids` needs `logprobs`: set it or leave "
+                "`return_tokens_as_token_ids` out",
+                param="return_tokens_as_token_ids",
+            )
+        if self.logprob_token_ids is None:
+            return
+        if logprobs is None:
+            raise RequestError(
+                "`logprob_token_ids` needs `logprobs`: set it or leave `logprob_token_ids` out",
+                param="logprob_token_ids",
+            )
+        if logprobs:
+            raise RequestError(
+                f"`logprob_token_ids` takes the place of the likeliest tokens, of which `{name}` "
+                f"asks for {logprobs}: set it to 0",
+                param="logprob_token_ids",
+            )
+
+    def check_sampling(self) -> None:
+        """The rules between fields of every route.  Raises RequestError."""
+        check_format(self.response_format, self.structured_outputs, self.allowed_token_ids)
+        stop_chars = sum(map(len, self.stop_strings()))
+        if stop_chars > MOST_STOP_CHARS:
+            raise RequestError(
+                f"`stop` has {stop_chars} characters in all: send at most {MOST_STOP_CHARS}",
+                param="stop",
+            )
+        check_truncation(self.truncate_prompt_tokens, self.truncation_side)
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "`stream_options` is only allowed when `stream` is true: set it or leave "
+                "`stream_options` out",
+                param="stream_options",
+            )
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise UnsupportedParameter(
+                "`stream_options.include_obfuscation` is not supported by this server: use false",
+                param="stream_options.include_obfuscation",
+            )
+        if self.continuous_usage and not self.include_usage:
+            raise RequestError(
+                "`stream_options.continuous_usage_stats` needs `include_usage` to be true: set it "
+                "or leave `continuous_usage_stats` out",
+                param="stream_options.continuous_usage_stats",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "`prompt_logprobs` cannot be streamed: set `stream` to false",
+                param="prompt_logprobs",
+            )
+
+
+LATER = "leave it out"
+
+# Fields of OpenAI's API and of other servers that change the answer and that this one lacks.
+UNSUPPORTED: dict[str, Unsupported] = GUIDED | {
+    "best_of": Unsupported("ask for `n` completions and choose yourself", 1),
+    "use_beam_search": Unsupported("use sampling", False),
+    "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),
+    "spaces_between_special_tokens": Unsupported(LATER, True),
+    "kv_transfer_params": Unsupported(LATER),
+    "request_id": Unsupported("send the header `X-Request-Id`"),
+    "rid": Unsupported("send the header `X-Request-Id`"),
+    "session_id": Unsupported("every prefix is cached; leave it out"),
+    "cache_prompt": Unsupported("every prefix is cached; use true", True),
+    "extra_key": Unsupported("use `cache_salt`"),
+    "return_prompt_text": Unsupported("use /tokenize, or `return_token_ids`", False),
+    "return_hidden_states": Unsupported("use /v1/embeddings", False),
+    "stop_regex": Unsupported("use `stop`, or `structured_outputs`"),
+    "no_stop_trim": Unsupported("use `include_stop_str_in_output`", False),
+    "min_new_tokens": Unsupported("use `min_tokens`", 0),
+    "repeat_penalty": Unsupported("use `repetition_penalty`", 1, 1.0),
+    "typical_p": Unsupported("use `top_p` or `min_p`", 1, 1.0),
+    "mirostat": Unsupported("use `top_p` or `min_p`", 0),
+    "repetition_detection": Unsupported("use `frequency_penalty`"),
+    "stream_interval": Unsupported("every token is sent; use 1", 1),
+    "lora_path": Unsupported("adapters are not served"),
+    "vllm_xargs": Unsupported(LATER),
+    "custom_logit_processor": Unsupported("use `logit_bias`"),
+    "mm_processor_kwargs": Unsupported("this model reads text only"),
+    "media_io_kwargs": Unsupported("this model reads text only"),
+}
+
+
+def as_token_id(key: str) -> int | None:
+    """The token id that a JSON key spells, or None."""
+    return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else None
+
+
+def token_biases(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    """`logit_bias` with its keys as token ids.  Raises RequestError naming the wrong entry."""
+    biases: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        token = as_token_id(key)
+        if token is None or token >= vocab_size:
+            raise RequestError(
+                f"`logit_bias` key {key[:40]} is not a token id of this model: ids run from 0 to "
+                f"{vocab_size - 1}",
+                param="logit_bias",
+            )
+        if not -100 <= value <= 100:
+            raise RequestError(
+                f"`logit_bias` of token {token} is {value:g}: it must be between -100 and 100",
+                param="logit_bias",
+            )
+        biases[token] = value
+    return biases
+
+
+def openapi_body(model: type[Body], only: Collection[str] = ()) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its own body, with all references resolved.
+
+    only    the fields that it takes, if not all of them
+    """
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    if only:
+        kept = {name: field for name, field in schema["properties"].items() if name in only}
+        schema |= {"properties": kept}
+
+    def resolved(node: object) -> object:
+        if kind_of(node) == "array":
+            return [resolved(item) for item in items_of(node)]
+        fields = fields_of(node)
+        if "$ref" in fields:
+            return resolved(definitions[fields["$ref"].rsplit("/", 1)[-1]])
+        return {key: resolved(item) for key, item in fields.items()} if fields else node
+
+    content = {"application/json": {"schema": resolved(schema)}}
+    return {"requestBody": {"required": True, "content": content}}

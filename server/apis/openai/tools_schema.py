@@ -1,0 +1,251 @@
+"""Tools in a chat request: functions, and custom tools that take any text.
+
+Models know functions only: to them a custom tool is a function of one text, `input`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from server.errors import RequestError
+from server.http.validation import (
+    NAMES_WITH_DOTS,
+    Body,
+    few_entries,
+    fields_of,
+    kind_of,
+    told_apart,
+)
+
+MOST_TOOLS = 128
+INPUT = "input"  # the one argument of a custom tool
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAMES_WITH_DOTS)]
+
+
+def _object_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if value.get("type", "object") != "object":
+        raise PydanticCustomError("schema", "a JSON schema of type object")
+    return value
+
+
+Parameters = Annotated[
+    dict[str, Any], BeforeValidator(few_entries(1024)), AfterValidator(_object_schema)
+]
+
+
+class FunctionDefinition(Body):
+    name: FunctionName
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+
+def function_or(words: str) -> BeforeValidator:
+    """Of a type: whatever no other class is for is read as a function, so tell of the others."""
+
+    def check(value: object) -> object:
+        if value != "function":
+            raise PydanticKnownError("literal_error", {"expected": f"'function'{words}"})
+        return value
+
+    return BeforeValidator(check)
+
+
+FunctionWord = Annotated[Literal["function"], function_or(" or 'custom'")]
+
+
+class FunctionTool(Body):
+    type: FunctionWord
+    function: FunctionDefinition
+
+    @property
+    def lark(self) -> None:
+        """See CustomTool."""
+        return None
+
+
+class CustomGrammar(Body):
+    definition: Annotated[str, Field(min_length=1, max_length=65536)]
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomDefinition(Body):
+    name: FunctionName
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(Body):
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @property
+    def grammar(self) -> CustomGrammar | None:
+        return None if self.custom.format is None else self.custom.format.grammar
+
+    @property
+    def lark(self) -> str | None:
+        """The grammar of the input, if it is written in Lark."""
+        grammar = self.grammar
+        return None if grammar is None or grammar.syntax != "lark" else grammar.definition
+
+    @cached_property
+    def function(self) -> FunctionDefinition:
+        """What the model is told of it."""
+        text: dict[str, Any] = {"type": "string"}
+        if self.grammar is not None and self.lark is None:
+            text["pattern"] = f"^(?:{self.grammar.definition})$"
+        if self.lark is not None:
+            text["description"] = f"It follows this grammar in Lark:\n{self.lark}"
+        parameters: dict[str, Any] = {"type": "object", "properties": {INPUT: text}}
+        parameters |= {"required": [INPUT], "additionalProperties": False}
+        return FunctionDefinition(
+            name=self.custom.name,
+            description=self.custom.description,
+            parameters=parameters,
+            strict=None if self.grammar is None else True,
+        )
+
+
+def kind_tag(value: object) -> str:
+    """Which of two classes a tool, its name or its call is read as."""
+    return "~custom" if fields_of(value).get("type") == "custom" else "~function"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
+    Discriminator(kind_tag),
+]
+
+
+class FunctionNamed(Body):
+    name: FunctionName
+
+
+class NamedFunction(Body):
+    type: FunctionWord
+    function: FunctionNamed
+
+
+class ChosenFunction(NamedFunction):
+    type: Annotated[Literal["function"], function_or(", 'custom' or 'allowed_tools'")]
+
+
+class NamedCustom(Body):
+    type: Literal["custom"]
+    custom: FunctionNamed
+
+    @property
+    def function(self) -> FunctionNamed:
+        return self.custom
+
+
+NamedTool = Annotated[
+    Annotated[NamedFunction, Tag("~function")] | Annotated[NamedCustom, Tag("~custom")],
+    Discriminator(kind_tag),
+]
+
+
+class Allowed(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+def _choice_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "~word"
+    if kind_of(value) != "object":
+        return None
+    return "~allowed" if fields_of(value).get("type") == "allowed_tools" else kind_tag(value)
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~word")]
+    | Annotated[ChosenFunction, Tag("~function")]
+    | Annotated[NamedCustom, Tag("~custom")]
+    | Annotated[AllowedTools, Tag("~allowed")],
+    told_apart(
+        _choice_kind,
+        '"none", "auto", "required", {"type": "function", "function": ...}, '
+        '{"type": "custom", "custom": ...} or {"type": "allowed_tools", "allowed_tools": ...}',
+    ),
+]
+
+
+def _chosen(choice: object) -> list[tuple[str, str, str]]:
+    """Types and names of tools in a tool_choice, with the paths of the names."""
+    if isinstance(choice, NamedFunction | NamedCustom):
+        return [(f"tool_choice.{choice.type}.name", choice.type, choice.function.name)]
+    if isinstance(choice, AllowedTools):
+        path = "tool_choice.allowed_tools.tools"
+        return [
+            (f"{path}[{place}].{tool.type}.name", tool.type, tool.function.name)
+            for place, tool in enumerate(choice.allowed_tools.tools)
+        ]
+    return []
+
+
+def check_tools(
+    tools: list[Tool] | None,
+    choice: str | NamedFunction | NamedCustom | AllowedTools | None,
+    parallel: bool | None,
+) -> None:
+    """The rules between the three.  Raises RequestError."""
+    names = [tool.function.name for tool in tools or ()]
+    for index, (name, tool) in enumerate(zip(names, tools or (), strict=True)):
+        path = f"tools[{index}].{tool.type}"
+        if name in names[:index]:
+            raise RequestError(
+                f"`{path}.name` is {name}, which an earlier tool has: give each tool a name of its "
+                "own",
+                param=f"{path}.name",
+            )
+        if isinstance(tool, CustomTool):
+            _check_format(tool, f"{path}.format")
+    if parallel is not None and not tools:
+        raise RequestError(
+            "`parallel_tool_calls` needs `tools`: add them or leave it out",
+            param="parallel_tool_calls",
+        )
+    if choice in (None, "none") or tools:
+        offered = {(tool.type, tool.function.name) for tool in tools or ()}
+        for path, kind, name in _chosen(choice):
+            if (kind, name) not in offered:
+                known = ", ".join(names[:10])
+                raise RequestError(
+                    f"`tool_choice` names the {kind} {name}, which is not among `tools` ({known})",
+                    param=path,
+                )
+        return
+    raise RequestError("`tool_choice` needs `tools`: add them or leave it out", param="tool_choice")
+
+
+def _check_format(tool: CustomTool, path: str) -> None:
+    format = tool.custom.format
+    if format is None or (format.type == "grammar") == (format.grammar is not None):
+        return
+    if format.grammar is None:
+        raise RequestError(
+            f"`{path}.grammar` is required for type grammar: add it",
+            param=f"{path}.grammar",
+            code="missing_required_parameter",
+        )
+    raise RequestError(
+        f"`{path}.grammar` belongs to type grammar, here the type is text",
+        param=f"{path}.grammar",
+    )

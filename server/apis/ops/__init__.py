@@ -1,0 +1,1 @@
+"""Health, metrics, the request log, and the offline API documentation."""

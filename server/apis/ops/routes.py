@@ -1,0 +1,114 @@
+"""What operators, probes and browsers ask: health, readiness, version, metrics, documentation."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from pathlib import Path
+
+import orjson
+from fastapi import APIRouter
+from fastapi.openapi.docs import get_swagger_ui_html
+from msgspec.structs import asdict
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+
+from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
+from server.generation.generation import require_ready
+from server.http.get_or_head import get_or_head
+from server.http.json_body import Json
+from server.metrics.metrics import CONTENT_TYPE
+from server.state import ServerState, state_of
+
+router = APIRouter(tags=["operation"])
+STATIC = Path(__file__).parent / "static"
+ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
+OK = b'{"status":"ok"}'
+READY = "Whether requests are answered now"
+
+
+def _unavailable(message: str, code: str) -> Response:
+    return Json(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
+
+
+def _readiness(request: Request, state: ServerState) -> Response:
+    """200 while requests are answered; otherwise 503 and why not."""
+    if request.app.state.gate.draining:
+        return _unavailable("the server is shutting down", "draining")
+    try:
+        require_ready(state)
+    except RequestError as error:
+        return Json(error.body(), 503, error.headers())
+    problem = state.client.unhealthy()
+    return Json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+
+
+@get_or_head(router, "/health", summary=READY)
+@get_or_head(router, "/readyz", summary=READY)
+@get_or_head(router, "/ready", summary=READY)
+@get_or_head(router, "/ping", summary=READY)
+async def ready(request: Request) -> Response:
+    """Whether this server answers requests now."""
+    return _readiness(request, state_of(request))
+
+
+@get_or_head(router, "/livez", summary="Whether this process should be left alone")
+async def live(request: Request) -> Response:
+    """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
+    state = state_of(request)
+    problem = state.client.unhealthy() if state.client.ready is not None else None
+    return Json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+
+
+@get_or_head(router, "/", summary="That a server is here")
+async def root() -> Response:
+    """What Ollama's command and many monitors ask first."""
+    return PlainTextResponse("Wavefill is running: see /docs\n")
+
+
+@get_or_head(router, "/version", summary="Wavefill's version")
+async def show_version() -> Response:
+    return Json(orjson.dumps({"version": version("wavefill")}))
+
+
+@get_or_head(router, "/server_info", summary="What runs, on what, and how much fits")
+async def server_info(request: Request) -> Response:
+    """What runs here, on what, and how much fits."""
+    state = state_of(request)
+    facts = require_ready(state)
+    return Json(
+        orjson.dumps(
+            {
+                "version": version("wavefill"),
+                "models": state.config.served_names,
+                "engine": asdict(facts),
+                "stats": asdict(state.client.stats),
+            }
+        )
+    )
+
+
+@get_or_head(router, "/metrics", summary="Figures for Prometheus")
+async def metrics(request: Request) -> Response:
+    """Prometheus text format."""
+    text = await asyncio.to_thread(state_of(request).metrics.render)
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+@get_or_head(router, "/docs", shown=False)
+async def docs() -> HTMLResponse:
+    """Swagger UI from our own files: it works without a network."""
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Wavefill API",
+        swagger_js_url=f"/static/{ASSETS[0]}",
+        swagger_css_url=f"/static/{ASSETS[1]}",
+        swagger_favicon_url="data:,",
+    )
+
+
+@get_or_head(router, "/static/{name}", shown=False)
+async def static(name: str) -> Response:
+    if name not in ASSETS:
+        raise NotFound("there is no such file: /docs is the page", code="not_found")
+    return FileResponse(STATIC / name, headers={"cache-control": "max-age=86400"})

@@ -1,0 +1,45 @@
+"""Switching a model's thinking on and off, as far as its chat template can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.errors import UnsupportedParameter
+from server.prompt.template_options import SWITCH
+from server.prompt.tokenizer import ChatTokenizer
+
+LEVEL = "reasoning_effort"
+MARK = "<think>"  # in the template of a model that always thinks
+
+
+def can_think(tokenizer: ChatTokenizer) -> bool:
+    """Whether the chat template shows that the model was trained to think before it answers."""
+    template = tokenizer.template
+    return template is not None and any(map(template.mentions, (SWITCH, LEVEL, MARK)))
+
+
+def thinking_fields(tokenizer: ChatTokenizer, wanted: bool | str, param: str) -> dict[str, Any]:
+    """The fields of a ChatRequest for thinking on, off or at a level ("low", ...).
+
+    param: what the caller wrote it into.  Raises UnsupportedParameter if the template cannot do it.
+    """
+    template = tokenizer.template
+    if isinstance(wanted, str):
+        if template is not None and template.mentions(LEVEL):
+            return {LEVEL: wanted}
+        raise UnsupportedParameter(
+            f"`{param}` is {wanted}: this model's chat template knows no degrees of thinking; use "
+            "true or false",
+            param=param,
+        )
+    if template is not None and template.mentions(SWITCH):
+        return {"chat_template_kwargs": {SWITCH: wanted}}
+    if wanted == can_think(tokenizer):
+        return {}
+    if not wanted and template is not None and template.mentions(LEVEL):
+        return {LEVEL: "none"}
+    off = "on" if wanted else "off"
+    raise UnsupportedParameter(
+        f"`{param}`: this model's chat template cannot switch thinking {off}: leave it out",
+        param=param,
+    )

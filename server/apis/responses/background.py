@@ -1,0 +1,166 @@
+"""Responses that are made without a connection, and readers of their events.
+
+Each process makes the background responses that were asked of it.  Ten times a second it writes how
+far they have come, and hears which of them were cancelled, by whatever process was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from server.apis.responses.answer import ResponseAnswer
+from server.apis.responses.database import RUNNING
+from server.apis.responses.items import JsonItem
+from server.apis.responses.store import ResponseStore
+from server.errors import RequestError, Unavailable
+from server.http.middleware import Gate
+
+log = logging.getLogger("wavefill.responses")
+
+TICK_SECONDS = 0.1
+CANCEL_SECONDS = 5.0  # in which another process should have stopped
+FRAMES_AT_ONCE = 1024
+MAX_FAILURES = 50
+Frames = list[tuple[int, bytes]]
+
+
+class _Run:
+    """One response in the making."""
+
+    def __init__(self, answer: ResponseAnswer, streamed: bool) -> None:
+        self.answer = answer
+        self._streamed = streamed
+        self._frames: Frames = []
+        self._count = 0
+        self._told = ""  # the status that the store knows
+        self.failures = 0  # of the store, one after the other
+        self.task: asyncio.Task[None] | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Take frames for the store; those of an answer that is not streamed are not kept."""
+        if self._streamed:
+            for frame in data.split(b"\n\n")[:-1]:
+                self._frames.append((self._count, frame + b"\n\n"))
+                self._count += 1
+
+    async def make(self) -> None:
+        """Generate to the end."""
+        answer = self.answer
+        try:
+            await answer.stream(self.write)
+        except asyncio.CancelledError:
+            await answer.cancelled(self.write)
+        except Exception:
+            log.exception("background response %s failed", answer.response["id"])
+            await answer.failed(self.write, "the server failed on this request")
+        finally:
+            answer.turn.close()
+
+    def news(self) -> tuple[JsonItem, Frames] | None:
+        """What the store should be told."""
+        response = self.answer.response
+        if not self._frames and response["status"] == self._told:
+            return None
+        return dict(response), self._frames.copy()
+
+    def told(self, news: tuple[JsonItem, Frames]) -> None:
+        """The store knows it now."""
+        self._told = news[0]["status"]
+        del self._frames[: len(news[1])]
+
+
+class BackgroundResponses:
+    """The background responses of this process."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._runs: dict[str, _Run] = {}
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(
+        self,
+        answer: ResponseAnswer,
+        items: list[JsonItem],
+        owner: bytes,
+        streamed: bool,
+        gate: Gate,
+    ) -> None:
+        """Go on with a response whoever listens.  A drain waits for it as for a connection.
+
+        Raises RequestError if it cannot be stored; the caller closes the turn then.
+        """
+        kept = await self._store.call(
+            lambda database: database.add(
+                owner, answer.response, items, worker=self._store.worker, streamed=streamed
+            )
+        )
+        if not kept:
+            raise RequestError(
+                "the input is larger than the store of responses keeps of one response: send less, "
+                "or use `background` false",
+                param="input",
+            )
+        run = _Run(answer, streamed)
+        gate.open_requests += 1
+        run.task = asyncio.create_task(run.make())
+        self._runs[answer.response["id"]] = run
+        if self._ticker is None or self._ticker.done():
+            self._ticker = asyncio.create_task(self._tick(gate))
+
+    async def _tick(self, gate: Gate) -> None:
+        """Until no response is left in the making."""
+        while self._runs:
+            await asyncio.sleep(TICK_SECONDS)
+            for id, run in list(self._runs.items()):
+                assert run.task is not None
+                ended = run.task.done()
+                try:
+                    wanted = await self._tell(run)
+                    run.failures = 0
+                except Unavailable as error:
+                    wanted = True
+                    run.failures += 1
+                    log.error("background response %s: %s", id, error.message)
+                if ended and (not run.failures or run.failures > MAX_FAILURES):
+                    del self._runs[id]
+                    gate.open_requests -= 1
+                elif not wanted:
+                    run.task.cancel()
+
+    async def _tell(self, run: _Run) -> bool:
+        """Tell the store the news of a run; False if nobody wants it any more."""
+        news = run.news()
+        if news is None:
+            id = run.answer.response["id"]
+            return await self._store.call(lambda database: database.wanted(id))
+        wanted = await self._store.call(lambda database: database.update(*news))
+        run.told(news)
+        return wanted
+
+    async def cancel(self, id: str) -> None:
+        """Stop making a response, whichever process does; returns when it has ended."""
+        await self._store.call(lambda database: database.cancel(id))
+        run = self._runs.get(id)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                while await self._store.call(lambda database: database.status(id)) in RUNNING:
+                    await asyncio.sleep(TICK_SECONDS / 2)
+
+    async def follow(self, id: str, after: int, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write the events with numbers above `after` until the response has ended."""
+        while True:
+            frames, status = await self._store.call(
+                lambda database, after=after: database.events(id, after, FRAMES_AT_ONCE)
+            )
+            if frames:
+                after = frames[-1][0]
+                await write(b"".join([frame for _, frame in frames]))
+            elif status in RUNNING:
+                await asyncio.sleep(TICK_SECONDS)
+            if status not in RUNNING and len(frames) < FRAMES_AT_ONCE:
+                return

@@ -1,0 +1,222 @@
+"""Items of a Responses request's `input`: messages, calls, their outputs, reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from server.apis.openai.tools_schema import FunctionName
+from server.errors import RequestError, UnsupportedParameter
+from server.http.validation import Body, by_kind, fields_of, items_of, told_apart
+
+Role = Literal["system", "developer", "user", "assistant"]
+Status = Literal["in_progress", "completed", "incomplete"]
+ItemId = Annotated[str, Field(min_length=1, max_length=128)]
+MOST_ITEMS = 16384
+MOST_PARTS = 1024  # of an item
+MOST_PARTS_IN_ALL = 16384
+TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+ITEM_TYPES = ("message", *CALLS, *OUTPUTS, "reasoning", "item_reference")
+
+
+class InputText(Body):
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(Body):
+    """What an earlier answer said, as it came."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None  # ours have none
+    logprobs: list[Any] | None = None
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _part_kind(value: object) -> str | None:
+    kind = fields_of(value).get("type")
+    return f"~{kind}" if kind in ("input_text", "output_text", "refusal") else None
+
+
+MessagePart = Annotated[
+    Annotated[InputText, Tag("~input_text")]
+    | Annotated[OutputText, Tag("~output_text")]
+    | Annotated[RefusalPart, Tag("~refusal")],
+    told_apart(_part_kind, "an object of type input_text, output_text or refusal"),
+]
+
+
+MessageContent = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[MessagePart], Field(min_length=1, max_length=MOST_PARTS), Tag("~parts")],
+    by_kind("a string or an array of parts", string="~text", array="~parts"),
+]
+CallOutput = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[InputText], Field(min_length=1, max_length=MOST_PARTS), Tag("~parts")],
+    by_kind("a string or an array of parts of type input_text", string="~text", array="~parts"),
+]
+
+
+class MessageItem(Body):
+    type: Literal["message"] = "message"
+    role: Role
+    content: MessageContent
+    id: ItemId | None = None
+    status: Status | None = None
+    phase: None = None  # clients that send our answers back as they are send it as null
+
+
+class FunctionCallItem(Body):
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: FunctionName
+    arguments: str
+    id: ItemId | None = None
+    status: Status | None = None
+    namespace: None = None
+    caller: None = None
+    async_: None = Field(None, alias="async")
+
+
+class FunctionOutputItem(Body):
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: CallOutput
+    id: ItemId | None = None
+    status: Status | None = None
+    name: FunctionName | None = None
+    namespace: None = None
+    caller: None = None
+
+
+class CustomCallItem(Body):
+    type: Literal["custom_tool_call"]
+    call_id: ItemId
+    name: FunctionName
+    input: str
+    id: ItemId | None = None
+    status: Status | None = None
+    namespace: None = None
+    caller: None = None
+    async_: None = Field(None, alias="async")
+
+
+class CustomOutputItem(Body):
+    type: Literal["custom_tool_call_output"]
+    call_id: ItemId
+    output: CallOutput
+    id: ItemId | None = None
+    status: Status | None = None
+    name: FunctionName | None = None
+    namespace: None = None
+    caller: None = None
+
+
+class SummaryText(Body):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: Annotated[list[SummaryText], Field(max_length=MOST_PARTS)] | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MOST_PARTS)] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+class ItemReference(Body):
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+def _item_kind(value: object) -> str | None:
+    fields = fields_of(value)
+    kind = fields.get("type")
+    if kind is None:
+        if "role" in fields or "content" in fields:
+            kind = "message"
+        else:
+            kind = "item_reference" if "id" in fields else None
+    return f"~{kind}" if kind in ITEM_TYPES else None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("~message")]
+    | Annotated[FunctionCallItem, Tag("~function_call")]
+    | Annotated[FunctionOutputItem, Tag("~function_call_output")]
+    | Annotated[CustomCallItem, Tag("~custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("~custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("~reasoning")]
+    | Annotated[ItemReference, Tag("~item_reference")],
+    told_apart(
+        _item_kind,
+        "an object of type message, function_call, function_call_output, "
+        "custom_tool_call, custom_tool_call_output, reasoning or item_reference",
+    ),
+]
+
+
+def refuse_foreign_items(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for an item or a part of a type that this server lacks,
+    RequestError for more of them than can be looked through in little time.
+    """
+    count = 0
+    for index, item in enumerate(items_of(fields.get("input"))[:MOST_ITEMS]):
+        path = f"input[{index}]"
+        _refuse_type(item, ITEM_TYPES, path, "send messages, function calls and their outputs")
+        parts = fields_of(item)
+        count += sum(len(items_of(parts.get(name))) for name in ("content", "output", "summary"))
+        if count > MOST_PARTS_IN_ALL:
+            raise RequestError(
+                f"`input` has more than {MOST_PARTS_IN_ALL} parts in all: put texts together",
+                param="input",
+            )
+        for name in ("content", "output"):
+            for place, part in enumerate(items_of(parts.get(name))):
+                _refuse_type(
+                    part,
+                    TEXT_TYPES,
+                    f"{path}.{name}[{place}]",
+                    "this model reads text only: send parts of type input_text",
+                )
+
+
+def _refuse_type(value: object, known: tuple[str, ...], path: str, remedy: str) -> None:
+    kind = fields_of(value).get("type")
+    if isinstance(kind, str) and kind not in known:
+        raise UnsupportedParameter(
+            f"`{path}.type` is {kind[:40]}, which this server does not take: {remedy}",
+            param=f"{path}.type",
+        )
+
+
+def check_roles(items: list[Any]) -> None:
+    """Raises RequestError for a message with parts that belong to another role."""
+    for index, item in enumerate(items):
+        if not isinstance(item, MessageItem) or isinstance(item.content, str):
+            continue
+        for place, part in enumerate(item.content):
+            if (part.type == "input_text") == (item.role == "assistant"):
+                wanted = "output_text" if item.role == "assistant" else "input_text"
+                path = f"input[{index}].content[{place}].type"
+                raise RequestError(
+                    f"`{path}` is {part.type}: a message of role {item.role} has parts of type "
+                    f"{wanted}",
+                    param=path,
+                )

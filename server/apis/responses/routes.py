@@ -1,0 +1,252 @@
+"""/v1/responses: answers as items and events, kept for as long as the store has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.apis.openai.sampling_schema import openapi_body
+from server.apis.responses import stored as kept
+from server.apis.responses.answer import ResponseAnswer
+from server.apis.responses.background import BackgroundResponses
+from server.apis.responses.database import RUNNING, Database, Stored
+from server.apis.responses.item_schema import ItemId, refuse_foreign_items
+from server.apis.responses.items import JsonItem, input_items
+from server.apis.responses.output import Events
+from server.apis.responses.prepare import count_tokens, joined, prepare
+from server.apis.responses.schema import (
+    COUNTED,
+    RESPONSES_UNSUPPORTED,
+    Include,
+    ResponsesRequest,
+    refuse_uncounted,
+)
+from server.apis.responses.tools_schema import refuse_foreign_tools
+from server.apis.responses.translate import Conversation
+from server.errors import RequestError, UnsupportedParameter
+from server.generation.generation import require_ready
+from server.http.json_body import Json, read_checked
+from server.http.pagination import page_of
+from server.http.query import NoQuery, openapi_query, parse_query
+from server.http.request_context import owner_digest, prefix_salt
+from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.validation import Body, parse
+from server.state import state_of
+
+
+class RetrieveQuery(Body):
+    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    include_obfuscation: bool | None = None
+    starting_after: int | None = Field(None, ge=0, lt=2**31)
+    stream: bool | None = None
+
+    def check(self) -> None:
+        """The rules between fields.  Raises RequestError."""
+        if self.include_obfuscation:
+            raise UnsupportedParameter(
+                "`include_obfuscation` is not supported by this server: use false",
+                param="include_obfuscation",
+            )
+        if self.starting_after is not None and not self.stream:
+            raise RequestError(
+                "`starting_after` is only allowed when `stream` is true: set it or leave "
+                "`starting_after` out",
+                param="starting_after",
+            )
+
+
+class ItemsQuery(Body):
+    after: ItemId | None = None
+    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/responses",
+    summary="Answer with items: messages, reasoning, function calls",
+    response_model=None,
+    openapi_extra=openapi_body(ResponsesRequest),
+)
+async def create_response(request: Request) -> Response:
+    state = state_of(request)
+    body, items = await _read(request, read_request)
+    require_ready(state)
+    with state.admission.reserve(1) as places:
+        conversation = await _conversation(request, body, items)
+        salt = prefix_salt(request, body.cache_salt)
+        turn = await prepare(state, body, conversation, salt, places)
+
+    async def keep(response: JsonItem) -> None:
+        if body.stored and not body.background:
+            await kept.keep(state.responses, owner_digest(request), response, items)
+
+    answer = ResponseAnswer(state, body, turn, keep)
+    if body.background:
+        return await _in_background(request, answer, body, items)
+    if body.stream:
+
+        async def produce(writer: EventWriter) -> None:
+            await answer.stream(writer.write)
+
+        return EventStream(produce, turn.close, answer.events.wire())
+    whole = await while_connected(request.receive, answer.whole(), turn.close)
+    return Json(orjson.dumps(whole))
+
+
+def read_request(fields: dict[str, Any]) -> ResponsesRequest:
+    """A checked body.  Raises RequestError that names the wrong field."""
+    refuse_foreign_items(fields)
+    refuse_foreign_tools(fields)
+    body = parse(ResponsesRequest, fields, RESPONSES_UNSUPPORTED)
+    body.check()
+    return body
+
+
+def read_counted(fields: dict[str, Any]) -> ResponsesRequest:
+    """The same of a body whose tokens are counted."""
+    refuse_uncounted(fields)
+    return read_request(fields)
+
+
+async def _read(
+    request: Request, check: Callable[[dict[str, Any]], ResponsesRequest]
+) -> tuple[ResponsesRequest, list[JsonItem]]:
+    """The checked body, and the items of its input as they are kept."""
+
+    def checked(fields: dict[str, Any]) -> tuple[ResponsesRequest, list[JsonItem]]:
+        body = check(fields)
+        return body, input_items(body)
+
+    body, items = await read_checked(request, checked)
+    state = state_of(request)
+    state.check_model(body.model)
+    return body, await kept.resolved(state.responses, owner_digest(request), items)
+
+
+async def _conversation(
+    request: Request, body: ResponsesRequest, items: list[JsonItem]
+) -> Conversation:
+    store = state_of(request).responses
+    earlier = await kept.earlier_items(store, owner_digest(request), body.previous_response_id)
+    return await joined(body, earlier, items)
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    summary="Count the tokens of an input",
+    response_model=None,
+    openapi_extra=openapi_body(ResponsesRequest, COUNTED),
+)
+async def count_input_tokens(request: Request) -> Response:
+    body, items = await _read(request, read_counted)
+    conversation = await _conversation(request, body, items)
+    tokens = await count_tokens(state_of(request), body, conversation)
+    return Json(orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}))
+
+
+async def _in_background(
+    request: Request, answer: ResponseAnswer, body: ResponsesRequest, items: list[JsonItem]
+) -> Response:
+    """The response as it is now, or its events; it is made whether anybody listens or not."""
+    queued = dict(answer.response)
+    gate = request.app.state.gate
+    streamed = bool(body.stream)
+    try:
+        await background_of(request).start(answer, items, owner_digest(request), streamed, gate)
+    except BaseException:
+        answer.turn.close()
+        raise
+    return _follow(request, queued["id"], -1) if streamed else Json(orjson.dumps(queued))
+
+
+@router.get(
+    "/v1/responses/{id}",
+    summary="A stored response, or its events",
+    response_model=None,
+    openapi_extra=openapi_query(RetrieveQuery),
+)
+async def retrieve_response(request: Request, id: str) -> Response:
+    query = parse_query(RetrieveQuery, request.query_params)
+    query.check()
+    stored = await _find(request, id)
+    if not query.stream:
+        return Json(stored.response)
+    if not stored.streamed:
+        raise RequestError(
+            f"the events of '{id}' were not kept: only those of a response that was made with "
+            "both `background` and `stream` are",
+            param="stream",
+        )
+    after = -1 if query.starting_after is None else query.starting_after
+    return _follow(request, id, after)
+
+
+@router.delete("/v1/responses/{id}", summary="Forget a response", response_model=None)
+async def delete_response(request: Request, id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    owner = owner_digest(request)
+    if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
+        raise kept.missing(id)
+    return Json(orjson.dumps({"id": id, "object": "response", "deleted": True}))
+
+
+@router.post("/v1/responses/{id}/cancel", summary="Stop a background response", response_model=None)
+async def cancel_response(request: Request, id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    stored = await _find(request, id)
+    if not orjson.loads(stored.response)["background"]:
+        raise RequestError(
+            f"Cannot cancel a synchronous response: '{id}' was not made with `background`",
+            param="id",
+        )
+    if stored.status in RUNNING:
+        await background_of(request).cancel(id)
+        stored = await _find(request, id)
+    return Json(stored.response)
+
+
+@router.get(
+    "/v1/responses/{id}/input_items",
+    summary="What a response answers",
+    response_model=None,
+    openapi_extra=openapi_query(ItemsQuery),
+)
+async def list_input_items(request: Request, id: str) -> Response:
+    query = parse_query(ItemsQuery, request.query_params)
+    owner = owner_digest(request)
+
+    def work(database: Database) -> bytes:
+        stored = database.get(owner, id)
+        if stored is None:
+            raise kept.missing(id)
+        return orjson.dumps(page_of(orjson.loads(stored.input), query, f"input item of '{id}'"))
+
+    return Json(await state_of(request).responses.call(work))
+
+
+def background_of(request: Request) -> BackgroundResponses:
+    background: BackgroundResponses = request.app.state.background
+    return background
+
+
+async def _find(request: Request, id: str) -> Stored:
+    return await kept.find(state_of(request).responses, owner_digest(request), id)
+
+
+def _follow(request: Request, id: str, after: int) -> Response:
+    background = background_of(request)
+
+    async def produce(writer: EventWriter) -> None:
+        await background.follow(id, after, writer.write)
+
+    return EventStream(produce, lambda: None, Events().wire())

@@ -1,0 +1,135 @@
+"""Tools in a Responses request: functions and custom tools, without a level that chat has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticKnownError
+
+from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName, Parameters, kind_tag
+from server.errors import RequestError, UnsupportedParameter
+from server.http.validation import Body, fields_of, items_of, kind_of, told_apart
+
+Description = Annotated[str, Field(max_length=65536)]
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: FunctionName
+    description: Description | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat completions take it."""
+        # Without a copy of the schema, which may be large.
+        fields = {name: value for name, value in self if value is not None and name != "type"}
+        return {"type": "function", "function": fields}
+
+
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
+
+
+class CustomTool(Body):
+    type: Literal["custom"]
+    name: FunctionName
+    description: Description | None = None
+    format: CustomFormat | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat completions take it."""
+        custom = self.model_dump(exclude_none=True, exclude={"type", "format"})
+        if self.format is not None:
+            grammar = self.format.model_dump(exclude_none=True, exclude={"type"})
+            custom["format"] = {"type": self.format.type}
+            custom["format"] |= {"grammar": grammar} if grammar else {}
+        return {"type": "custom", "custom": custom}
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
+    Discriminator(kind_tag),
+]
+
+
+class NamedTool(Body):
+    type: Literal["function", "custom"]
+    name: FunctionName
+
+
+def _known_type(value: object) -> object:
+    if value not in ("function", "custom"):
+        raise PydanticKnownError(
+            "literal_error", {"expected": "'function', 'custom' or 'allowed_tools'"}
+        )
+    return value
+
+
+class ChosenTool(NamedTool):
+    type: Annotated[Literal["function", "custom"], BeforeValidator(_known_type)]
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+def _choice_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "~word"
+    kind = fields_of(value).get("type")
+    if kind_of(value) != "object":
+        return None
+    return "~allowed" if kind == "allowed_tools" else "~named"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~word")]
+    | Annotated[ChosenTool, Tag("~named")]
+    | Annotated[AllowedTools, Tag("~allowed")],
+    told_apart(
+        _choice_kind,
+        '"none", "auto", "required" or an object of type function, custom or allowed_tools',
+    ),
+]
+
+
+def check_tools(
+    tools: Sequence[FunctionTool | CustomTool] | None, choice: str | NamedTool | AllowedTools | None
+) -> None:
+    """Raises RequestError for an allowed tool that is not offered."""
+    if not isinstance(choice, AllowedTools):
+        return
+    offered = {(tool.type, tool.name) for tool in tools or ()}
+    for index, tool in enumerate(choice.tools):
+        if (tool.type, tool.name) not in offered:
+            path = f"tool_choice.tools[{index}].name"
+            raise RequestError(
+                f"`{path}` is {tool.name}, which is not among `tools`: add it there or leave it "
+                "out",
+                param=path,
+            )
+
+
+def refuse_foreign_tools(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for a tool that OpenAI runs itself, naming it."""
+    for index, tool in enumerate(items_of(fields.get("tools"))):
+        _refuse_tool(tool, f"tools[{index}].type", ("function", "custom"))
+    choice = fields.get("tool_choice")
+    _refuse_tool(choice, "tool_choice.type", ("function", "custom", "allowed_tools"))
+
+
+def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
+    kind = fields_of(value).get("type")
+    if isinstance(kind, str) and kind not in known:
+        raise UnsupportedParameter(
+            f"`{path}` is {kind[:40]}: this server runs no tools of its own; use type "
+            f"{', '.join(known[:-1])} or {known[-1]}",
+            param=path,
+        )

@@ -1,0 +1,240 @@
+"""A Responses request as a chat request, and the chat's complaints in this route's words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
+from server.apis.responses.item_schema import CALLS, OUTPUTS
+from server.apis.responses.items import JsonItem, text_of
+from server.apis.responses.schema import ResponsesRequest, SchemaFormat
+from server.apis.responses.tools_schema import AllowedTools, NamedTool
+from server.errors import RequestError
+from server.http.validation import parse
+
+T = TypeVar("T")
+
+SAME_NAME = (
+    "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos", "priority",
+    "cache_salt", "chat_template_kwargs", "user",
+)  # fmt: skip
+SYSTEM = ("system", "developer")
+MOST_DIGITS = 9  # of a place in a list
+THOUGHT = "reasoning_content"  # what a chat message calls it
+START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
+# Fields of the chat request, and what they are called here.
+RENAMED = [
+    (re.compile(START + r"response_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(START + r"reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(START + r"verbosity\b"), "text.verbosity"),
+    (re.compile(START + r"max_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(START + r"(tools\[\d+\])\.custom\.format\.grammar\b"), r"\1.format"),
+    (re.compile(START + r"(tools\[\d+\]|tool_choice)\.(function|custom)\b"), r"\1"),
+]
+MESSAGE = re.compile(
+    START + r"messages(\[(\d+)\](\.tool_calls(\[(\d+)\](\.(?:function|custom))?)?)?)?(\.content\b)?"
+)
+
+
+@dataclass
+class Conversation:
+    """Chat messages, and where in the request each of them comes from."""
+
+    messages: list[JsonItem] = field(default_factory=list[JsonItem])
+    sources: list[str] = field(default_factory=list[str])
+    call_sources: list[list[str]] = field(default_factory=list[list[str]])
+
+    def add(self, message: JsonItem, source: str) -> None:
+        self.messages.append(message)
+        self.sources.append(source)
+        self.call_sources.append([])
+
+    def add_item(self, item: JsonItem, source: str) -> None:
+        """One item of a conversation."""
+        kind = item["type"]
+        if kind == "message":
+            self._add_message(item, source)
+        elif kind == "reasoning":
+            self._add_reasoning(item, source)
+        elif kind in CALLS:
+            self._add_call(item, source)
+        elif kind in OUTPUTS:
+            output = item["output"]
+            content = output if isinstance(output, str) else text_of(output)
+            self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, source)
+
+    def _add_message(self, item: JsonItem, source: str) -> None:
+        message = {"role": item["role"], "content": text_of(item["content"])}
+        if item["role"] == "assistant" and self._only_thought():
+            self.messages[-1] |= message
+            self.sources[-1] = source
+        else:
+            self.add(message, source)
+
+    def _add_reasoning(self, item: JsonItem, source: str) -> None:
+        """To the answer that follows; the chat template decides what of it the model sees."""
+        text = text_of(item.get("content") or item["summary"])
+        if not text:
+            return
+        if not self._only_thought():
+            self.add({"role": "assistant", "content": "", THOUGHT: []}, source)
+        self.messages[-1][THOUGHT].append(text)
+
+    def _only_thought(self) -> bool:
+        """Whether the last message is a thought whose answer may follow."""
+        last = self.messages[-1] if self.messages else {}
+        return THOUGHT in last and not last["content"] and "tool_calls" not in last
+
+    def _add_call(self, item: JsonItem, source: str) -> None:
+        """To the answer that it is part of: what the model said before, or its other calls."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.add({"role": "assistant", "content": None}, source)
+        kind, text = "function", "arguments"
+        if item["type"] == "custom_tool_call":
+            kind, text = "custom", "input"
+        named = {"name": item["name"], text: item[text]}
+        call = {"id": item["call_id"], "type": kind, kind: named}
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+        self.call_sources[-1].append(source)
+
+    def _first(self) -> int:
+        """How many messages of system and developer stand in front of the others."""
+        roles = [message["role"] for message in self.messages]
+        return next((i for i, role in enumerate(roles) if role not in SYSTEM), len(roles))
+
+    def cuts(self) -> list[int]:
+        """Messages before which the conversation may be cut: calls stay with their outputs."""
+        first = self._first()
+        roles = [message["role"] for message in self.messages]
+        return [index for index in range(first + 1, len(roles)) if roles[index] == "user"]
+
+    def without(self, cut: int) -> Conversation:
+        """Without the messages before `cut`, those of the system in front excepted."""
+        first = self._first()
+        return Conversation(
+            self.messages[:first] + self.messages[cut:],
+            self.sources[:first] + self.sources[cut:],
+            self.call_sources[:first] + self.call_sources[cut:],
+        )
+
+    def renamed(self, text: str) -> str:
+        """Names of chat fields in a message or a path, as the caller of this route wrote them."""
+
+        def source(found: re.Match[str]) -> str:
+            index, call = found[2], found[5]
+            if index is None:
+                return "input"
+            if call is None:
+                return _at(self.sources, index) or found[0]
+            # There may be no such call: an error may quote what the caller wrote.
+            return _at(_at(self.call_sources, index) or [], call) or found[0]
+
+        text = MESSAGE.sub(source, text)
+        for pattern, name in RENAMED:
+            text = pattern.sub(name, text)
+        return text
+
+    def own_words(self, error: RequestError) -> RequestError:
+        """The error with its fields named as in the Responses API."""
+        error.message = self.renamed(error.message)
+        error.param = None if error.param is None else self.renamed(error.param)
+        return error
+
+
+def _at(items: list[T], index: str) -> T | None:
+    """The item of that number, if there is one."""
+    return items[int(index)] if len(index) <= MOST_DIGITS and int(index) < len(items) else None
+
+
+def conversation_of(
+    body: ResponsesRequest, earlier: list[JsonItem], items: list[JsonItem]
+) -> Conversation:
+    """Instructions, the items of the earlier responses, and those of this request.
+
+    Raises RequestError for a call without an output, or the other way round.
+    """
+    conversation = Conversation()
+    if body.instructions:
+        conversation.add({"role": "system", "content": body.instructions}, "instructions")
+    sources = ["previous_response_id"] * len(earlier)
+    sources += [
+        "input" if isinstance(body.input, str) else f"input[{i}]" for i in range(len(items))
+    ]
+    open_calls: dict[str, str] = {}
+    for item, source in zip([*earlier, *items], sources, strict=True):
+        if item["type"] in CALLS:
+            open_calls[item["call_id"]] = source
+        elif item["type"] in OUTPUTS and not open_calls.pop(item["call_id"], None):
+            raise RequestError(
+                f"no tool call found for the function call output with call_id {item['call_id']}: "
+                f"send the {item['type'].removesuffix('_output')} item before its output",
+                param=f"{source}.call_id",
+            )
+        conversation.add_item(item, source)
+    for call_id, source in open_calls.items():
+        raise RequestError(
+            f"no tool output found for function call {call_id}: send a function_call_output item "
+            "with this call_id",
+            param="input" if source == "previous_response_id" else source,
+        )
+    # Only now: a text that grew with every item would be copied as often.
+    for message in conversation.messages:
+        if THOUGHT in message:
+            message[THOUGHT] = "\n".join(message[THOUGHT])
+    return conversation
+
+
+def chat_request(body: ResponsesRequest, conversation: Conversation) -> ChatRequest:
+    """Raises RequestError for what the chat schema refuses, in this route's words."""
+    fields: dict[str, Any] = {
+        "messages": conversation.messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "stream": body.stream,
+        **{name: getattr(body, name) for name in SAME_NAME},
+        **_format(body),
+        **_tools(body),
+    }
+    if body.wants_logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.reasoning is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None:
+        fields["verbosity"] = body.text.verbosity
+    fields = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
+    except RequestError as error:
+        raise conversation.own_words(error) from None
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any]:
+    """`text.format` as chat's response_format."""
+    wanted = body.text.format if body.text is not None else None
+    if wanted is None or wanted.type == "text":
+        return {}
+    if not isinstance(wanted, SchemaFormat):
+        return {"response_format": {"type": wanted.type}}
+    schema = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _tools(body: ResponsesRequest) -> dict[str, Any]:
+    """Tools, without those that `tool_choice` does not allow."""
+    choice = body.tool_choice
+    tools = body.tools or []
+    if not tools and choice in (None, "none", "auto"):
+        return {}  # OpenAI's clients send both without tools
+    wanted: dict[str, Any] = {"parallel_tool_calls": body.parallel_tool_calls if tools else None}
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        tools = [tool for tool in tools if tool.name in allowed]
+        wanted["tool_choice"] = choice.mode
+    elif isinstance(choice, NamedTool):
+        wanted["tool_choice"] = {"type": choice.type, choice.type: {"name": choice.name}}
+    else:
+        wanted["tool_choice"] = choice
+    wanted["tools"] = [tool.as_chat() for tool in tools]
+    return {name: value for name, value in wanted.items() if value not in (None, [])}

@@ -1,0 +1,141 @@
+"""/v1/files: uploads and what batches wrote."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import BinaryIO
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from server.batches.files import StoredFile
+from server.batches.multipart import boundary_of
+from server.batches.schema import FileQuery
+from server.batches.store import BatchStore
+from server.batches.upload import receive_upload
+from server.errors import NotFound
+from server.http.json_body import Json
+from server.http.pagination import listed
+from server.http.query import NoQuery, openapi_query, parse_query
+from server.http.request_context import owner_of
+from server.state import ServerState, state_of
+
+router = APIRouter()
+PIECE_BYTES = 256 << 10
+UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string"},
+                        "expires_after[anchor]": {"type": "string"},
+                        "expires_after[seconds]": {"type": "integer"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+def store_of(state: ServerState) -> BatchStore:
+    """Raises NotFound where files and batches are not switched on."""
+    if state.batches is None:
+        raise NotFound(
+            "files and batches are off: the operator can switch them on with --data-dir DIRECTORY",
+            code="not_enabled",
+        )
+    return state.batches
+
+
+@router.post("/v1/files", summary="Upload a file", response_model=None, openapi_extra=UPLOAD)
+async def upload_file(request: Request) -> Response:
+    state = state_of(request)
+    store = store_of(state)
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    length = request.headers.get("content-length", "")
+    file = await receive_upload(
+        store.files,
+        owner_of(request),
+        boundary,
+        request.stream(),
+        num_bytes=int(length) if length.isdigit() else None,
+        max_bytes=state.config.max_file_bytes,
+    )
+    return JSONResponse(file.shown())
+
+
+@router.get(
+    "/v1/files",
+    summary="List files",
+    response_model=None,
+    openapi_extra=openapi_query(FileQuery),
+)
+async def list_files(request: Request) -> Response:
+    query = parse_query(FileQuery, request.query_params)
+    files = store_of(state_of(request)).files
+
+    def work() -> bytes:
+        page, more = files.page(
+            owner_of(request),
+            after=query.after,
+            limit=query.limit,
+            ascending=query.order == "asc",
+            purpose=query.purpose,
+        )
+        shown = [file.shown() for file in page]
+        return orjson.dumps(listed(shown, [file.id for file in page], has_more=more))
+
+    return Json(await asyncio.to_thread(work))
+
+
+async def _file(request: Request, file_id: str) -> StoredFile:
+    files = store_of(state_of(request)).files
+    return await asyncio.to_thread(files.find, owner_of(request), file_id)
+
+
+@router.get("/v1/files/{file_id}", summary="Describe a file", response_model=None)
+async def get_file(request: Request, file_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    return JSONResponse((await _file(request, file_id)).shown())
+
+
+@router.delete("/v1/files/{file_id}", summary="Delete a file", response_model=None)
+async def delete_file(request: Request, file_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    files = store_of(state_of(request)).files
+    await asyncio.to_thread(files.delete, owner_of(request), file_id)
+    return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.get("/v1/files/{file_id}/content", summary="A file's content", response_model=None)
+async def file_content(request: Request, file_id: str) -> Response:
+    parse_query(NoQuery, request.query_params)
+    file = await _file(request, file_id)
+    path = store_of(state_of(request)).files.path(file.id)
+    try:
+        source = await asyncio.to_thread(path.open, "rb")
+    except FileNotFoundError:  # deleted since
+        raise NotFound(f"the file `{file.id}` is gone", code="file_not_found") from None
+    headers = {
+        "content-length": str(file.bytes),
+        "content-disposition": "attachment",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(_pieces(source), 200, headers, "application/octet-stream")
+
+
+async def _pieces(source: BinaryIO) -> AsyncIterator[bytes]:
+    try:
+        while piece := await asyncio.to_thread(source.read, PIECE_BYTES):
+            yield piece
+    finally:
+        source.close()

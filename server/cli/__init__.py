@@ -1,0 +1,1 @@
+"""The `wavefill` command: flags, subcommands, and finding a model's directory."""

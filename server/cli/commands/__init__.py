@@ -1,0 +1,1 @@
+"""One file for each subcommand of `wavefill`, imported when it is run."""

@@ -1,0 +1,267 @@
+"""`wavefill bench serve`"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from server.cli.main import KEY, UsageError, first_key
+
+if TYPE_CHECKING:
+    from server.bench.client import BenchClient
+    from server.bench.metrics import Objectives
+    from server.bench.share import Share
+    from server.bench.workload import Workload
+
+DEFAULT_CONCURRENCY = 8
+UNTOLD = {"api_key", "command", "version", "what"}  # arguments that a file of figures lacks
+
+
+class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells the defaults that are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        none = action.default is None or action.default is False
+        return action.help if none else super()._get_help_string(action)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure a running server."
+    subparsers = parser.add_subparsers(metavar="WHAT", dest="what", required=True)
+    serve = subparsers.add_parser(
+        "serve",
+        help="latency and throughput of an OpenAI-compatible server",
+        formatter_class=WithDefaults,
+        description="Send random prompts of one length to an OpenAI-compatible server and report "
+        "latency and throughput.  A closed loop keeps --concurrency requests open; an open loop "
+        "sends --rate requests a second, whatever the server does.",
+    )
+    add = serve.add_argument
+    add(
+        "--base-url",
+        "--url",
+        metavar="URL",
+        type=with_version,
+        default="http://127.0.0.1:8000/v1",
+        help="where the server is; without a path it gets /v1",
+    )
+    add("--model", help="name to ask for; the first of /v1/models if left out")
+    add("--api-key", help=f"sent as a bearer token; the first of {KEY} if left out")
+    add("--endpoint", choices=("completions", "chat"), default="completions", help="what to call")
+    add("--input-len", type=_at_least(1), default=128, help="tokens (or words) of a prompt")
+    add(
+        "--output-len", type=_at_least(1), default=128, help="largest number of tokens in an answer"
+    )
+    add(
+        "--prompts",
+        choices=("ids", "words"),
+        help="random token ids (exact length; completions only) or random words; ids for "
+        "completions and words for chat if left out",
+    )
+    add(
+        "--vocab-size",
+        type=_at_least(101),
+        default=1000,
+        help="random token ids are below this number",
+    )
+    add("--num-prompts", type=_at_least(1), default=100, help="requests that are measured")
+    add("--warmup", type=_at_least(0), default=8, help="requests before them")
+    loop = serve.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency",
+        type=_at_least(1),
+        help=f"closed loop with this many callers; {DEFAULT_CONCURRENCY} if left out",
+    )
+    loop.add_argument("--rate", type=_positive, help="open loop, requests a second (Poisson)")
+    add(
+        "--processes",
+        type=_at_least(1),
+        default=1,
+        help="processes that send and read; one can read about 100,000 tokens a second",
+    )
+    add(
+        "--ignore-eos",
+        action="store_true",
+        help="make every answer exactly --output-len tokens long",
+    )
+    add("--temperature", type=float, default=0.0, help="0 is greedy")
+    add("--seed", type=int, default=0, help="of prompts and arrivals")
+    add("--timeout", type=_positive, default=600.0, help="seconds for one request")
+    add(
+        "--goodput",
+        nargs="+",
+        metavar="NAME:MS",
+        help="count the requests within these limits: ttft:200 tpot:20 e2e:5000",
+    )
+    add("--json", metavar="FILE", help="write the figures there too")
+
+
+def run(args: argparse.Namespace) -> int:
+    from server.bench.client import ServerError
+    from server.bench.share import run_loop
+
+    if args.endpoint == "chat" and args.prompts == "ids":
+        raise UsageError("--prompts ids: chat takes text; use --prompts words")
+    if not args.base_url.startswith(("http://", "https://")):
+        raise UsageError(f"--base-url {args.base_url}: give one like http://127.0.0.1:8000/v1")
+    objectives = read_objectives(args.goodput or [])
+    if args.api_key is None:
+        args.api_key = first_key(os.environ)
+    try:
+        return run_loop(_measure(args, objectives))
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def with_version(url: str) -> str:
+    """A server's address is enough, as for `wavefill chat`."""
+    url = url.rstrip("/")
+    _, found, rest = url.partition("://")
+    return f"{url}/v1" if found and "/" not in rest else url
+
+
+def read_objectives(words: list[str]) -> Objectives:
+    """`ttft:200 tpot:20` as limits.  Raises UsageError."""
+    from server.bench.metrics import Objectives
+
+    limits: dict[str, float] = {}
+    for word in words:
+        name, _, number = word.partition(":")
+        try:
+            if name not in ("ttft", "tpot", "e2e"):
+                raise ValueError
+            limits[name] = _positive(number)
+        except (ValueError, argparse.ArgumentTypeError):
+            raise UsageError(
+                f"--goodput {word}: write ttft:MS, tpot:MS or e2e:MS, such as ttft:200"
+            ) from None
+    return Objectives(**limits)
+
+
+async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
+    from server.bench.client import BenchClient, ServerError
+    from server.bench.loop import Load
+    from server.bench.metrics import summarize
+    from server.bench.report import as_json, table
+    from server.bench.share import run_share, run_together, shares
+
+    async with BenchClient(args.base_url, args.api_key, args.timeout) as client:
+        workload = await _workload(args, client)
+        progress = Progress(args.num_prompts)
+        warm = Load(client, workload, lambda: None)
+        if failure := await warm.warm_up(args.warmup, args.concurrency or DEFAULT_CONCURRENCY):
+            raise ServerError(f"warm-up: {failure.kind}: {failure.message}")
+        whole = _share(args, workload)
+        parts = shares(whole, args.processes)
+        if len(parts) > 1:
+            measured = await asyncio.to_thread(run_together, parts)
+        else:
+            load = Load(client, workload, progress.step)
+            measured = await run_share(whole, load, time.perf_counter())
+    progress.clear()
+    summary = summarize(measured.outcomes, objectives)
+    print(table(_title(args, workload), summary, measured.outcomes, measured.lag_s))
+    if args.json is not None:
+        await asyncio.to_thread(
+            _write, Path(args.json), as_json(_told(args, workload), summary, measured.lag_s)
+        )
+    return 1 if summary.failed else 0
+
+
+def _share(args: argparse.Namespace, workload: Workload) -> Share:
+    """The whole run."""
+    from server.bench.share import Share
+
+    return Share(
+        base_url=args.base_url,
+        api_key=args.api_key,
+        timeout_s=args.timeout,
+        workload=workload,
+        first=0,
+        step=1,
+        count=args.num_prompts,
+        concurrency=args.concurrency or DEFAULT_CONCURRENCY,
+        rate=args.rate,
+    )
+
+
+async def _workload(args: argparse.Namespace, client: BenchClient) -> Workload:
+    from server.bench.workload import Workload
+
+    ids = (args.prompts or ("words" if args.endpoint == "chat" else "ids")) == "ids"
+    return Workload(
+        endpoint=args.endpoint,
+        model=args.model or await client.first_model(),
+        input_len=args.input_len,
+        output_len=args.output_len,
+        vocab_size=args.vocab_size if ids else None,
+        ignore_eos=args.ignore_eos,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+
+
+class Progress:
+    """`12 / 100` in place on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._shown = sys.stderr.isatty()
+
+    def step(self) -> None:
+        self._done += 1
+        if self._shown:
+            print(f"\r{self._done} / {self._total}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _title(args: argparse.Namespace, workload: Workload) -> str:
+    unit = "words" if workload.vocab_size is None else "tokens"
+    if args.rate is not None:
+        loop = f"open loop, {args.rate:g} requests / s"
+    else:
+        loop = f"closed loop, {args.concurrency or DEFAULT_CONCURRENCY} callers"
+    return (
+        f"{workload.model} at {args.base_url}, {workload.endpoint}\n"
+        f"{loop}; {workload.input_len} {unit} in, {workload.output_len} tokens out"
+    )
+
+
+def _told(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
+    told: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNTOLD}
+    told["model"] = workload.model
+    told["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return told
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    import orjson
+
+    path.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def _at_least(lowest: int) -> Any:
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text}: a whole number from {lowest} on is needed")
+        return int(text)
+
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: a number above 0 is needed")
+    return number

@@ -1,0 +1,220 @@
+"""`wavefill serve [MODEL]`"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtime.config import EngineConfig
+from server.cli.flags import add_flags, read_flags, unknown_variables
+from server.cli.main import UsageError
+from server.cli.model_source import BUILT_IN
+from server.config import ServerConfig
+
+log = logging.getLogger("wavefill.launcher")
+
+PORT_IN_USE = 98  # exit code
+MAX_API_WORKERS = 64
+LEAST_HEADER = 1024
+LEAST_BODY = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "wavefill serve [MODEL] [OPTIONS]"
+    parser.description = (
+        "Start the server.  Every option may also be set in the environment: --max-queue is "
+        "WAVEFILL_MAX_QUEUE, and MODEL is WAVEFILL_MODEL.  Whole numbers may end in k, m or g: "
+        "32k is 32768."
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=None,
+        metavar="KEY",
+        help="ask callers for this key; may be repeated (other users of this machine can read "
+        "arguments: prefer WAVEFILL_API_KEY or --api-key-file)",
+    )
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with one key a line")
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from server.cli.model_source import ModelNotFound, resolve_model
+    from server.process.launcher import AddressInUse, NoSocketDirectory, StoreInUse, bind, launch
+    from server.process.logs import set_up_logging
+
+    config = wanted_config(args, os.environ)
+    set_up_logging(config.log_level, config.log_format)
+    try:
+        listener = bind(config.host, config.port)
+    except AddressInUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        return PORT_IN_USE
+    except OSError as error:
+        raise UsageError(
+            f"--host {config.host} --port {config.port}: {_reason(error)}: choose an address of "
+            "this machine and a port you may open"
+        ) from None
+    warn_if_open(config)
+    for variable in unknown_variables(os.environ):
+        log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
+    with listener:
+        try:
+            revision = args.revision or os.environ.get("WAVEFILL_REVISION")
+            directory, name = resolve_model(config.engine.model, revision)
+            return launch(with_model(config, str(directory), name), listener)
+        except (ModelNotFound, NoSocketDirectory, StoreInUse) as error:
+            raise UsageError(str(error)) from None
+
+
+def _reason(error: OSError) -> str:
+    """What the system says, without what Python adds of the address."""
+    return str(error.strerror).partition(" (while")[0]
+
+
+def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
+    """What flags and environment ask for; the model is not looked up yet.  Raises UsageError."""
+    server, engine = read_flags(args, environment)
+    server.setdefault("served_names", ())
+    config = ServerConfig(
+        **server,
+        api_keys=read_keys(args, environment),
+        engine=EngineConfig(
+            model=args.model or environment.get("WAVEFILL_MODEL") or BUILT_IN, **engine
+        ),
+    )
+    if not 1 <= config.port <= 65535:
+        raise UsageError(f"--port {config.port}: ports run from 1 to 65535")
+    if not 1 <= config.api_workers <= MAX_API_WORKERS:
+        raise UsageError(
+            f"--api-workers {config.api_workers}: choose from 1 to {MAX_API_WORKERS}, at most one "
+            "for each core"
+        )
+    if not 0 < config.engine.gpu_memory <= 1:
+        raise UsageError(
+            f"--gpu-memory {config.engine.gpu_memory}: it must be above 0 and at most 1"
+        )
+    _check_formats(config)
+    _check_callers(config)
+    if config.batch_concurrency < 1:
+        raise UsageError("--batch-concurrency 0: batches need at least 1")
+    if config.max_file_bytes < 1 or config.max_file_bytes > config.max_data_bytes:
+        raise UsageError(
+            f"--max-file-bytes {config.max_file_bytes}: choose from 1 to --max-data-bytes "
+            f"({config.max_data_bytes})"
+        )
+    if config.chat_template and not os.path.isfile(config.chat_template):
+        raise UsageError(f"--chat-template {config.chat_template}: no such file")
+    return config
+
+
+def _check_callers(config: ServerConfig) -> None:
+    from server.http.browser_guard import split_host
+
+    if config.max_queue < 1:
+        raise UsageError("--max-queue 0: every request would be turned away: choose at least 1")
+    if config.stall_seconds < 1:
+        raise UsageError(
+            f"--stall-seconds {config.stall_seconds:g}: a step may take longer than that, and "
+            "/livez would ask for a restart: choose at least 1"
+        )
+    if config.max_body_bytes < LEAST_BODY:
+        raise UsageError(
+            f"--max-body-bytes {config.max_body_bytes}: no request is so short: choose at least "
+            f"{LEAST_BODY}"
+        )
+    if config.max_header_bytes < LEAST_HEADER:
+        raise UsageError(
+            f"--max-header-bytes {config.max_header_bytes}: ordinary clients send about 500: "
+            f"choose at least {LEAST_HEADER}"
+        )
+    for origin in config.allowed_origins:
+        if origin not in ("*", "null") and not re.fullmatch(
+            r"[a-z][a-z0-9+.-]*://[^/\s\"'\]]+", origin
+        ):
+            raise UsageError(
+                f"--allowed-origins {origin}: an origin is like https://example.com, without a "
+                "path; several with commas; * for all"
+            )
+    for host in config.allowed_hosts:
+        if host != "*" and split_host(host) is None:
+            raise UsageError(
+                f"--allowed-hosts {host}: a host is a name or an address, with or without a port, "
+                "like llm.example or 10.0.0.5:8000; several with commas; * for all"
+            )
+
+
+def _check_formats(config: ServerConfig) -> None:
+    from server.tool_calls.detect import detect
+    from server.tool_calls.formats import UnknownFormat
+
+    try:
+        detect(None, tools=config.tool_format)
+    except UnknownFormat as error:
+        raise UsageError(f"--tool-format: {error}, or auto or none") from None
+    try:
+        detect(None, reasoning=config.reasoning_format)
+    except UnknownFormat as error:
+        raise UsageError(f"--reasoning-format: {error}, or auto or none") from None
+
+
+def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
+    from msgspec.structs import replace
+
+    return replace(
+        config,
+        served_names=config.served_names or (name,),
+        model_directory=directory,
+        engine=replace(config.engine, model=directory),
+    )
+
+
+def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys of all sources, none of them empty.  Raises UsageError."""
+    keys = list(args.api_key or ())
+    if not all(key.strip() for key in keys):  # a variable of the shell that is not set
+        raise UsageError("--api-key: it is empty: give a key, or leave the option out")
+    keys += environment.get("WAVEFILL_API_KEY", "").split(",")
+    file = args.api_key_file or environment.get("WAVEFILL_API_KEY_FILE")
+    if file:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise UsageError(f"--api-key-file {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"--api-key-file {file}: not UTF-8 text") from None
+        if not any(line.strip() for line in lines):
+            raise UsageError(f"--api-key-file {file}: it holds no key")
+        keys += lines
+    return tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))
+
+
+def warn_if_open(config: ServerConfig) -> None:
+    """Tell who lets the whole network in without a key, or any page of a browser."""
+    from server.http.browser_guard import accepted_hosts, is_loopback
+
+    if config.api_keys:
+        return
+    if not is_loopback(config.host):
+        log.warning(
+            "listening on %s without a key: everyone who reaches this machine can use it; "
+            "set WAVEFILL_API_KEY",
+            config.host or "all addresses",
+        )
+    if accepted_hosts(config) is None:
+        log.warning(
+            "any Host is answered without a key: a web page whose name is made to resolve to this "
+            "machine (DNS rebinding) can use it; set --allowed-hosts or WAVEFILL_API_KEY"
+        )

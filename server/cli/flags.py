@@ -1,0 +1,248 @@
+"""Flags made from the fields of the configuration.  A flag beats WAVEFILL_*, that the default."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from runtime.config import EngineConfig
+from server.cli.main import UsageError
+from server.config import ServerConfig
+
+PREFIX = "WAVEFILL_"
+OTHER_VARIABLES = ("MODEL", "REVISION", "API_KEY", "API_KEY_FILE")  # `serve` reads them itself
+UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+# Field -> help.  A field that is not here has no flag: the command derives it.
+SERVER_FLAGS = {
+    "host": "address to listen on; 0.0.0.0 lets other machines in",
+    "port": "TCP port",
+    "served_names": "name of the model in the API; several with commas",
+    "chat_template": "file with a chat template, instead of the model's own",
+    "special_tokens_in_content": "whether special tokens that messages spell are such, or text",
+    "tool_format": "how the model writes tool calls; auto: by its template; none: no tools",
+    "reasoning_format": "how the model marks its reasoning; auto: by its template; none: as text",
+    "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",
+    "max_queue": "sequences running or waiting before new requests get 429",
+    "request_history": "requests that GET /v1/requests/{id} can explain, in each API process",
+    "drain_seconds": "how long open requests may go on after SIGTERM",
+    "stall_seconds": "how long the engine may be silent before /health and /livez answer 503",
+    "max_body_bytes": "largest request body",
+    "max_header_bytes": "largest sum of request headers",
+    "data_dir": "directory for files and batches, which are off without one",
+    "max_file_bytes": "largest file that may be uploaded",
+    "max_data_bytes": "room for all files together; nothing is taken or written beyond it",
+    "batch_concurrency": "sequences of batches in the engine; at most half of --max-num-seqs",
+    "allowed_origins": "origins that browsers may call from (CORS); several with commas",
+    "allowed_hosts": "values of the header Host to answer to beside localhost, 127.0.0.1 and ::1; "
+    "several with commas; * for all, as without the option where --host is no loopback address",
+    "response_store": "file that keeps /v1/responses and stored chats beyond the server's end",
+    "response_store_bytes": "largest size of that store; the least used responses go first",
+    "response_store_days": "days that a response is kept after its last use",
+    "metrics_compat": "also export metrics under the names of this server",
+    "pooling": "what embeddings are made of; auto: as the model's files say, else the last token",
+    "log_level": "lowest level that is logged",
+    "log_format": "form of the log",
+}
+ENGINE_FLAGS = {
+    "device": "where to compute; auto: a GPU if there is one; CUDA_VISIBLE_DEVICES says which",
+    "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
+    "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
+    "deterministic": "answers have the same bits whatever else runs; needs a GPU, is slower",
+    "split_planner": "how flash2 divides the KV of decoding sequences; auto: uneven",
+    "kv_dtype": "type of stored keys and values; auto: as the weights",
+    "load_format": "dummy fills the model with random weights, for benchmarks",
+    "max_model_len": "longest prompt and answer in tokens; 0: as long as the model and KV allow",
+    "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",
+    "max_batched_tokens": "tokens in one step; 0: 8192 on a large GPU, else 2048, 512 on a CPU",
+    "itl_target_ms": "cut prompts so that answers get a token within these milliseconds; 0: auto",
+    "page_size": "tokens in one KV page: 16, 32, 64 or 128",
+    "kv_tokens": "room for KV in tokens; 0: as much as --gpu-memory leaves",
+    "gpu_memory": "share to use of the GPU's free memory; on a CPU, of half the free memory",
+    "prefix_cache": "reuse prompt prefixes that were computed before",
+    "threads": "compute threads on a CPU; 0: chosen from the number of cores",
+    "seed": "seed that is used for requests without one",
+}
+METAVARS = {
+    "host": "ADDRESS",
+    "served_names": "NAMES",
+    "chat_template": "FILE",
+    "tool_format": "NAME",
+    "reasoning_format": "NAME",
+    "data_dir": "DIRECTORY",
+    "allowed_origins": "ORIGINS",
+    "allowed_hosts": "HOSTS",
+    "response_store": "FILE",
+}
+ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
+RENAMED = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every field of the two tables."""
+    _add_group(parser, "server", ServerConfig, SERVER_FLAGS)
+    add_engine_flags(parser, ENGINE_FLAGS)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add those of the engine that are named, and old names of theirs."""
+    table = {name: ENGINE_FLAGS[name] for name in names}
+    _add_group(parser, "engine", EngineConfig, table)
+    for old, new in RENAMED.items():
+        if new in table:
+            parser.add_argument(flag_of(old), dest=old, help=argparse.SUPPRESS)
+
+
+def _add_group(
+    parser: argparse.ArgumentParser,
+    title: str,
+    config: type[msgspec.Struct],
+    table: Mapping[str, str],
+) -> None:
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(config)
+    defaults = _defaults(config)
+    for name, text in table.items():
+        _add_flag(group, name, hints[name], defaults[name], text)
+
+
+def _add_flag(
+    group: argparse._ArgumentGroup,  # pyright: ignore[reportPrivateUsage]
+    name: str,
+    hint: Any,
+    default: Any,
+    text: str,
+) -> None:
+    options: dict[str, Any] = {"dest": name, "default": None}
+    if get_origin(hint) is Literal:
+        # Not `choices`: the environment's values are checked here, too, and in the same words.
+        options["metavar"] = "{" + ",".join(get_args(hint)) + "}"
+    elif hint is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["metavar"] = METAVARS.get(name) or {int: "N", float: "X"}.get(hint, "TEXT")
+    shown = _shown(name, default)
+    if name != "served_names" and shown != "":
+        text += f" (default: {shown})"
+    group.add_argument(flag_of(name), help=text.replace("%", "%%"), **options)
+
+
+def _shown(name: str, default: Any) -> str:
+    """A default as it may be written; "" for none."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if name.endswith("_bytes"):
+        return _with_unit(default)
+    return "" if default == () else f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _with_unit(number: int) -> str:
+    units = [(size, unit) for unit, size in UNITS.items() if number % size == 0]
+    size, unit = max(units)
+    return f"{number // size}{unit}"
+
+
+def flag_of(name: str) -> str:
+    return "--" + {"served_names": "served-model-name"}.get(name, name.replace("_", "-"))
+
+
+def _variable(name: str) -> str:
+    return PREFIX + flag_of(name)[2:].replace("-", "_").upper()
+
+
+def read_flags(
+    args: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that were given, for ServerConfig and EngineConfig.  Raises UsageError."""
+    engine = read_engine_flags(args, environment, ENGINE_FLAGS)
+    return _read(args, environment, ServerConfig, SERVER_FLAGS), engine
+
+
+def read_engine_flags(
+    args: argparse.Namespace, environment: Mapping[str, str], names: Iterable[str]
+) -> dict[str, Any]:
+    """The values that were given of those named, for EngineConfig.  Raises UsageError."""
+    names = tuple(names)
+    for old, new in RENAMED.items():
+        variable = _variable(old)
+        if new in names and (getattr(args, old) is not None or variable in environment):
+            raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
+    return _read(args, environment, EngineConfig, names)
+
+
+def _read(
+    args: argparse.Namespace,
+    environment: Mapping[str, str],
+    config: type[msgspec.Struct],
+    names: Iterable[str],
+) -> dict[str, Any]:
+    hints = get_type_hints(config)
+    values: dict[str, Any] = {}
+    for name in names:
+        source, value = flag_of(name), getattr(args, name)
+        if value is None:
+            source = _variable(name)
+            value = environment.get(source)
+            if value is not None and value.startswith("tcp://"):
+                value = None  # Kubernetes' word for a Service that is named "wavefill"
+        if value is not None:
+            values[name] = _convert(source, value, hints[name])
+    return values
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Names that look like ours and set nothing; those of Kubernetes' service links left out."""
+    known = {*(PREFIX + name for name in OTHER_VARIABLES), *map(_variable, ALL_FLAGS)}
+    names = (name for name in environment if name.startswith(PREFIX))
+    links = (f"{PREFIX}SERVICE_", f"{PREFIX}PORT_")
+    return sorted(name for name in names if name not in known and not name.startswith(links))
+
+
+def _convert(source: str, value: Any, hint: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if get_origin(hint) is Literal:
+        choices: tuple[str, ...] = get_args(hint)
+        if value not in choices:
+            raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}")
+        return value
+    if hint is bool:
+        if value.lower() not in ("1", "0", "true", "false", "on", "off", "yes", "no"):
+            raise UsageError(f"{source} {value}: choose on or off")
+        return value.lower() in ("1", "true", "on", "yes")
+    if get_origin(hint) is tuple:
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    convert: Callable[[str, str], Any] = {int: _integer, float: _number}.get(hint, _text)
+    return convert(source, value)
+
+
+def _integer(source: str, value: str) -> int:
+    """An integer, with k, m or g for powers of 1024: 32k is 32768."""
+    found = re.fullmatch(r"(\d+)([kmg]?)", value.strip().lower())
+    if found is None:
+        raise UsageError(
+            f"{source} {value}: a whole number from 0 up is needed, such as 4096 or 32k"
+        )
+    return int(found[1]) * UNITS[found[2]]
+
+
+def _number(source: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{source} {value}: a number from 0 up is needed")
+    return number
+
+
+def _text(source: str, value: str) -> str:
+    return value
+
+
+def _defaults(config: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(config)}

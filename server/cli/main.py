@@ -1,0 +1,103 @@
+"""The `wavefill` command.  Each subcommand is one file in commands/, imported when it is run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol, cast
+
+COMMANDS = {
+    "serve": "start the server",
+    "chat": "talk to a running server",
+    "bench": "measure a running server",
+    "tune": "measure this GPU, for planning attention",
+    "plan": "say what fits on a GPU, without loading",
+    "pull": "download a model from the Hub",
+    "version": "print the version",
+}
+KEY = "WAVEFILL_API_KEY"  # the keys of a server, with commas between them
+
+
+class Command(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+class UsageError(ValueError):
+    """A wrong argument; the message says what, the limit and the remedy."""
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose mistakes are one line each, and whose options are not abbreviated."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        text = message.removeprefix("argument ")
+        raise UsageError(f"{text}: see `{self.prog} --help`")
+
+    def options(self) -> list[str]:
+        """The names of all options, those that only tell their new name left out."""
+        names: list[str] = []
+        for action in self._actions:
+            choices: object = action.choices
+            if isinstance(choices, dict):  # the commands of a command
+                parsers = cast("dict[str, Parser]", choices)
+                names += [name for each in parsers.values() for name in each.options()]
+            elif action.help != argparse.SUPPRESS:
+                names += action.option_strings
+        return names
+
+
+def first_key(environment: Mapping[str, str]) -> str:
+    """The key with which a command of ours asks a server; "" if none is set."""
+    keys = (key.strip() for key in environment.get(KEY, "").split(","))
+    return next((key for key in keys if key), "")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        raise SystemExit(_run(words))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _run(words: list[str]) -> int:
+    parser = Parser(
+        prog="wavefill",
+        description="OpenAI-compatible inference server for large language models.",
+        epilog="wavefill COMMAND --help lists the options of a command.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    subparsers = parser.add_subparsers(metavar="COMMAND", dest="command")
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    used = parser
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary)
+        if name == chosen:
+            _command(name).add_arguments(subparser)
+            used = subparser
+    args, strange = parser.parse_known_args(words)
+    if strange:
+        from server.cli.vllm_flags import refusal
+
+        raise UsageError(refusal(strange, used.options(), used.prog))
+    name = "version" if args.version else args.command
+    if name is None:
+        parser.print_help()
+        return 0
+    return _command(name).run(args)
+
+
+def _command(name: str) -> Command:
+    module: Command = importlib.import_module(f"server.cli.commands.{name}")  # type: ignore[assignment]
+    return module

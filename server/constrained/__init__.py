@@ -1,0 +1,1 @@
+"""Structured output: from the fields of a request to a checked grammar."""

@@ -1,0 +1,172 @@
+"""GrammarChecker: asks the process of server/constrained/grammar_worker.py, which may hang or die."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from server.constrained.grammar_worker import CHECK_SECONDS, Check, Start, Verdict
+from server.constrained.json_schema import shown
+from server.constrained.response_format import Grammar
+from server.errors import RequestError
+from server.generation.admission import full
+from server.http.validation import path_of
+from server.prompt.tokenizer import ChatTokenizer
+
+# Until a verdict, whatever keeps the process waiting; it ends itself after CHECK_SECONDS of work.
+WAIT_SECONDS = 10.0
+START_SECONDS = 30.0
+MOST_WAITING = 64
+MOST_REMEMBERED = 256
+MOST_REMEMBERED_CHARS = 32 << 20  # of all of them
+
+
+class GrammarChecker:
+    """Tries grammars before the engine sees them, one at a time and off the event loop.
+
+    Its process starts with the first grammar and ends with this object.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., GrammarChecker] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._waiting = 0
+        self._fine: OrderedDict[bytes, str] = OrderedDict()  # digest of a Check -> its grammar
+
+    async def check(self, grammar: Grammar, vocab_size: int, tokenizer: ChatTokenizer) -> str:
+        """The text for SamplingParams.grammar.
+
+        Raises RequestError that names the place if it cannot be used.
+        """
+        blame = list(grammar.schemas)
+        request = Check(grammar.grammars, list(grammar.schemas.values()), grammar.ebnf)
+        line = msgspec.json.encode(request)
+        digest = hashlib.sha256(line).digest()
+        if digest in self._fine:
+            self._fine.move_to_end(digest)
+            return self._fine[digest]
+        if self._waiting >= MOST_WAITING:
+            raise full(
+                "grammars_full", f"{self._waiting} grammars wait to be checked: try again later"
+            )
+        self._waiting += 1
+        try:
+            start = Start(vocab_size, tokenizer.special_words())
+            loop = asyncio.get_running_loop()
+            verdict = await loop.run_in_executor(self._thread, self._ask, start, line)
+        finally:
+            self._waiting -= 1
+        if verdict.error is not None:
+            raise _refusal(grammar, blame, verdict)
+        self._remember(digest, verdict.grammar)
+        return verdict.grammar
+
+    def _remember(self, digest: bytes, grammar: str) -> None:
+        self._fine[digest] = grammar
+        size = sum(map(len, self._fine.values()))
+        while len(self._fine) > MOST_REMEMBERED or size > MOST_REMEMBERED_CHARS:
+            size -= len(self._fine.popitem(last=False)[1])
+
+    def _ask(self, start: Start, line: bytes) -> Verdict:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended while nobody used it
+        process = self._process or self._start(start)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            return msgspec.json.decode(_read_line(process, WAIT_SECONDS), type=Verdict)
+        except TimeoutError:
+            self.close()
+            error = f"there was no verdict after {WAIT_SECONDS:g} s: make it simpler, or try again"
+        except (OSError, EOFError):
+            code = process.wait()
+            self.close()
+            if code == -signal.SIGPROF:
+                return Verdict(
+                    error=f"it is too complex: compiling it takes longer than {CHECK_SECONDS:g} s"
+                )
+            how = signal.Signals(-code).name if code < 0 else f"code {code}"
+            error = f"it is too complex: the process that tried it ended ({how})"
+        return Verdict(error=error)
+
+    def _start(self, start: Start) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "server.constrained.grammar_worker"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._process, self._end = process, weakref.finalize(self, _end, process)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
+            process.stdin.flush()
+            _read_line(process, START_SECONDS)
+        except (OSError, EOFError):  # TimeoutError, too
+            self.close()  # its late word would be taken for the next verdict
+            raise
+        return process
+
+    def close(self) -> None:
+        """End the process; the next grammar starts another."""
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError:
+                continue  # what was not written is nobody's
+
+
+def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """One line of stdout.  Raises TimeoutError, or EOFError if the process has ended."""
+    assert process.stdout is not None
+    descriptor, line = process.stdout.fileno(), b""
+    readable = select.poll()  # select.select takes no descriptor above 1023
+    readable.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not readable.poll(left * 1000):
+            raise TimeoutError
+        part = os.read(descriptor, 1 << 16)
+        if not part:
+            raise EOFError
+        line += part
+    return line
+
+
+def _refusal(grammar: Grammar, blame: list[str], verdict: Verdict) -> RequestError:
+    if verdict.schema is None:
+        return RequestError(
+            f"`{grammar.param}` cannot be used: {verdict.error}",
+            param=grammar.param,
+            code="unsupported_schema" if grammar.schemas else "invalid_grammar",
+        )
+    path = blame[verdict.schema]
+    inner = path_of(verdict.path)
+    if inner:
+        path += inner if inner.startswith("[") else f".{inner}"
+    return RequestError(
+        f"the schema at `{shown(path)}` cannot be enforced: {verdict.error}",
+        param=path,
+        code="unsupported_schema",
+    )

@@ -1,0 +1,271 @@
+"""JSON Schemas of callers: limits, and keywords that cannot be honoured, named by their path.
+
+What passes here is compiled by the grammar library, which has the last word.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from server.apis.openai.response_format_schema import MAX_REGEX, MAX_SCHEMA
+from server.errors import RequestError
+from server.http.validation import fields_of, items_of, kind_of
+
+MAX_DEPTH = 40  # schemas inside schemas
+MAX_PROPERTIES = 5000  # OpenAI's limit
+# Any of them may be next, so each costs time at every token.  The library's own limit is 498.
+MAX_OPTIONAL = 480
+MAX_VALUES = 10_000  # of all enums together
+
+NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
+LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+SIMPLE = frozenset(
+    {
+        *("type", "enum", "const", "required", "$ref", "format", "pattern"),
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    }
+)
+# Known, and no word about what is valid.
+ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+        *("writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$vocabulary"),
+        *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
+    }
+)
+# Keyword -> what to do instead; values that ask for nothing.
+REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
+    "not": ("say what is allowed instead", ()),
+    "if": ("use anyOf with one schema a case", ()),
+    "then": ("use anyOf with one schema a case", ()),
+    "else": ("use anyOf with one schema a case", ()),
+    "uniqueItems": ("check the answer yourself", (False,)),
+    "contains": ("use prefixItems or items", ()),
+    "minContains": ("use minItems", ()),
+    "maxContains": ("use maxItems", ()),
+    "propertyNames": ("use patternProperties with additionalProperties false", ()),
+    "dependentRequired": ("use anyOf with one schema a case", ({},)),
+    "dependentSchemas": ("use anyOf with one schema a case", ({},)),
+    "dependencies": ("use anyOf with one schema a case", ({},)),
+    "unevaluatedProperties": ("use additionalProperties", (True,)),
+    "unevaluatedItems": ("use items", (True,)),
+    "$dynamicRef": ("use $ref", ()),
+    "$recursiveRef": ("use $ref", ()),
+    "contentSchema": ("describe the string by a pattern", ()),
+    "nullable": ('use "type": [..., "null"]', (False,)),
+    "x-guidance": ("use the options of `structured_outputs`", ()),
+}
+KNOWN = sorted(NESTED | LISTS | MAPS | SIMPLE | ANNOTATIONS | REFUSED.keys())
+
+
+def shown(path: str) -> str:
+    """A path short enough for a message: its ends."""
+    return path if len(path) <= 160 else f"{path[:60]}...{path[-100:]}"
+
+
+class Node(NamedTuple):
+    schema: dict[str, Any]
+    path: str
+    depth: int
+
+
+def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """The schema without keywords that ask for nothing.
+
+    Raises RequestError that names the path of what cannot be honoured, `param` in front.
+    """
+    size = len(orjson.dumps(schema))
+    if size > MAX_SCHEMA:
+        raise RequestError(
+            f"the schema in `{param}` has {size} bytes: at most {MAX_SCHEMA} are taken", param=param
+        )
+    properties = values = 0
+    nodes = list(_walk(schema, param))
+    for node in nodes:
+        _check_keywords(node)
+        properties += len(fields_of(node.schema.get("properties")))
+        values += len(items_of(node.schema.get("enum")))
+        if properties > MAX_PROPERTIES or values > MAX_VALUES:
+            raise RequestError(
+                f"the schema in `{param}` is too large at `{shown(node.path)}`: at most "
+                f"{MAX_PROPERTIES} properties and {MAX_VALUES} enum values are taken",
+                param=node.path,
+            )
+    _check_optional(nodes)
+    return _rebuilt(schema, _without_refused)
+
+
+def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
+    """All schemas inside a schema, the outer ones first."""
+    waiting = [Node(schema, param, 0)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if node.depth == MAX_DEPTH:
+            raise RequestError(
+                f"the schema is nested deeper than {MAX_DEPTH} levels at `{shown(node.path)}`: "
+                "use $ref",
+                param=node.path,
+            )
+        waiting.extend(reversed(list(_children(node))))
+
+
+def _children(node: Node) -> Iterator[Node]:
+    for key, value in node.schema.items():
+        path, depth = f"{node.path}.{key}", node.depth + 1
+        if key in MAPS:
+            for name, inner in fields_of(value).items():
+                if kind_of(inner) == "object":
+                    yield Node(fields_of(inner), f"{path}.{name[:64]}", depth)
+        elif key in NESTED and kind_of(value) == "object":
+            yield Node(fields_of(value), path, depth)
+        elif key in LISTS:
+            for index, inner in enumerate(items_of(value)):
+                if kind_of(inner) == "object":
+                    yield Node(fields_of(inner), f"{path}[{index}]", depth)
+
+
+def _check_keywords(node: Node) -> None:
+    for key, value in node.schema.items():
+        path = f"{node.path}.{key[:64]}"
+        if key in REFUSED:
+            remedy, idle = REFUSED[key]
+            if not any(value == each and type(value) is type(each) for each in idle):
+                raise RequestError(
+                    f"the keyword `{key}` at `{shown(path)}` cannot be enforced: {remedy}",
+                    param=path,
+                    code="unsupported_schema",
+                )
+        elif close := _misspelt(key):
+            raise RequestError(
+                f"`{shown(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
+                param=path,
+                code="unsupported_schema",
+            )
+        elif key == "pattern" and len(str(value)) > MAX_REGEX:
+            raise RequestError(
+                f"`{shown(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
+                param=path,
+            )
+
+
+def _check_optional(nodes: list[Node]) -> None:
+    """Properties come in order, so what may be left out between two that may not is what counts."""
+    anywhere: set[str] = set()
+    for node in nodes:
+        anywhere |= _required(node)
+    for node in nodes:
+        # An allOf is one schema, whose parts may require what others describe.
+        joined = "allOf" in node.schema or ".allOf[" in node.path
+        required = anywhere if joined else _required(node)
+        optional = longest = 0
+        for name in fields_of(node.schema.get("properties")):
+            optional = 0 if name in required else optional + 1
+            longest = max(longest, optional)
+        if longest > MAX_OPTIONAL:
+            raise RequestError(
+                f"`{shown(node.path)}` has {longest} optional properties one after the other: at "
+                f"most {MAX_OPTIONAL} are taken; make more of them required",
+                param=node.path,
+                code="unsupported_schema",
+            )
+
+
+def _required(node: Node) -> set[str]:
+    return {name for name in items_of(node.schema.get("required")) if isinstance(name, str)}
+
+
+def _misspelt(key: str) -> str | None:
+    """The keyword that an unknown one nearly is.  Others are annotations, as JSON Schema has it."""
+    if key in KNOWN or key.startswith("x-") or len(key) < 4:
+        return None
+    plain = key.replace("_", "").replace("-", "").lower()
+    same = next((known for known in KNOWN if known.lower() == plain), None)
+    close = difflib.get_close_matches(key[:64], KNOWN, n=1, cutoff=0.88)
+    return same or (close[0] if close else None)
+
+
+def _rebuilt(
+    schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """A copy in which every schema went through `change`, the values of enums and const apart."""
+
+    def inner(value: object) -> object:
+        return _rebuilt(fields_of(value), change) if kind_of(value) == "object" else value
+
+    copy: dict[str, Any] = {}
+    for key, value in change(schema).items():
+        if key in MAPS and kind_of(value) == "object":
+            copy[key] = {name: inner(each) for name, each in fields_of(value).items()}
+        elif key in LISTS and kind_of(value) == "array":
+            copy[key] = [inner(each) for each in items_of(value)]
+        else:
+            copy[key] = inner(value) if key in NESTED else value
+    return copy
+
+
+def _without_refused(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in REFUSED}
+
+
+def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which objects with `properties` have no others, unless they say so."""
+
+    def closed(each: dict[str, Any]) -> dict[str, Any]:
+        return {"additionalProperties": False, **each} if "properties" in each else each
+
+    return _rebuilt(schema, closed)
+
+
+def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """As check_schema, for `strict`: where `additionalProperties` is absent, it is false.
+
+    Raises RequestError also where that would forbid the properties of another schema of the same
+    object.
+    """
+    checked = check_schema(schema, param)
+    for node in _walk(checked, param):
+        for key, others in _beside(node.schema):
+            meant = [node.schema, *(_meant(each, checked) for each in others)]
+            listing = [each for each in meant if "properties" in each]
+            if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
+                raise _joined(f"{node.path}.{key}")
+    return forbid_additional(checked)
+
+
+def _beside(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
+    """What a value must fit beside a schema's own keywords, with the keyword that says so."""
+    if "$ref" in schema:
+        yield "$ref", [{"$ref": schema["$ref"]}]
+    yield "allOf", items_of(schema.get("allOf"))
+    for key in ("anyOf", "oneOf"):
+        for case in items_of(schema.get(key)):
+            yield key, [case]
+
+
+def _joined(path: str) -> RequestError:
+    return RequestError(
+        f"`{shown(path)}` describes one object by several schemas, and with `strict` each of them "
+        "forbids the properties of the others: write the properties into one object, or set "
+        "`additionalProperties` in each",
+        param=path,
+        code="unsupported_schema",
+    )
+
+
+def _meant(part: object, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or the one that its $ref names."""
+    fields = fields_of(part)
+    ref = fields.get("$ref")
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return fields
+    found = root
+    for name in ref[2:].split("/"):
+        found = fields_of(found.get(name))
+    return found

@@ -1,0 +1,132 @@
+"""The grammar that a request's fields ask for, checked."""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+
+from runtime.messages import Ready
+from server.apis.openai.chat_schema import ChatRequest
+from server.apis.openai.response_format_schema import allowed_beside
+from server.apis.openai.sampling_schema import SamplingBody
+from server.apis.openai.tools_schema import CustomTool
+from server.constrained.grammar_text import escaped
+from server.constrained.reasoning_grammar import (
+    after_short_thought,
+    after_thought,
+    in_final_message,
+)
+from server.constrained.response_format import Grammar, requested
+from server.errors import RequestError, UnsupportedParameter
+from server.generation.off_loop import off_loop
+from server.state import ServerState
+from server.tool_calls.detect import NONE
+from server.tool_calls.grammar import tool_grammar
+from server.tool_calls.output_parser import Splitting
+
+CUSTOM_SECONDS = 4.0  # to try the grammars of a request's custom tools
+
+
+async def answer_grammar(state: ServerState, body: SamplingBody, ready: Ready) -> str:
+    """For SamplingParams.grammar: of response_format or structured_outputs, "" if neither asks.
+
+    Raises RequestError for what cannot be enforced, naming the place in the schema.
+    """
+    grammar = await requested_grammar(state, body)
+    return "" if grammar is None else await check_grammar(state, grammar, ready)
+
+
+async def chat_grammar(
+    state: ServerState,
+    body: ChatRequest,
+    ready: Ready,
+    splitting: Splitting | None,
+    max_tokens: int,
+) -> str:
+    """The same of a chat: of the answer's form and its tool calls, after reasoning and its limit.
+
+    splitting   of the answer; None: all of it is content
+    max_tokens  of the answer
+    """
+    wanted = await requested_grammar(state, body)
+    budget = _budget(state, body, splitting, max_tokens)
+    if wanted is None and budget is None and not body.offered_tools():
+        return ""
+    template, marks = state.tokenizer.template, state.grammar_marks
+    formats = state.formats.formats
+    source = "" if template is None else template.source
+    in_messages = splitting is not None and splitting.begins_messages
+    if wanted is not None and in_messages and not body.continue_final_message:
+        wanted = in_final_message(wanted, marks)
+    await _check_custom(state, body, ready)
+    offered = body.offered_tools()
+    size = sum([len(orjson.dumps(tool.function.parameters)) for tool in offered])
+
+    def of_calls() -> Grammar | None:
+        thoughts = budget is None or not in_messages
+        return tool_grammar(body, wanted, formats.tools, source, marks, thoughts=thoughts)
+
+    grammar = await off_loop(size, of_calls)
+    reasoning = formats.reasoning
+    if reasoning is not None and splitting is not None and splitting.may_think:
+        begun = splitting.starts_in_reasoning
+        if budget is not None:
+            grammar = after_short_thought(grammar, reasoning, marks, budget, begun=begun)
+        elif grammar is not None:
+            grammar = after_thought(grammar, reasoning, marks, begun=begun)
+    if grammar is not None and body.allowed_token_ids:
+        raise allowed_beside("tool calls that must fit, or the end of the reasoning,")
+    return "" if grammar is None else await check_grammar(state, grammar, ready)
+
+
+async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> None:
+    """Try the grammars of custom tools by themselves, so that an error names the one.
+
+    Those of other requests wait meanwhile, so there is a limit to the time that all may take.
+    """
+    began = time.monotonic()
+    for index, tool in body.offered():
+        if isinstance(tool, CustomTool) and tool.grammar is not None:
+            path = f"tools[{index}].custom.format.grammar.definition"
+            text = tool.lark or f"start: /{escaped(tool.grammar.definition)}/"
+            if time.monotonic() - began > CUSTOM_SECONDS:
+                raise RequestError(
+                    f"`{path}` and those after it were not tried: the grammars of custom tools may "
+                    f"take {CUSTOM_SECONDS:g} s in all; send fewer or simpler ones",
+                    param=path,
+                )
+            await check_grammar(state, Grammar([{"lark_grammar": text}], param=path), ready)
+
+
+def _budget(
+    state: ServerState, body: ChatRequest, splitting: Splitting | None, max_tokens: int
+) -> int | None:
+    """The limit of the reasoning; None if it cannot be reached.  Raises UnsupportedParameter."""
+    budget = body.thinking_token_budget
+    if budget is None or not 0 <= budget < max_tokens:
+        return None
+    if state.config.reasoning_format == NONE:
+        raise UnsupportedParameter(
+            "`thinking_token_budget` cannot be kept: this server runs with --reasoning-format "
+            "none; use `max_tokens`",
+            param="thinking_token_budget",
+        )
+    if splitting is None or not splitting.may_think:
+        return None
+    # What goes on is a message of the answer itself.
+    going_on = splitting.begins_messages and body.continue_final_message
+    return None if going_on else budget
+
+
+async def requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:
+    """As answer_grammar, but only looked at and not tried, so that more may be put around it."""
+    wanted, structured = body.response_format, body.structured_outputs
+    asked = [each.model_dump() for each in (wanted, structured) if each is not None]
+    size = len(orjson.dumps(asked))
+    return await off_loop(size, lambda: requested(wanted, structured, state.grammar_marks))
+
+
+async def check_grammar(state: ServerState, grammar: Grammar, ready: Ready) -> str:
+    """The text for SamplingParams.grammar.  Raises RequestError if it cannot be used."""
+    return await state.grammars.check(grammar, ready.vocab_size, state.tokenizer)

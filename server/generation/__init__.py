@@ -1,0 +1,1 @@
+"""A request in an API process: admission, parameters, choices, text, log-probabilities."""

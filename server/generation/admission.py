@@ -1,0 +1,117 @@
+"""Who is let in: places for sequences, and every reason for a 429.
+
+A request reserves its places before its prompts are rendered, so that a full server refuses without
+doing any of that work.  A place that is reserved becomes a pending request of the EngineClient when
+its sequence is submitted: what counts is always the sum of the two.
+
+Each API process has its share of --max-queue, because none of them knows what the others have let
+in.  A request for more than the share is let in when its process has nothing else, so that whatever
+fits --max-queue can be answered: a process holds at most its share, or one such request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from runtime.ipc.client import EngineClient
+from server.errors import RateLimited, RequestError
+
+Reason = Literal[
+    "queue_full",  # sequences that run or wait: --max-queue
+    "bodies_full",  # bytes that the bodies of open requests hold
+    "connections_full",  # connections with a request in flight: the limit of open files
+    "grammars_full",  # grammars that wait to be checked
+    "files_full",  # files that are stored
+    "data_full",  # bytes that they have: --max-data-bytes
+    "batches_full",  # batches that have not ended
+]
+# Seconds until there may be room: that of files comes from a caller who deletes some.
+RETRY_AFTER_S: Mapping[Reason, int] = {
+    "queue_full": 1,
+    "bodies_full": 1,
+    "connections_full": 1,
+    "grammars_full": 1,
+    "files_full": 60,
+    "data_full": 60,
+    "batches_full": 60,
+}
+
+
+def full(reason: Reason, message: str) -> RateLimited:
+    """The 429 to raise; it is counted where it is answered."""
+    return RateLimited(message, reason=reason, retry_after_s=RETRY_AFTER_S[reason])
+
+
+class Admission:
+    """The places of one API process.  Lives on its event loop."""
+
+    def __init__(
+        self, client: EngineClient, *, limit: int, share: int, bounded: bool = True
+    ) -> None:
+        """limit: sequences of one request; share: of all, unless `bounded` is False."""
+        self._client = client
+        self._limit = limit
+        self.share = share
+        self._bounded = bounded
+        self.reserved = 0  # places whose sequences are not submitted yet
+
+    @property
+    def used(self) -> int:
+        """Sequences that run, wait or are about to be submitted."""
+        return self._client.pending + self.reserved
+
+    @property
+    def left(self) -> int:
+        """For how many more sequences there is room now."""
+        return max(0, self.share - self.used)
+
+    def reserve(self, wanted: int) -> Places:
+        """Places for `wanted` sequences of one request; the caller closes them, however it ends.
+
+        Raises RequestError if so many can never fit, RateLimited if they do not now.
+        """
+        if wanted > self._limit:
+            raise RequestError(
+                f"prompts times `n` (or `best_of`) is {wanted} sequences, this server takes "
+                f"{self._limit} at a time: send fewer prompts or lower `n`",
+                param="n",
+            )
+        if self._bounded and self.used and wanted > self.left:
+            remedy = "" if wanted <= self.share else ", send fewer prompts or lower `n`"
+            raise full(
+                "queue_full",
+                f"{self.used} sequences are running or waiting, {wanted} more exceed the limit of "
+                f"{self.share}: try again later{remedy}",
+            )
+        return Places(self, wanted)
+
+
+class Places:
+    """Room for the sequences of one request that are not submitted yet, or between two of them."""
+
+    def __init__(self, admission: Admission, held: int) -> None:
+        self._admission = admission
+        self.held = 0
+        self.take(held)
+
+    def take(self, count: int = 1) -> None:
+        """Hold the place of a sequence that ends in this moment, for the next one."""
+        self.held += count
+        self._admission.reserved += count
+
+    def give_back(self, count: int = 1) -> None:
+        """Let a place go: its sequence is submitted in this moment, or there will be none."""
+        assert count <= self.held, "more sequences than places were reserved"
+        self.held -= count
+        self._admission.reserved -= count
+
+    def close(self) -> None:
+        """Give back what is left."""
+        self.give_back(self.held)
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

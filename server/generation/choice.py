@@ -1,0 +1,162 @@
+"""One completion in the making: engine outputs in, finished pieces of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from runtime.ipc.client import Mailbox
+from runtime.messages import FinishReason, Output, TokenLogprob
+from server.generation.detokenizer import Detokenizer
+from server.generation.stop import StopStrings
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log-probability and its place in the text."""
+
+    token: int
+    offset: int  # where its text begins, in characters of the answer
+    score: TokenLogprob | None  # None for the first token of a prompt
+
+
+class Piece(NamedTuple):
+    """What an Output adds to the answer."""
+
+    text: str
+    scored: list[ScoredToken]
+    finish: FinishReason | None
+    tokens: list[int]  # all that were generated, those that left no text included
+
+
+class Choice:
+    """Turns the outputs of one engine request into text; ends at a stop string, too."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_hidden_stop",
+        "_length",
+        "_min_tokens",
+        "_scored",
+        "_stops",
+        "_visible",
+        "cached",
+        "ended",
+        "finish",
+        "first_token",
+        "generated",
+        "index",
+        "last_token",
+        "mailbox",
+        "mean_batch",
+        "preemptions",
+        "prompt",
+        "prompt_scores",
+        "reasoning_tokens",
+        "started",
+        "stop_hit",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        mailbox: Mailbox,
+        detokenizer: Detokenizer,
+        stops: list[str],
+        *,
+        include_stop: bool,
+    ) -> None:
+        """For a request that was submitted.  include_stop: what ends the text is part of it."""
+        self.index = index
+        self.prompt = mailbox.request.tokens
+        self.mailbox = mailbox
+        self.cached = 0
+        self.started = 0.0
+        self.first_token = 0.0
+        self.last_token = 0.0
+        self.ended = 0.0
+        self.preemptions = 0
+        self.mean_batch = 0.0  # 0 unless the engine has told
+        self.generated = 0
+        self.reasoning_tokens = 0  # of the generated ones
+        self.finish: FinishReason | None = None
+        self.stop_hit: str | int | None = None
+        self.prompt_scores: list[TokenLogprob | None] | None = None
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops, include=include_stop) if stops else None
+        self._min_tokens = mailbox.request.params.min_tokens  # before it no stop string counts
+        self._hidden_stop = not include_stop  # the token that ended it is no part of the text
+        self._length = 0  # characters decoded
+        self._visible = 0  # characters delivered
+        self._scored: list[ScoredToken] = []
+
+    def feed(self, output: Output) -> Piece:
+        """Add an Output.  After a piece with `finish` the engine's request is of no more use."""
+        if output.started:
+            self.started = output.started
+        self.cached += output.cached
+        if output.finish is not None:
+            self.preemptions, self.mean_batch = output.preemptions, output.mean_batch
+        if output.prompt_logprobs is not None:
+            self.prompt_scores = output.prompt_logprobs
+        tokens = output.tokens
+        ended = output.finish
+        if ended == "stop" and output.stop_id is not None:
+            self.stop_hit = output.stop_id
+            if self._hidden_stop:
+                tokens = tokens[:-1]
+        if self._stops is None and output.logprobs is None and not self._scored:
+            self.generated += len(output.tokens)
+            text = self._detokenizer.feed(tokens)
+            if ended is not None:
+                text += self._detokenizer.flush()
+                self.finish = ended
+            return Piece(text, [], ended, output.tokens)
+        return self._feed_one_by_one(output, tokens)
+
+    def stop_reason(self, model_ends: Collection[int]) -> str | int | None:
+        """The stop string or stop token of the caller's that ended it, as vLLM tells it."""
+        return None if self.stop_hit in model_ends else self.stop_hit
+
+    def _feed_one_by_one(self, output: Output, tokens: list[int]) -> Piece:
+        # Stop strings and offsets depend on which token brought which text.
+        text = ""
+        scores = output.logprobs
+        for place, token in enumerate(tokens):
+            self.generated += 1
+            if scores is not None:
+                self._scored.append(ScoredToken(token, self._length, scores[place]))
+            text += self._pass(self._detokenizer.feed([token]))
+            if self.finish is not None:
+                return self._piece(text, output.tokens[: place + 1])
+        self.generated += len(output.tokens) - len(tokens)
+        if output.finish is not None:
+            text += self._pass(self._detokenizer.flush())
+            if self.finish is None and self._stops is not None:
+                text += self._stops.flush()
+            self.finish = self.finish or output.finish
+        if scores is not None and len(tokens) < len(output.tokens):  # the token that ended it
+            self._scored.append(ScoredToken(output.tokens[-1], self._length, scores[-1]))
+        return self._piece(text, output.tokens)
+
+    def _pass(self, text: str) -> str:
+        """Text on its way through the stop strings."""
+        self._length += len(text)
+        stops = self._stops
+        if stops is None or self.generated <= self._min_tokens:
+            return text
+        text = stops.feed(text)
+        if stops.hit is not None:
+            self.finish = "stop"
+            self.stop_hit = stops.hit
+        return text
+
+    def _piece(self, text: str, tokens: list[int]) -> Piece:
+        self._visible += len(text)
+        if self.finish is None and not text:  # scores travel with the text they belong to
+            return Piece("", [], None, tokens)
+        scored, self._scored = self._scored, []
+        if self.finish is not None:
+            return Piece(text, scored, self.finish, tokens)
+        ready = [entry for entry in scored if entry.offset < self._visible]
+        self._scored = scored[len(ready) :]
+        return Piece(text, ready, None, tokens)

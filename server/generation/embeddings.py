@@ -1,0 +1,236 @@
+"""Many prompts of one HTTP request, a vector of each: tokens, submission, results, usage."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.ipc.client import Mailbox
+from runtime.messages import Output, Pooling, Ready, SamplingParams
+from server.errors import ContextTooLong, EngineFailed, RequestError
+from server.generation.admission import Places
+from server.generation.generation import together
+from server.generation.off_loop import off_loop
+from server.generation.sampling_params import check_chars, check_token_ids
+from server.prompt.tokenizer import ChatTokenizer
+from server.state import ServerState
+
+WINDOW = 256  # prompts of one request that the engine has at a time
+MAX_TOKENS = 1 << 20  # of all prompts of one request
+
+
+@dataclass(frozen=True)
+class Given:
+    """One text or list of token ids of a request, and how much of it is wanted."""
+
+    content: str | list[int]
+    path: str  # of its field
+    kept: int | None = None  # at most so many tokens
+    side: Literal["left", "right"] = "left"  # where the others are cut off
+    special: bool = True  # with the tokens that the tokenizer puts around a text
+
+    def tokens(self, tokenizer: ChatTokenizer) -> list[int]:
+        if isinstance(self.content, str):
+            return self._encode(self.content, tokenizer)
+        if self.kept is None:
+            return self.content
+        return self.content[-self.kept :] if self.side == "left" else self.content[: self.kept]
+
+    def _encode(self, text: str, tokenizer: ChatTokenizer) -> list[int]:
+        if self.kept is None:
+            return tokenizer.encode(text, add_special_tokens=self.special)
+        # As much as the kept tokens can spell: the rest is not worth tokenizing.
+        most = (self.kept + 1) * tokenizer.longest_token
+        text = text[-most:] if self.side == "left" else text[:most]
+        [encoding] = tokenizer.tokenizer.encode_batch([text], add_special_tokens=False)
+        around = tokenizer.tokenizer.num_special_tokens_to_add(False) if self.special else 0
+        encoding.truncate(max(0, self.kept - around), direction=self.side)
+        # The cut comes first: a model that reads its vector off an end token needs that token.
+        return tokenizer.tokenizer.post_process(encoding, None, self.special).ids
+
+
+def reserve_lanes(state: ServerState, num_prompts: int) -> Places:
+    """A place for each prompt that the engine will have at a time.  Raises RateLimited."""
+    admission = state.admission
+    return admission.reserve(min(num_prompts, WINDOW, admission.share))
+
+
+async def prompts_of(state: ServerState, ready: Ready, given: Sequence[Given]) -> list[list[int]]:
+    """The token ids of all.  Raises RequestError that names the first that cannot be taken."""
+    tokenizer = state.tokenizer
+    for one in given:
+        if isinstance(one.content, str) and one.kept is None:
+            check_chars(len(one.content), tokenizer, ready, one.path)
+
+    def work() -> list[list[int]]:
+        prompts: list[list[int]] = []
+        total = 0
+        for one in given:
+            if not isinstance(one.content, str):
+                check_token_ids(one.content, ready.vocab_size, one.path)
+            tokens = one.tokens(tokenizer)
+            _check_length(len(tokens), ready.max_model_len, one.path)
+            total += len(tokens)
+            if total > MAX_TOKENS:
+                raise RequestError(
+                    f"the prompts up to `{one.path}` have {total} tokens, at most {MAX_TOKENS} "
+                    "are taken in one request: send fewer at a time",
+                    param=one.path,
+                )
+            prompts.append(tokens)
+        return prompts
+
+    return await off_loop(sum(len(one.content) for one in given), work)
+
+
+def _check_length(length: int, limit: int, path: str) -> None:
+    if not length:
+        raise RequestError(f"`{path}` has no tokens: send some text", param=path)
+    if length > limit:
+        raise ContextTooLong(
+            f"`{path}` has {length} tokens, over the maximum context length {limit}: shorten it, "
+            "or set `truncate_prompt_tokens`",
+            param=path,
+        )
+
+
+def numbers_of(vector: bytes) -> tuple[float, ...]:
+    """What little-endian float32 stand for."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+class Vectors:
+    """The vectors of the prompts of one request, at their places."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        route: str,
+        model: str,
+        prompts: list[list[int]],
+        pooling: Pooling,
+        places: Places,
+        *,
+        salt: bytes,
+        priority: int = 0,
+    ) -> None:
+        """Nothing is submitted yet.
+
+        places  of reserve_lanes; the caller closes them after `close`
+        """
+        self.name = uuid.uuid4().hex  # what the answer's id ends with
+        self._state = state
+        self._prompts = prompts
+        self._params = SamplingParams(max_tokens=0, pooling=pooling)
+        self._salt = salt
+        self._priority = priority
+        self._places = places
+        self._open: set[Mailbox] = set()
+        self._found: list[bytes] = [b""] * len(prompts)
+        self._cached = 0
+        self._arrived = time.monotonic()
+        self._started = math.inf  # the first step that any of them was in
+        self._num_done = 0
+        self._failed = False
+        facts: dict[str, object] = {"route": route, "model": model, "stream": False}
+        self._record = state.requests.begin(self.name, facts, self._explain)
+
+    async def collect(self) -> list[bytes]:
+        """Little-endian float32, one entry a prompt.  The caller calls `close` afterwards.
+
+        Raises EngineFailed if the engine reports an error.
+        """
+        places = iter(range(len(self._prompts)))
+
+        async def lane() -> None:
+            for place in places:  # shared: each lane takes the next that nobody has
+                self._found[place] = await self._one(self._prompts[place])
+            self._places.give_back()
+
+        try:
+            await together([lane() for _ in range(self._places.held)])
+        except Exception:
+            self._failed = True
+            self._abort("error")
+            raise
+        return self._found
+
+    async def _one(self, prompt: list[int]) -> bytes:
+        outputs: list[Output] = []
+
+        def ended(output: Output) -> bool:
+            outputs.append(output)
+            self._places.take()  # for the lane's next prompt, before anybody else can have it
+            return False
+
+        self._places.give_back()
+        mailbox = self._state.client.submit(
+            prompt, self._params, priority=self._priority, salt=self._salt
+        )
+        self._open.add(mailbox)
+        await mailbox.pour(ended)
+        [output] = outputs
+        self._open.discard(mailbox)
+        self._cached += output.cached
+        self._started = min(self._started, output.started)
+        self._state.metrics.request_finished(
+            output.finish,
+            len(prompt),
+            0,
+            arrived=mailbox.arrived,
+            started=output.started,
+            first_token=0.0,  # there is none
+            ended=time.monotonic(),
+        )
+        if output.finish != "stop":
+            raise EngineFailed(f"no vector was made: {output.error or 'it was aborted'}")
+        self._num_done += 1
+        return output.vector
+
+    def close(self) -> None:
+        """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        self._abort("disconnect")
+        self._record.end()
+
+    def _abort(self, by: str) -> None:
+        for mailbox in self._open:
+            self._state.client.abort(mailbox.id)
+            self._state.metrics.aborted(by)
+        self._open.clear()
+
+    def _explain(self) -> dict[str, object]:
+        """What of the request's record changes, until it is closed."""
+        if self._failed:
+            state = "failed"
+        elif self._num_done == len(self._prompts):
+            state = "finished"
+        else:
+            state = "running" if self._open else "aborted"
+        return {
+            "state": state,
+            "num_prompts": len(self._prompts),
+            "num_done": self._num_done,
+            "usage": self.usage(),
+        }
+
+    @property
+    def waited_seconds(self) -> float:
+        """Until the first of the prompts was in a step, once all are done."""
+        return max(0.0, self._started - self._arrived)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self._prompts))
+
+    def usage(self) -> dict[str, object]:
+        prompt = self.num_tokens
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }

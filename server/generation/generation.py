@@ -1,0 +1,250 @@
+"""One HTTP request's life in this process: admission, submission, outputs, usage, abort."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from runtime.messages import Output, Ready, SamplingParams
+from server.apis.openai.sampling_schema import SamplingBody
+from server.errors import EngineFailed, RequestError, Unavailable
+from server.generation.admission import Places
+from server.generation.choice import Choice, Piece
+from server.generation.request_log import state_of_choices
+from server.generation.sampling_params import seed_of
+from server.prompt.tokenizer import Marks
+from server.state import ServerState
+
+Render = Callable[[Choice, Piece], bytes]  # the frames that tell of a piece, or none
+Write = Callable[[bytes], Awaitable[None]]
+
+
+def require_ready(state: ServerState) -> Ready:
+    """What the engine said it can do.  Raises Unavailable while it loads, or is down."""
+    client = state.client
+    if client.ready is not None:
+        return client.ready
+    if client.down is not None:
+        raise Unavailable(
+            f"the engine is down ({client.down}) and being restarted: try again soon",
+            code="engine_down",
+            retry_after_s=5,
+        )
+    progress = client.progress
+    doing = "starting"
+    if progress is not None:
+        share = f" {progress.done}/{progress.total}" if progress.total else ""
+        doing = f"{progress.phase}{share}"
+    raise Unavailable(
+        f"the model is not loaded yet ({doing}): try again soon", code="loading", retry_after_s=2
+    )
+
+
+class Generation:
+    """All completions of one HTTP request."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        route: str,
+        body: SamplingBody,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        salt: bytes,
+        places: Places,
+        *,
+        copies: int | None = None,
+        marks: Marks | None = None,
+    ) -> None:
+        """Submits every prompt `copies` times, by default `n`.
+
+        salt    that of exchange.prefix_salt
+        places  one for each of them
+        marks   special tokens that stay in the text
+        """
+        self.name = uuid.uuid4().hex  # what the answer's id ends with
+        self._state = state
+        self._prompts = prompts
+        self._salt = salt
+        self._marks = marks
+        n = copies or body.n or 1
+        self.choices: list[Choice] = []
+        try:
+            for prompt in prompts:
+                for copy in range(n):
+                    self.choices.append(self._submit(body, prompt, params, places, copy))
+        except Exception:
+            self._abort("error")
+            raise
+        self._n = n
+        facts: dict[str, object] = {
+            "route": route,
+            "model": body.model,
+            "stream": bool(body.stream),
+        }
+        self._record = state.requests.begin(self.name, facts, self._explain)
+
+    def _submit(
+        self,
+        body: SamplingBody,
+        prompt: list[int],
+        params: SamplingParams,
+        places: Places,
+        copy: int,
+    ) -> Choice:
+        if copy and params.seed is not None:
+            params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
+        detokenizer = self._state.tokenizer.detokenizer(
+            skip_special=body.skip_special_tokens is not False, prompt=prompt, marks=self._marks
+        )
+        places.give_back()
+        mailbox = self._state.client.submit(
+            prompt, params, priority=body.priority or 0, salt=self._salt
+        )
+        return Choice(
+            len(self.choices),
+            mailbox,
+            detokenizer,
+            body.stop_strings(),
+            include_stop=bool(body.include_stop_str_in_output),
+        )
+
+    async def collect(self) -> list[list[Piece]]:
+        """All pieces of each choice, when all have ended.  Raises as `stream` does."""
+        pieces: list[list[Piece]] = [[] for _ in self.choices]
+
+        def keep(choice: Choice, piece: Piece) -> bytes:
+            pieces[choice.index].append(piece)
+            return b""
+
+        async def write(data: bytes) -> None:
+            raise AssertionError("nothing was rendered")
+
+        await self.stream(keep, write)
+        return pieces
+
+    async def stream(
+        self, render: Render, write: Write, write_now: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """Write every piece of every choice as it comes, in order within a choice.
+
+        write_now: writes without waiting, if that is possible; False if it did nothing
+        Raises EngineFailed if the engine reports an error.  The caller calls `close` afterwards.
+        """
+        try:
+            if len(self.choices) == 1:
+                await self._follow(self.choices[0], render, write, write_now)
+            else:
+                await together([self._follow(c, render, write, write_now) for c in self.choices])
+        except Exception:
+            self._abort("error")
+            raise
+
+    def close(self) -> None:
+        """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        self._abort("disconnect")
+        self._record.end()
+
+    def _explain(self) -> dict[str, object]:
+        return state_of_choices(self.choices) | {"usage": self.usage()}
+
+    async def _follow(
+        self,
+        choice: Choice,
+        render: Render,
+        write: Write,
+        write_now: Callable[[bytes], bool] | None,
+    ) -> None:
+        kept = b""
+
+        def take(output: Output) -> bool:
+            """Write what an Output adds.  False: there is something to wait for, or nothing."""
+            nonlocal kept
+            data = self._render(choice, output, render)
+            if data and (write_now is None or not write_now(data)):
+                kept = data
+                return False
+            return choice.finish is None
+
+        while choice.finish is None:
+            await choice.mailbox.pour(take)
+            if kept:
+                data, kept = kept, b""
+                await write(data)
+
+    def _render(self, choice: Choice, output: Output, render: Render) -> bytes:
+        """The frames for an Output.  Raises what ends the stream."""
+        if output.tokens:
+            now = time.monotonic()
+            if choice.last_token:
+                self._state.metrics.inter_token(now - choice.last_token)
+            else:
+                choice.first_token = now
+            choice.last_token = now
+        if output.finish == "error" or output.finish == "abort":
+            choice.finish = output.finish
+            self._count(choice)
+            if output.refused:
+                grammar = choice.mailbox.request.params.grammar
+                code = "invalid_grammar" if grammar else "invalid_value"
+                raise RequestError(output.error or "", code=code)
+            raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
+        piece = choice.feed(output)
+        if piece.finish is not None:
+            if output.finish is None:  # a stop string: the engine does not know of it
+                self._state.client.abort(choice.mailbox.id)
+            self._count(choice)
+        return render(choice, piece)
+
+    def _count(self, choice: Choice) -> None:
+        choice.ended = time.monotonic()
+        self._state.metrics.request_finished(
+            choice.finish,
+            len(choice.prompt),
+            choice.generated,
+            arrived=choice.mailbox.arrived,
+            started=choice.started,
+            first_token=choice.first_token,
+            ended=choice.ended,
+        )
+
+    def _abort(self, by: str) -> None:
+        for choice in self.choices:
+            if choice.finish is None:
+                choice.finish = "abort"
+                choice.ended = time.monotonic()
+                self._state.client.abort(choice.mailbox.id)
+                self._state.metrics.aborted(by)
+
+    def usage(self, generated: int | None = None) -> dict[str, object]:
+        """OpenAI's usage object: each prompt once, all tokens that were generated."""
+        prompt = sum(map(len, self._prompts))
+        if generated is None:
+            generated = sum(choice.generated for choice in self.choices)
+        cached = sum(choice.cached for choice in self.choices[:: self._n])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices),
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+
+
+async def together(runs: list[Awaitable[None]]) -> None:
+    """Await all; the first failure cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(run) for run in runs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

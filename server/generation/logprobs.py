@@ -1,0 +1,175 @@
+"""Log-probabilities in the three shapes that clients know."""
+
+from __future__ import annotations
+
+import orjson
+
+from runtime.messages import SamplingParams, TokenLogprob
+from server.apis.openai.sampling_schema import SamplingBody
+from server.errors import RequestError
+from server.generation.choice import ScoredToken
+from server.prompt.tokenizer import ChatTokenizer
+
+# 123 bytes each until all are there, and 95 as JSON.  One answer of 190,000 tokens may have 21 of
+# each, so that one alone is told to send `max_tokens` only where the context is longer than that.
+# Each field of a request has a limit of its own, but a whole answer holds their product until it is
+# sent: 128 answers of 100,000 tokens with 21 log-probabilities each would take 30 GB.
+MOST_SCORES = 4_000_000
+
+
+def check_scores(
+    body: SamplingBody,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    *,
+    copies: int,
+    names: tuple[str, str],
+) -> None:
+    """Raises RequestError if the answers to `prompts`, `copies` to each, could hold too many.
+
+    names  the fields that ask for likely tokens, and for copies
+    """
+    likely, several = names
+    answers = len(prompts) * copies
+    per_token = 0 if params.logprobs is None or body.stream else 1 + params.logprobs
+    per_prompt_token = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+    of_answers = answers * params.max_tokens * per_token
+    of_prompts = sum(map(len, prompts)) * copies * per_prompt_token
+    if of_answers + of_prompts <= MOST_SCORES:
+        return
+    # `echo` shows the prompt's with as many alternatives as the answer's have.
+    of_prompt = likely if body.prompt_logprobs is None else "prompt_logprobs"
+    parts: list[str] = []
+    fields = [f"`{several}`"] if copies > 1 else []
+    if of_answers:
+        parts.append(f"{answers} x {params.max_tokens} generated tokens x {per_token}")
+        fields += ["`max_tokens`", f"`{likely}`"]
+    if of_prompts:
+        parts.append(f"{of_prompts // per_prompt_token} prompt tokens x {per_prompt_token}")
+        fields += [f"`{of_prompt}`"]
+    remedies = [f"lower {' or '.join(dict.fromkeys(fields))}"]
+    remedies += ["send fewer prompts"] if len(prompts) > 1 else []
+    may_stream = body.prompt_logprobs is None and several != "best_of"
+    if may_stream and of_prompts <= MOST_SCORES:
+        remedies.append("set `stream` to true")
+    raise RequestError(
+        f"up to {of_answers + of_prompts} log-probabilities are asked for "
+        f"({' and '.join(parts)}), a whole answer may hold {MOST_SCORES}: "
+        f"{', or '.join(remedies)}",
+        param=likely if of_answers >= of_prompts else of_prompt,
+    )
+
+
+WORK_OF_TOKEN = 4  # characters that take as long as one log-probability of a token
+LOWEST = -9999.0  # JSON has no infinity; OpenAI reports this for impossible tokens
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def _name(tokenizer: ChatTokenizer, token: int, as_id: bool) -> str:
+    """What a token is called: its text, which several may share, or its id as vLLM writes it."""
+    if as_id:
+        return f"token_id:{token}"
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) -> dict[str, object]:
+    raw = tokenizer.token_bytes(token)
+    return {
+        "token": _name(tokenizer, token, as_id),
+        "logprob": finite(logprob),
+        "bytes": list(raw),
+    }
+
+
+def chat_logprobs(
+    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, *, as_ids: bool = False
+) -> list[orjson.Fragment]:
+    """`choices[].logprobs.content` of a chat completion, with `top` alternatives a token.
+
+    As JSON, which takes a quarter of the memory of objects and a sixth of the time.
+    as_ids   tokens are called by their ids
+    """
+    content: list[orjson.Fragment] = []
+    for entry in scored:
+        score = entry.score
+        assert score is not None, "a generated token has a log-probability"
+        item = _entry(tokenizer, entry.token, score.logprob, as_ids)
+        item["top_logprobs"] = [_entry(tokenizer, *pair, as_ids) for pair in score.top[:top]]
+        content.append(orjson.Fragment(orjson.dumps(item)))
+    return content
+
+
+def text_logprobs(
+    tokenizer: ChatTokenizer,
+    scored: list[ScoredToken],
+    top: int,
+    start: int,
+    *,
+    as_ids: bool = False,
+) -> dict[str, object]:
+    """`choices[].logprobs` of a text completion whose text begins at character `start`.
+
+    as_ids  tokens are called by their ids
+    """
+    tops: list[dict[str, float] | None] = []
+    words = [_name(tokenizer, entry.token, as_ids) for entry in scored]
+    for word, entry in zip(words, scored, strict=True):
+        if entry.score is None:
+            tops.append(None)
+            continue
+        alternatives = {
+            _name(tokenizer, token, as_ids): finite(logprob)
+            for token, logprob in reversed(entry.score.top[:top])
+        }
+        best_first = dict(reversed(alternatives.items()))
+        best_first.setdefault(word, finite(entry.score.logprob))
+        tops.append(best_first)
+    return {
+        "tokens": words,
+        "token_logprobs": [entry.score and finite(entry.score.logprob) for entry in scored],
+        "top_logprobs": tops,
+        "text_offset": [start + entry.offset for entry in scored],
+    }
+
+
+def prompt_logprobs(
+    tokenizer: ChatTokenizer, prompt: list[int], scores: list[TokenLogprob | None] | None, top: int
+) -> list[dict[str, object] | None] | None:
+    """A list with one entry a prompt token: null for the first, then {token id: score}."""
+    if scores is None:
+        return None
+    entries: list[dict[str, object] | None] = []
+    for token, score in zip(prompt, scores, strict=True):
+        if score is None:
+            entries.append(None)
+            continue
+        ranked = [(id, logprob, place + 1) for place, (id, logprob) in enumerate(score.top[:top])]
+        if token not in (id for id, _, _ in ranked):
+            ranked.append((token, score.logprob, score.rank))
+        entries.append(
+            {
+                str(id): {
+                    "logprob": finite(logprob),
+                    "rank": rank,
+                    "decoded_token": tokenizer.token_bytes(id).decode("utf-8", "replace"),
+                }
+                for id, logprob, rank in ranked
+            }
+        )
+    return entries
+
+
+def prompt_scored(
+    tokenizer: ChatTokenizer, prompt: list[int], scores: list[TokenLogprob | None]
+) -> list[ScoredToken]:
+    """The prompt's tokens with their places in its text, for `echo`."""
+    detokenizer = tokenizer.detokenizer(skip_special=False)
+    offset = 0
+    scored: list[ScoredToken] = []
+    for token, score in zip(prompt, scores, strict=True):
+        scored.append(ScoredToken(token, offset, score))
+        offset += len(detokenizer.feed([token]))
+    return scored

@@ -1,0 +1,116 @@
+"""Where a request's time went: `timings` in its answer, and GET /v1/requests/{id} afterwards.
+
+No text and no token of any request is kept, only numbers, for the last N of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from server.generation.choice import Choice
+from server.http.request_context import OWNER, REQUEST_ID, exchange
+
+MOST_CHOICES = 16  # of one request in its record
+
+
+def timings(choice: Choice) -> dict[str, object]:
+    """What a completion waited for, in seconds; null for what has not happened, or is not known.
+
+    The engine does not see that an answer ended at a stop string, and tells no preemptions then.
+    """
+    ended, told = choice.ended, choice.mean_batch > 0
+    return {
+        "queue_seconds": _between(choice.mailbox.arrived, choice.started),
+        "prefill_seconds": _between(choice.started, choice.first_token),
+        "decode_seconds": _between(choice.first_token, ended),
+        "total_seconds": _between(choice.mailbox.arrived, ended),
+        "prompt_tokens": len(choice.prompt),
+        "cached_tokens": choice.cached,
+        "completion_tokens": choice.generated,
+        "preemptions": choice.preemptions if told else None,
+        "mean_batch_size": round(choice.mean_batch, 2) if told else None,
+    }
+
+
+def _between(first: float, then: float) -> float | None:
+    return round(max(0.0, then - first), 6) if first and then else None
+
+
+@dataclass
+class Record:
+    """One request: looked at while it runs, then what was left to say of it."""
+
+    name: str  # the part of the answer's id behind its prefix
+    request_id: str
+    key: bytes
+    facts: dict[str, object]  # what does not change
+    look: Callable[[], dict[str, object]] | None  # until it ends
+    left: dict[str, object] = field(default_factory=dict[str, object])
+
+    def end(self) -> None:
+        """Keep the numbers and let go of everything else."""
+        if self.look is not None:
+            self.left, self.look = self.look(), None
+
+    def shown(self) -> dict[str, object]:
+        return self.facts | (self.left if self.look is None else self.look())
+
+
+class RequestLog:
+    """The last `limit` requests of this process."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self.limit = limit
+        self._records: deque[Record] = deque()
+        self._by_id: dict[tuple[bytes, str], Record] = {}
+
+    def begin(
+        self, name: str, facts: dict[str, object], look: Callable[[], dict[str, object]]
+    ) -> Record:
+        """Remember a request from now on.
+
+        name   unique; what its answer's id ends with
+        look   tells its state while it runs
+        """
+        scope = exchange.get({})
+        request_id, key = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
+        facts = {"id": name, "object": "request", "request_id": request_id} | facts
+        record = Record(name, request_id, key, facts | {"created": round(time.time(), 3)}, look)
+        if self.limit < 1:
+            return record
+        if len(self._records) >= self.limit:
+            self._forget(self._records.popleft())
+        self._records.append(record)
+        for id in (name, request_id):
+            self._by_id[key, id] = record
+        return record
+
+    def _forget(self, record: Record) -> None:
+        for id in (record.name, record.request_id):
+            if self._by_id.get((record.key, id)) is record:
+                del self._by_id[record.key, id]
+
+    def find(self, id: str, key: bytes) -> dict[str, object] | None:
+        """What is known of a request of this key's, by X-Request-Id or by its answer's id."""
+        name = id.replace("_", "-").rpartition("-")[2]
+        record = self._by_id.get((key, id)) or self._by_id.get((key, name))
+        return None if record is None or not id else record.shown()
+
+
+def state_of_choices(choices: Sequence[Choice]) -> dict[str, object]:
+    """What of a record changes."""
+    finishes = {choice.finish for choice in choices}
+    if None in finishes:
+        state = "running" if any(choice.started for choice in choices) else "queued"
+    elif "error" in finishes:
+        state = "failed"
+    else:
+        state = "aborted" if "abort" in finishes else "finished"
+    entries = [
+        {"index": choice.index, "finish_reason": choice.finish} | timings(choice)
+        for choice in choices[:MOST_CHOICES]
+    ]
+    return {"state": state, "num_choices": len(choices), "choices": entries}

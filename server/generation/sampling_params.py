@@ -1,0 +1,208 @@
+"""A checked request body -> the engine's SamplingParams, one limit after the other."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeVar
+
+from runtime.messages import MAX_BANNED_TOKENS, Ready, SamplingParams
+from server.apis.openai.sampling_schema import INT64, SamplingBody, token_biases
+from server.errors import ContextTooLong, RequestError
+from server.prompt.tokenizer import ChatTokenizer
+
+Sequences = tuple[tuple[int, ...], ...]
+
+
+def banned_sequences(words: list[str] | None, tokenizer: ChatTokenizer) -> Sequences:
+    """The token sequences that spell the words, at the start of a text and after a space.
+
+    Raises RequestError for a word that is too many tokens.
+    """
+    if not words:
+        return ()
+    spellings: list[str] = []
+    for word in words:
+        stripped = word.lstrip(" ") or word
+        spellings += [stripped, " " + stripped]
+    encoded = tokenizer.tokenizer.encode_batch_fast(spellings, add_special_tokens=False)
+    found = [tuple(entry.ids) for entry in encoded]
+    for place, ids in enumerate(found):
+        if not ids or len(ids) > MAX_BANNED_TOKENS:
+            param = f"bad_words[{place // 2}]"
+            raise RequestError(
+                f"`{param}` is {len(ids)} tokens: it must be 1 to {MAX_BANNED_TOKENS}, shorten it",
+                param=param,
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def check_sets(body: SamplingBody, banned: Sequences, stop_ids: tuple[int, ...]) -> None:
+    """Raises RequestError if the caller's own fields leave no token to say."""
+    allowed = set(body.allowed_token_ids or ())
+    if not allowed:
+        return
+    alone = {ids[0] for ids in banned if len(ids) == 1}
+    if allowed <= alone:
+        raise RequestError(
+            "`bad_words` bans every one of the `allowed_token_ids`: allow another token",
+            param="bad_words",
+        )
+    if body.min_tokens and allowed <= alone.union(stop_ids):
+        raise RequestError(
+            "`allowed_token_ids` holds only tokens that end the answer, which `min_tokens` "
+            "forbids at first: allow another token or leave `min_tokens` out",
+            param="allowed_token_ids",
+        )
+
+
+N = TypeVar("N", int, float)
+
+COLDEST = 1e-3  # below it a softmax in float32 picks the likeliest token anyway, or overflows
+
+
+def sampling_params(
+    body: SamplingBody,
+    tokenizer: ChatTokenizer,
+    ready: Ready,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """Raises RequestError for what only the model's own limits can tell."""
+    defaults = tokenizer.defaults
+    temperature = _first(body.temperature, defaults.temperature, 1.0)
+    top_k = _first(body.top_k, defaults.top_k, 0)
+    top_p = _first(body.top_p, defaults.top_p, 1.0)
+    if top_p == 0:  # as top_p comes close to 0, the likeliest token alone is left
+        top_k, top_p = 1, 1.0
+    min_tokens = body.min_tokens or 0
+    stop_ids = _stop_ids(body, tokenizer, ready.vocab_size)
+    banned = banned_sequences(body.bad_words, tokenizer)
+    check_token_ids(body.allowed_token_ids or [], ready.vocab_size, "allowed_token_ids")
+    check_sets(body, banned, stop_ids)
+    reported = body.reported_ids()
+    check_token_ids(reported, ready.vocab_size, "logprob_token_ids")
+    if min_tokens > max_tokens:
+        raise RequestError(
+            f"`min_tokens` is {min_tokens}: it must be at most `max_tokens`, here {max_tokens}",
+            param="min_tokens",
+        )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature if temperature >= COLDEST else 0.0,
+        top_p=top_p,
+        top_k=max(0, min(top_k, ready.vocab_size)),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        seed=body.seed,
+        min_tokens=min_tokens,
+        stop_ids=stop_ids,
+        logit_bias=token_biases(body.logit_bias, ready.vocab_size),
+        logprobs=len(reported) or logprobs,
+        prompt_logprobs=prompt_logprobs,
+        allowed_ids=tuple(body.allowed_token_ids or ()),
+        banned=banned,
+        logprob_ids=tuple(reported),
+    )
+
+
+def _first(asked: N | None, recommended: N | None, default: N) -> N:
+    if asked is not None:
+        return asked
+    return default if recommended is None else recommended
+
+
+def _stop_ids(body: SamplingBody, tokenizer: ChatTokenizer, vocab_size: int) -> tuple[int, ...]:
+    asked = body.stop_token_ids or []
+    check_token_ids(asked, vocab_size, "stop_token_ids")
+    return tuple(dict.fromkeys([*model_ends(body, tokenizer), *asked]))
+
+
+def model_ends(body: SamplingBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """The model's own tokens that end an answer."""
+    return () if body.ignore_eos else tokenizer.eos_ids
+
+
+def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
+    """Raises RequestError naming the first id that the model does not have."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise RequestError(
+            f"`{param}` holds {wrong}, which is not a token id of this model: ids run from 0 to "
+            f"{vocab_size - 1}",
+            param=param,
+        )
+
+
+def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: str) -> None:
+    """Refuse, before it costs anything, a text that no tokenization can make short enough."""
+    least = num_chars // tokenizer.longest_token
+    if least > ready.max_model_len:
+        raise ContextTooLong(
+            f"{_prompt(param)} has {num_chars} characters, at least {least} tokens, over the "
+            f"maximum context length {ready.max_model_len}: shorten the prompt",
+            param=param,
+        )
+
+
+def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, param: str) -> int:
+    """The number of tokens to generate; all that fit if the caller did not say.
+
+    Raises RequestError for an empty prompt, ContextTooLong if prompt and answer exceed `limit`.
+    """
+    if prompt_len == 0:
+        raise RequestError(f"{_prompt(param)} has no tokens: send some text", param=param)
+    if wanted is None and prompt_len < limit:
+        return limit - prompt_len
+    if prompt_len + (wanted or 0) <= limit and prompt_len < limit:
+        return wanted or 0
+    asked = "" if wanted is None else f" and `max_tokens` is {wanted}"
+    remedy = "shorten the prompt" + ("" if wanted is None else " or lower `max_tokens`")
+    raise ContextTooLong(
+        f"{_prompt(param)} has {prompt_len} tokens{asked}, over the maximum context length {limit} "
+        f"of {model}: {remedy}",
+        param=param,
+    )
+
+
+def _prompt(param: str) -> str:
+    """Which one, where there may be several."""
+    return f"the prompt `{param}`" if param.endswith("]") else "the prompt"
+
+
+class Cut(NamedTuple):
+    """What `truncate_prompt_tokens` and `truncation_side` leave of a prompt."""
+
+    kept: int  # tokens
+    side: Literal["left", "right"]  # where the others are cut off
+
+    def text(self, text: str, tokenizer: ChatTokenizer, growth: int = 1) -> str:
+        """As much as the kept tokens can spell: the rest is not worth tokenizing.
+
+        growth   of ChatTokenizer, for a text that it has rendered
+        """
+        most = (self.kept + 1) * tokenizer.longest_token * growth
+        return text[-most:] if self.side == "left" else text[:most]
+
+    def tokens(self, tokens: list[int]) -> list[int]:
+        return tokens[-self.kept :] if self.side == "left" else tokens[: self.kept]
+
+
+def cut_of(body: SamplingBody, wanted: int, ready: Ready) -> Cut | None:
+    """What a request says of prompts that are too long; None if they are refused.
+
+    wanted   tokens to generate
+    """
+    asked = body.truncate_prompt_tokens
+    if asked is None:
+        return None
+    room = max(1, ready.max_model_len - max(1, wanted))
+    kept = room if asked == -1 else min(asked, ready.max_model_len)
+    return Cut(kept, body.truncation_side or "left")
+
+
+def seed_of(seed: int, index: int) -> int:
+    """Each of `n` completions draws its own numbers from one seed."""
+    return (seed + index + INT64) % (2 * INT64) - INT64

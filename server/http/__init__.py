@@ -1,0 +1,1 @@
+"""HTTP below the APIs: connections, middleware, API keys, bodies, SSE, the OpenAPI document."""

@@ -1,0 +1,141 @@
+"""JSON bodies: a request's is read, an answer's is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import RequestError, UnsupportedMediaType
+from server.generation.off_loop import off_loop
+from server.http.validation import fields_of, items_of, kind_of
+
+MAX_DEPTH = 64
+MAX_BRACKETS = 131_072  # outside of strings
+MAX_VALUES = 1_200_000  # separated by commas: a request for vectors may have 1,048,576 token ids
+PIECE = 1 << 18  # bytes
+STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # where nothing is escaped; the last one may go on
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """Parse a request body.  Raises RequestError (code invalid_json) that says where it broke.
+
+    Nothing else runs in this process while a body is parsed: so it has few enough values for that
+    to take less than a tenth of a second, unless they are long strings.
+    """
+    brackets = raw.count(b"[") + raw.count(b"{")
+    if brackets > MAX_BRACKETS or raw.count(b",") > MAX_VALUES:
+        _check_structure(raw)
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _json_error(raw, error) from None
+    if brackets > MAX_DEPTH:
+        _check_depth(value)
+    if kind_of(value) != "object":
+        raise RequestError(
+            f"the body is a JSON {kind_of(value)}: send a JSON object", code="invalid_type"
+        )
+    return fields_of(value)
+
+
+def _check_structure(raw: bytes) -> None:
+    brackets, commas = structure(raw)
+    for count, most, what in (
+        (brackets, MAX_BRACKETS, "objects and arrays"),
+        (commas, MAX_VALUES, "values"),
+    ):
+        if count > most:
+            raise RequestError(
+                f"the body has {count} {what}, at most {most} are taken: send less in one request",
+                code="invalid_json",
+            )
+
+
+def structure(raw: bytes, piece: int = PIECE) -> tuple[int, int]:
+    """Opening brackets and commas outside of strings; others may run between two pieces."""
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    brackets = commas = 0
+    inside = False  # of a string
+    for start in range(0, len(plain), piece):
+        text = plain[start : start + piece]
+        ends_inside = inside ^ bool(text.count(b'"') % 2)
+        if inside:
+            text = text.partition(b'"')[2]
+        inside = ends_inside
+        text = STRING.sub(b"", text)
+        brackets += text.count(b"[") + text.count(b"{")
+        commas += text.count(b",")
+    return brackets, commas
+
+
+def _json_error(raw: bytes, error: orjson.JSONDecodeError) -> RequestError:
+    if not raw:
+        return RequestError("the body is empty: send a JSON object", code="invalid_json")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as broken:
+        return RequestError(
+            f"the body is not valid UTF-8 at byte {broken.start}: encode it as UTF-8",
+            code="invalid_json",
+        )
+    if "depth" in error.msg or "recursion" in error.msg:
+        return _too_deep()
+    return RequestError(
+        f"the body is not valid JSON: {error.msg} (line {error.lineno} column {error.colno}); "
+        "numbers must be finite and strings free of lone surrogates",
+        code="invalid_json",
+    )
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        f"the body is nested deeper than {MAX_DEPTH} levels: flatten it", code="invalid_json"
+    )
+
+
+def _check_depth(value: object) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for box in level
+            for item in items_of(box) or fields_of(box).values()
+            if isinstance(item, list | dict)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+T = TypeVar("T")
+
+
+class Json(Response):
+    """An answer whose body is the JSON that it is given."""
+
+    media_type = "application/json"
+
+
+async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """check(the body's JSON object), off the event loop if there is much of it.
+
+    Raises RequestError for any other content.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise UnsupportedMediaType(
+            f"the content type is `{kind[:60] or 'not given'}`: send `application/json`"
+        )
+    return await read_any(request, check)
+
+
+async def read_any(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
+    """The same of a body of any content type."""
+    # Not request.body(), which keeps the bytes for as long as the request is answered.
+    raw = b"".join([piece async for piece in request.stream()])
+    return await off_loop(len(raw), lambda: check(read_json(raw)))

@@ -1,0 +1,122 @@
+"""The text of a query -> a pydantic model, or a RequestError that names the parameter.
+
+Every route of the API that takes no body reads its query with this, so that a parameter which it
+does not know is an error: a misspelt one would change the answer unnoticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from starlette.datastructures import QueryParams
+
+from server.errors import RequestError
+from server.http.validation import Body, fields_of, items_of, parse
+
+Q = TypeVar("Q", bound=Body)
+METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)  # as clients write an object in a query
+NUMBER = re.compile(r"-?[0-9]{1,18}")
+WORDS: Mapping[str, bool] = {"true": True, "false": False}
+MAX_SHOWN = 60  # characters of a value in a message
+# What Azure's, Anthropic's and Codex's clients add to any route: it describes the caller.
+CALLERS = frozenset({"api-version", "beta", "client_version"})
+
+
+class NoQuery(Body):
+    """No parameters at all."""
+
+
+def parse_query(model: type[Q], query: QueryParams) -> Q:
+    """Raises RequestError that names the parameter, what it takes and what to do."""
+    fields: dict[str, Any] = {}
+    for name in dict.fromkeys(query.keys()):
+        if name in CALLERS:
+            continue
+        values = query.getlist(name)
+        plain = name.removesuffix("[]")
+        entry = METADATA.fullmatch(name) if "metadata" in model.model_fields else None
+        if plain == "include":
+            fields.setdefault("include", []).extend(values)
+        elif len(values) > 1:
+            raise RequestError(
+                f"`{name[:64]}` is given {len(values)} times: send it once", param=name[:64]
+            )
+        elif entry is not None:
+            if not entry[1] or "][" in entry[1]:  # a list, or an object in the object
+                raise RequestError(
+                    f"`{name[:64]}` is no entry of metadata, which are texts by name: send "
+                    "`metadata[key]=value`",
+                    param="metadata",
+                    code="invalid_type",
+                )
+            fields.setdefault("metadata", {})[entry[1]] = values[0]
+        else:
+            fields[name] = _value(name, values[0], _described(model).get(name, {}))
+    return parse(model, fields)
+
+
+@cache
+def _described(model: type[Body]) -> dict[str, dict[str, Any]]:
+    """Each field's JSON Schema, without the null that stands for the default."""
+    properties: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
+    described: dict[str, dict[str, Any]] = {}
+    for name, schema in properties.items():
+        kinds = [fields_of(kind) for kind in items_of(schema.get("anyOf"))] or [schema]
+        [told] = [kind for kind in kinds if kind.get("type") != "null"]
+        described[name] = told | {"default": schema.get("default")}
+    return described
+
+
+def _value(name: str, text: str, schema: Mapping[str, Any]) -> object:
+    """What `text` stands for in a parameter of this schema.  Raises RequestError."""
+    match schema.get("type"):
+        case "integer":
+            return _integer(name, text, schema)
+        case "boolean":
+            if text.lower() not in WORDS:
+                raise _wrong(name, text, "true or false", schema)
+            return WORDS[text.lower()]
+        case "object":
+            raise RequestError(
+                f"`{name}` is an object: send each of its entries as `{name}[key]=value`",
+                param=name,
+                code="invalid_type",
+            )
+        case _:
+            return text
+
+
+def _integer(name: str, text: str, schema: Mapping[str, Any]) -> int:
+    least = schema["minimum"]
+    most = schema.get("maximum", schema.get("exclusiveMaximum", 0) - 1)
+    wanted = f"an integer from {least} to {most}"
+    if NUMBER.fullmatch(text) is None:
+        raise _wrong(name, text, wanted, schema)
+    if not least <= int(text) <= most:
+        raise _wrong(name, text, wanted, schema, code="invalid_value")
+    return int(text)
+
+
+def _wrong(
+    name: str, text: str, wanted: str, schema: Mapping[str, Any], code: str = "invalid_type"
+) -> RequestError:
+    shown = f'"{text}"' if len(text) <= MAX_SHOWN else f"a text of {len(text)} characters"
+    default = schema["default"]
+    remedy = "leave it out" if default is None else f"leave it out for {default}"
+    return RequestError(
+        f"`{name}` is {shown}: it must be {wanted}; or {remedy}", param=name, code=code
+    )
+
+
+def openapi_query(model: type[Body]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its own query."""
+    properties: dict[str, Any] = model.model_json_schema()["properties"]
+    return {"parameters": [_parameter(name, schema) for name, schema in properties.items()]}
+
+
+def _parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
+    return told | {"style": "deepObject", "explode": True} if name == "metadata" else told

@@ -1,0 +1,206 @@
+"""Server-sent events, and noticing that the client has gone.
+
+    data: {...}\\n\\n     one chunk
+    : keep-alive\\n\\n    after 15 s of silence, so that proxies keep the connection
+    data: [DONE]\\n\\n    the end
+
+The status line waits for the first event: what fails before it is a plain error response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.errors import RequestError, internal_error
+from server.http.connection import DIRECT, outlet
+
+T = TypeVar("T")
+
+KEEP_ALIVE_SECONDS = 15.0
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Wire(NamedTuple):
+    """The form of a stream, around the frames that its route writes."""
+
+    media_type: str
+    done: bytes  # the end
+    pause: bytes  # what breaks a long silence; b"" leaves it as it is
+    failed: Callable[[bytes], bytes]  # OpenAI's error body -> the frame that tells of it
+
+
+def _failed(body: bytes) -> bytes:
+    return b"data: %b\n\n" % body
+
+
+OPENAI = Wire("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, _failed)
+
+
+class ClientGone(Exception):
+    """The client closed its connection: there is nobody to answer."""
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, T], close: Callable[[], None]
+) -> T:
+    """The result of `work`, which is cancelled when the client goes away; then `close` is called.
+
+    Raises ClientGone.
+    """
+    try:
+        return await _unless_gone(receive, work)
+    finally:
+        close()
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def frame(data: object) -> bytes:
+    """One event that holds `data` as JSON."""
+    return b"data: %b\n\n" % orjson.dumps(data)
+
+
+class DeltaFrame:
+    """The frame of a chunk that differs from the last one in one value: the bytes around it."""
+
+    __slots__ = ("_after", "_before")
+
+    MARK = "\u0000here\u0000"
+
+    def __init__(self, chunk: Mapping[str, object]) -> None:
+        """`chunk` holds MARK where the value goes."""
+        self._before, self._after = frame(chunk).split(orjson.dumps(self.MARK))
+
+    def of(self, text: str) -> bytes:
+        return self._before + orjson.dumps(text) + self._after
+
+
+class EventWriter:
+    """Sends frames; the first one is preceded by status and headers."""
+
+    __slots__ = ("_direct", "_headers", "_outlet", "_send", "_wire", "last", "started")
+
+    def __init__(
+        self,
+        send: Send,
+        headers: list[tuple[bytes, bytes]],
+        direct: Send | None = None,
+        wire: Wire = OPENAI,
+    ) -> None:
+        """`direct` is the server's own end of `send`, if it is known: the middleware in between
+        looks at the head of an answer only, and costs more than a frame."""
+        self._send = send
+        self._direct = direct or send
+        self._outlet = outlet(direct)
+        self._headers = headers
+        self._wire = wire
+        self.started = False
+        self.last = time.monotonic()
+
+    async def write(self, data: bytes) -> None:
+        """Send whole frames; returns when the transport has room for more."""
+        if not self.started:
+            self.started = True
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": self._headers}
+            )
+        self.last = time.monotonic()
+        await self._direct({"type": "http.response.body", "body": data, "more_body": True})
+
+    def write_now(self, data: bytes) -> bool:
+        """Send whole frames without waiting.  False if that is not possible: nothing was sent."""
+        if not self.started or self._outlet is None or not self._outlet(data):
+            return False
+        self.last = time.monotonic()
+        return True
+
+    async def end(self) -> None:
+        done = self._wire.done
+        await self._send({"type": "http.response.body", "body": done, "more_body": False})
+
+    async def fail(self, body: bytes) -> None:
+        """End a stream that has begun with OpenAI's error body."""
+        await self.write(self._wire.failed(body))
+        await self.end()
+
+    async def keep_alive(self) -> None:
+        """Break every silence, if the wire has a word for it; ends only when cancelled."""
+        while self._wire.pause:
+            silence = time.monotonic() - self.last
+            if silence >= KEEP_ALIVE_SECONDS:
+                await self.write(self._wire.pause)
+                silence = 0.0
+            await asyncio.sleep(KEEP_ALIVE_SECONDS - silence)
+
+
+class EventStream(Response):
+    """Runs `produce(writer)` and sends its frames, the wire's end ([DONE]) after them.
+
+    A RequestError before the first frame is raised; after it, it becomes an error frame.
+    `close` is called however it ends, also if the client goes before `produce` begins.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[EventWriter], Awaitable[None]],
+        close: Callable[[], None],
+        wire: Wire = OPENAI,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._produce = produce
+        self._close = close
+        self._wire = wire
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        wanted = {"content-type": self._wire.media_type, **(headers or {})}
+        self.raw_headers = [(key.encode(), value.encode()) for key, value in wanted.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._wire)
+        with suppress(ClientGone):  # nobody is left to be told
+            await while_connected(receive, self._run(writer), self._close)
+
+    async def _run(self, writer: EventWriter) -> None:
+        silence = asyncio.ensure_future(writer.keep_alive())
+        try:
+            await self._produce(writer)
+            await writer.end()
+        except RequestError as error:
+            if not writer.started:
+                raise
+            await writer.fail(error.body())
+        except Exception:
+            if writer.started:  # the reader is told, the server's log gets the traceback
+                await writer.fail(internal_error())
+            raise
+        finally:
+            silence.cancel()

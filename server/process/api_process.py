@@ -1,0 +1,263 @@
+"""One API process: `python -m server.process.api_process`, started by the launcher.
+
+It reads a `Start` as one line of JSON from stdin, and takes the end of stdin as the death of its
+parent.  SIGTERM drains: the listener stays open, new requests get 503, open streams may finish;
+then the process ends with code 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncGenerator, Generator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import prometheus_client
+import uvicorn
+from fastapi import FastAPI
+
+from runtime.ipc.client import EngineClient
+from server.apis.responses.database import Limits
+from server.apis.responses.store import ResponseStore, StoreUnusable
+from server.app import create_app, line_app
+from server.batches.database import DataError
+from server.batches.runner import BatchRunner
+from server.batches.store import BatchStore
+from server.config import ServerConfig
+from server.generation.request_log import RequestLog
+from server.http.connection import BoundedProtocol
+from server.http.connection_limit import ConnectionLimit, most_connections
+from server.http.middleware import Gate
+from server.metrics.metrics import Metrics
+from server.process.logs import set_up_logging
+from server.process.start_report import Reporter
+from server.prompt.tokenizer import ChatTokenizer, TokenizerError
+from server.state import ServerState
+
+log = logging.getLogger("wavefill.server")
+
+ORPHANED = 3  # exit code
+POLL_SECONDS = 0.05
+DAY_SECONDS = 86400.0
+GC_THRESHOLD = 10_000  # objects made and kept between two collections
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher says on stdin."""
+
+    config: ServerConfig
+    index: int
+    engine_address: str
+    own_address: str
+    listener: int  # file descriptor
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our signals: it would close the listener before the streams have ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(start: Start) -> None:
+    """Answer requests until SIGTERM, then drain."""
+    config = start.config
+    tokenizer = tokenizer_of(config)
+    client = EngineClient(
+        start.index,
+        start.engine_address,
+        start.own_address,
+        stall_seconds=config.stall_seconds,
+    )
+    await client.start()
+    store = response_store(start)
+    await store.open()
+    state = ServerState(
+        config,
+        client,
+        tokenizer,
+        metrics_of(config, client),
+        requests=RequestLog(config.request_history),
+        batch_requests=RequestLog(config.request_history),
+        responses=store,
+        batches=open_batches(config),
+    )
+    app = create_app(state)
+    server = http_server(app, config)
+    gc.collect()
+    gc.freeze()  # looking through what stays for good would stop all streams for 50 ms
+    gc.set_threshold(GC_THRESHOLD)
+    async with background_work(start, state) as runner:
+        drain = Drain(server, app.state.gate, state, runner)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.begin)
+        await server.serve([socket.socket(fileno=start.listener)])
+
+
+def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
+    """Raises TokenizerError."""
+    return ChatTokenizer.load(
+        config.model_directory,
+        chat_template=config.chat_template,
+        special_in_content=config.special_tokens_in_content,
+    )
+
+
+def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
+    metrics.watch(
+        ready=lambda: client.ready,
+        stats=lambda: client.stats,
+        alive=lambda: client.ready is not None and client.unhealthy() is None,
+    )
+    return metrics
+
+
+def http_server(app: FastAPI, config: ServerConfig) -> Server:
+    protocol = partial(BoundedProtocol, limit=ConnectionLimit(most_connections()))
+    return Server(
+        uvicorn.Config(
+            app,
+            http=cast(Any, protocol),  # uvicorn calls it for each connection
+            loop="none",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            h11_max_incomplete_event_size=config.max_header_bytes,  # BoundedProtocol reads it
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def background_work(
+    start: Start, state: ServerState
+) -> AsyncGenerator[asyncio.Task[None] | None]:
+    """What goes on beside requests: the report, and batches, whose task is returned."""
+    config, client, batches = start.config, state.client, state.batches
+    # What one process tells is true of all of them.
+    reporter = Reporter(config, client, chats=state.tokenizer.template is not None)
+    report = asyncio.create_task(reporter.run()) if start.index == 0 else None
+    runner = None
+    if batches is not None:
+        batch_runner = BatchRunner(batches, line_app(state), client, config, state.metrics)
+        runner = asyncio.create_task(batch_runner.run())
+    try:
+        yield runner
+    finally:
+        if report is not None:
+            report.cancel()
+        if runner is not None and batches is not None:
+            runner.cancel()
+            await asyncio.gather(runner, return_exceptions=True)
+            batches.close()
+
+
+class Drain:
+    """Lets open requests end, at most `drain_seconds` long, then cuts them off and stops."""
+
+    def __init__(
+        self, server: Server, gate: Gate, state: ServerState, runner: asyncio.Task[None] | None
+    ) -> None:
+        """`runner` works on batches."""
+        self._server = server
+        self._gate = gate
+        self._state = state
+        self._runner = runner
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """On SIGTERM."""
+        self._tasks.append(asyncio.create_task(self._run()))
+
+    async def _run(self) -> None:
+        gate, client = self._gate, self._state.client
+        gate.draining = True
+        if self._runner is not None:
+            self._runner.cancel()  # what its lines have not finished runs after the next start
+        loop = asyncio.get_running_loop()
+        seconds = self._state.config.drain_seconds
+        deadline = loop.time() + seconds
+        if gate.open_requests:
+            log.info(
+                "stopping: open requests (%d) have %g s to end; a second signal ends them at once",
+                gate.open_requests,
+                seconds,
+            )
+        # A dead engine is not started again during a drain: nothing is left to wait for.
+        while gate.open_requests and client.down is None and loop.time() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        client.close()  # what is still open ends with an error event
+        self._server.should_exit = True
+
+
+def open_batches(config: ServerConfig) -> BatchStore | None:
+    """Files and batches, if there is a directory for them.  Raises DataError."""
+    if not config.data_dir:
+        return None
+    return BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
+
+
+def response_store(start: Start) -> ResponseStore:
+    """The store that all API processes share: the file asked for, or one beside their sockets."""
+    config = start.config
+    path = config.response_store
+    limits = Limits(
+        bytes=config.response_store_bytes, seconds=config.response_store_days * DAY_SECONDS
+    )
+    if not path:
+        path = str(Path(start.own_address.removeprefix("ipc://")).parent / "responses")
+    return ResponseStore(path, limits, start.index, config.api_workers)
+
+
+def die_with_parent() -> None:
+    """End this process at once when stdin ends."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
+
+
+def main() -> None:
+    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prometheus_client.disable_created_metrics()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(ORPHANED)
+    start = msgspec.json.decode(line, type=Start)
+    die_with_parent()
+    set_up_logging(start.config.log_level, start.config.log_format)
+    try:
+        with asyncio.Runner(loop_factory=_event_loop) as runner:
+            runner.run(serve(start))
+    except (TokenizerError, StoreUnusable, DataError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+if __name__ == "__main__":
+    main()

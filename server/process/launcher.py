@@ -1,0 +1,276 @@
+"""The launcher: starts the engine process and the API processes, watches them, stops them in order.
+
+It runs nothing that a request could break.  Its children die with it: each reads its stdin, and
+the end of stdin means that the launcher is gone, however it went.
+
+    exit 0   stopped by SIGTERM or SIGINT, after the drain
+    exit 1   a child kept dying
+    exit 2   the configuration cannot work; the child has said why
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from runtime.ipc.client import ClientNotifier
+from server.config import ServerConfig
+from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
+from server.process.file_lock import file_lock
+
+log = logging.getLogger("wavefill.launcher")
+
+CONFIGURATION_ERROR = 2
+STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
+# The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
+MAX_DIRECTORY_BYTES = 83
+
+
+class AddressInUse(OSError):
+    """Another program listens there; the message names the remedy."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket, opened before anything slow happens.  Raises AddressInUse, OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == 98 or "in use" in str(error):
+            raise AddressInUse(
+                f"{host}:{port} is in use: stop the program that listens there, or choose another "
+                "--port"
+            ) from None
+        raise
+
+
+class NoSocketDirectory(OSError):
+    """There is no place for the sockets; the message names the remedy."""
+
+
+class StoreInUse(OSError):
+    """This server cannot have the file of --response-store to itself; the message says why."""
+
+
+class Launcher:
+    """The engine, the API processes, and the directory of the sockets between them."""
+
+    def __init__(
+        self, config: ServerConfig, listener: socket.socket, directory: Path, engine_module: str
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._engine_address = f"ipc://{directory / 'engine'}"
+        indices = range(config.api_workers)
+        self._api_addresses = [f"ipc://{directory / f'api-{index}'}" for index in indices]
+        self._engine = Child("the engine", engine_module)
+        variables = shared_metrics(directory) if config.api_workers > 1 else {}
+        self._apis = [
+            Child(
+                f"API process {index}",
+                "server.process.api_process",
+                (listener.fileno(),),
+                variables,
+            )
+            for index in indices
+        ]
+        self._notifier = ClientNotifier(self._api_addresses)
+        self._epoch = 0
+        self._stop = asyncio.Event()
+        self._killed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        indices = range(len(self._apis))
+        await asyncio.gather(*map(self._start_api, indices), self._start_engine())
+        watchers = [
+            asyncio.create_task(self._watch_engine()),
+            *(asyncio.create_task(self._watch_api(index)) for index in indices),
+        ]
+        stopped = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait([*watchers, stopped], return_when="FIRST_COMPLETED")
+        code = next((watcher.result() for watcher in watchers if watcher in done), 0)
+        for task in (*watchers, stopped):
+            task.cancel()
+        await self._shut_down(at_once=code != 0)
+        self._notifier.close()
+        return code
+
+    def _on_signal(self) -> None:
+        """The first one drains, the second one ends everything now."""
+        if self._stop.is_set():
+            self._killed.set()
+        self._stop.set()
+
+    async def _start_engine(self) -> None:
+        self._epoch += 1
+        await self._engine.start(
+            {
+                "config": self._config.engine,
+                "epoch": self._epoch,
+                "own_address": self._engine_address,
+                "client_addresses": self._api_addresses,
+                "began": time.monotonic(),
+            }
+        )
+
+    async def _start_api(self, index: int) -> None:
+        await self._apis[index].start(
+            {
+                "config": self._config,
+                "index": index,
+                "engine_address": self._engine_address,
+                "own_address": self._api_addresses[index],
+                "listener": self._listener.fileno(),
+            }
+        )
+
+    async def _watch_engine(self) -> int:
+        """Restart the engine when it dies; returns the exit code to give up with."""
+        while True:
+            code = await self._engine.wait()
+            if code == CONFIGURATION_ERROR:
+                return code
+            reason = f"the engine process ended with {_describe(code)}"
+            log.error("%s%s", reason, _hint(code))
+            self._notifier.engine_down(reason, self._epoch)
+            pause = self._engine.died()
+            if pause is None:
+                return self._too_often(self._engine)
+            await asyncio.sleep(pause)
+            await self._start_engine()
+
+    async def _tell_death(self) -> None:
+        """During the drain the engine is not started again: who waits for it should know."""
+        code = await self._engine.wait()
+        self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
+
+    async def _watch_api(self, index: int) -> int:
+        """Restart an API process when it dies; its Hello ends the requests it had."""
+        api = self._apis[index]
+        while True:
+            code = await api.wait()
+            if code == CONFIGURATION_ERROR:
+                return code
+            log.error("%s ended with %s%s", api.name, _describe(code), _hint(code))
+            pause = api.died()
+            if pause is None:
+                return self._too_often(api)
+            await asyncio.sleep(pause)
+            await self._start_api(index)
+
+    def _too_often(self, child: Child) -> int:
+        log.error(
+            "%s died %d times within %.0f s: giving up",
+            child.name,
+            MAX_DEATHS,
+            DEATHS_WITHIN_SECONDS,
+        )
+        return 1
+
+    async def _shut_down(self, at_once: bool) -> None:
+        """The API processes first: they drain while the engine still works."""
+        seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
+        watching = asyncio.create_task(self._tell_death())
+        await self._end(self._apis, seconds)
+        watching.cancel()
+        await self._end([self._engine], STOP_SECONDS)
+
+    async def _end(self, children: list[Child], seconds: float) -> None:
+        """Stop them; from the second signal on at once."""
+        ending = asyncio.gather(*(child.stop(seconds) for child in children))
+        killed = asyncio.create_task(self._killed.wait())
+        await asyncio.wait([ending, killed], return_when="FIRST_COMPLETED")
+        if not ending.done():
+            for child in children:
+                child.signal(signal.SIGKILL)
+        await ending
+        killed.cancel()
+
+
+def shared_metrics(directory: Path) -> dict[str, str]:
+    """Variables by which several API processes count in files that each of them can sum."""
+    folder = directory / "metrics"
+    folder.mkdir()
+    return {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _hint(code: int) -> str:
+    """For the log: what may have sent a signal that nobody remembers to have sent."""
+    if code != -signal.SIGKILL:
+        return ""
+    return ": if nobody sent it, memory ran out, and `dmesg` tells"
+
+
+@contextlib.contextmanager
+def socket_directory() -> Generator[Path]:
+    """A directory that only this user can enter, gone at the end.  Raises NoSocketDirectory."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise NoSocketDirectory(
+            f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
+            "user may write to"
+        ) from None
+    with made as name:
+        if len(name.encode()) > MAX_DIRECTORY_BYTES:
+            raise NoSocketDirectory(
+                f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
+                "name of a socket: set TMPDIR to a shorter path, such as /tmp"
+            )
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def store_lock(file: str) -> Generator[None]:
+    """Keeps other servers out of the file of --response-store; nothing if it is "".
+
+    A server that opens the file marks as failed what is still being made in it: the responses that
+    its own processes were making when they ended, if no other server is at work there.
+    Raises StoreInUse.
+    """
+    with contextlib.ExitStack() as stack:
+        if file:
+            try:
+                held = stack.enter_context(file_lock(Path(f"{os.path.realpath(file)}.lock")))
+            except OSError as error:
+                raise StoreInUse(
+                    f"--response-store {file}: {error.strerror}: choose a file that this user may "
+                    "write, in a directory that this user may write to"
+                ) from None
+            if not held:
+                raise StoreInUse(
+                    f"--response-store {file}: another server uses this file: stop it, or give "
+                    "each server a file of its own"
+                )
+        yield
+
+
+def launch(
+    config: ServerConfig, listener: socket.socket, engine_module: str = "runtime.engine.process"
+) -> int:
+    """Run the server on an open listener; returns the exit code.
+
+    Raises NoSocketDirectory, StoreInUse.
+    """
+
+    async def run(directory: Path) -> int:
+        return await Launcher(config, listener, directory, engine_module).run()
+
+    with store_lock(config.response_store), socket_directory() as directory:
+        return asyncio.run(run(directory))

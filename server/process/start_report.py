@@ -1,0 +1,145 @@
+"""What a person at the terminal sees: loading, the start-up report, then a line while busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from importlib.metadata import version
+from typing import get_args
+
+from runtime.ipc.client import EngineClient
+from runtime.messages import Ready, Stats
+from server.config import LogLevel, ServerConfig
+
+log = logging.getLogger("wavefill.report")
+
+POLL_SECONDS = 0.1
+BUSY_SECONDS = 10.0
+USUAL_TOKENS = 2048  # of a request, to show what fits
+GIB = 2**30
+LEVELS = get_args(LogLevel)
+
+
+class Reporter:
+    """Watches the engine and tells what changed, on stdout or in a log of JSON."""
+
+    def __init__(self, config: ServerConfig, client: EngineClient, *, chats: bool = True) -> None:
+        """chats: whether the model takes messages, for the request to try."""
+        self._config = config
+        self._chats = chats
+        self._client = client
+        self._phase = ""
+        self._tenths = 0
+
+    async def run(self) -> None:
+        told: Ready | None = None
+        before, last = Stats(), time.monotonic()
+        while True:
+            ready = self._client.ready
+            await asyncio.sleep(POLL_SECONDS if ready is None else 1.0)
+            ready = self._client.ready
+            if ready is None:
+                if told is not None:  # the engine died and is started again
+                    told, self._phase = None, ""
+                self._loading()
+                continue
+            if ready is not told:
+                told, before, last = ready, Stats(), time.monotonic()
+                self._say(start_report(self._config, ready, chats=self._chats))
+            elapsed = time.monotonic() - last
+            if elapsed >= BUSY_SECONDS:
+                stats = self._client.stats
+                if stats.steps != before.steps:
+                    self._say(busy_line(stats, before, elapsed))
+                before, last = stats, time.monotonic()
+
+    def _loading(self) -> None:
+        """One line for each phase, and one for each tenth of a phase that takes a while."""
+        progress = self._client.progress
+        if progress is None:
+            return
+        tenths = 10 * progress.done // progress.total if progress.total else 0
+        if progress.phase != self._phase:
+            self._phase, self._tenths = progress.phase, tenths
+            self._say(f"  {progress.phase} ...")
+        elif self._tenths < tenths < 10:
+            self._tenths = tenths
+            self._say(f"  {progress.phase} {10 * tenths} %")
+
+    def _say(self, text: str) -> None:
+        """To a person as text; to a machine as one event of the log."""
+        if LEVELS.index(self._config.log_level) > LEVELS.index("info"):
+            return
+        if self._config.log_format == "json":
+            log.info("%s", text.strip())
+        else:
+            print(text, file=sys.stdout, flush=True)
+
+
+def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> str:
+    """What runs, what fits, and how to talk to it."""
+    name = config.served_names[0]
+    host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+    parts = ready.memory or [("weights", ready.weight_bytes), ("KV", ready.kv_bytes)]
+    memory = " | ".join(f"{name} {_size(count)}" for name, count in parts)
+    phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
+    start = f"  start   {phases} s\n" if phases else ""
+    took = f"{ready.load_seconds:.1f} s"
+    return f"""
+wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
+attention {ready.attention}
+  memory  {memory}
+  KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
+  limits  {ready.max_model_len:,} tokens a request{_why(config, ready)} | \
+{ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
+{ready.max_batched_tokens:,} tokens a step
+{start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
+
+{_example(config, url, chats)}
+"""
+
+
+def _example(config: ServerConfig, url: str, chats: bool) -> str:
+    """A request to try, that this model takes."""
+    name = config.served_names[0]
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    path, asked = "completions", '"prompt": "Hello"'
+    if chats:
+        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    return f"""\
+  curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
+    -d '{{"model": "{name}", {asked}}}'"""
+
+
+def _why(config: ServerConfig, ready: Ready) -> str:
+    """Where nobody asked for it, that requests are no longer because KV is so small."""
+    short = not config.engine.max_model_len and ready.max_model_len >= ready.capacity_tokens
+    return " (all that KV holds)" if short else ""
+
+
+def _requests(ready: Ready) -> str:
+    """How many requests the keys and values are enough for, of the longest and of usual ones."""
+    lengths = [ready.max_model_len, *(USUAL_TOKENS,) * (ready.max_model_len > USUAL_TOKENS)]
+    return ", ".join(
+        f"{ready.capacity_tokens / length:,.1f} requests of {length:,}" for length in lengths
+    )
+
+
+def busy_line(stats: Stats, before: Stats, seconds: float) -> str:
+    """What the engine did since `before`."""
+    prompt = stats.prompt_tokens - before.prompt_tokens
+    cached = stats.cached_tokens - before.cached_tokens
+    generated = stats.generated_tokens - before.generated_tokens
+    return (
+        f"running {stats.running} | waiting {stats.waiting} | "
+        f"KV {100 * stats.pages_used / max(1, stats.pages_total):.0f} % | "
+        f"prompt {prompt / seconds:.0f} tok/s ({100 * cached / max(1, prompt):.0f} % cached) | "
+        f"generated {generated / seconds:.0f} tok/s"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

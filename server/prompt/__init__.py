@@ -1,0 +1,1 @@
+"""From messages to a prompt's token ids: chat template, tokenizer, fill-in-the-middle."""

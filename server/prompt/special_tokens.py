@@ -1,0 +1,136 @@
+"""`--special-tokens-in-content text`: what a caller wrote does not become a special token.
+
+A chat template prints one text, in which its own `<|im_start|>` and one of a message's content look
+alike.  So the caller's strings are marked before it is rendered: a joint stands behind the first
+character of each word that would become a special token.  The tokenizer of the prompt knows the
+joint as a special token, takes the text around it as ordinary text, and its id is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+from tokenizers import AddedToken, Tokenizer
+
+from server.prompt.chat_template import ChatTemplate
+
+# Code points that are no characters, and two different ones: a caller's own joint is broken, too.
+JOINT = "\ufdd0\ufdd1"
+GROWTH = 1 + len(JOINT)  # a text grows at most so many times: a joint for each character
+
+
+def control_words(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[str]:
+    """The words of text that control the model.
+
+    They are the special tokens and those other added tokens that the template names: DeepSeek does
+    not declare its marks of roles as special.  Many more added tokens are ordinary text, such as
+    runs of spaces and HTML tags.
+    """
+    return {
+        token.content
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if token.special
+        or (token.content.strip() and template is not None and template.mentions(token.content))
+    }
+
+
+class ControlWords:
+    """Marks callers' strings, and encodes the prompt in which they stand."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        # No single character: there is nothing else that could be made of it.
+        self._words = {w for w in control_words(tokenizer, template) if len(w) > 1} | {JOINT}
+        self._longest = max(map(len, self._words))
+        self._find = re.compile(_first_characters(self._words))
+        self._beginnings = {word[:end] for word in self._words for end in range(1, len(word))}
+        self._endings = {word[start:] for word in self._words for start in range(1, len(word))}
+        # Templates part the thoughts of earlier answers from their contents by these.
+        looked_for = {w for w in self._words if template is not None and template.looks_for(w)}
+        self._find_in_answers = re.compile(_first_characters(self._words - looked_for))
+        # A copy: nobody else should see a token that the model does not have.
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        joint = AddedToken(JOINT, special=True, normalized=False)
+        self._tokenizer.add_special_tokens([joint])  # pyright: ignore[reportUnknownMemberType]
+        self._joint = self._tokenizer.token_to_id(JOINT)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a rendered prompt."""
+        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return [id for id in batch[0].ids if id != self._joint]
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages of a conversation, everything that is text in them marked."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        marked: dict[str, Any] = self.marked(message)
+        content = message.get("content")
+        if message["role"] == "assistant" and isinstance(content, str):
+            marked["content"] = self._text(content, self._find_in_answers)
+        return marked
+
+    def marked(self, value: Any) -> Any:
+        """The same value with all strings in it marked, keys included."""
+        if isinstance(value, str):
+            return self._text(value, self._find)
+        if isinstance(value, Mapping):
+            entries = cast("Mapping[str, Any]", value)
+            return {self._text(key, self._find): self.marked(each) for key, each in entries.items()}
+        if isinstance(value, list | tuple):
+            return [self.marked(each) for each in cast("Sequence[Any]", value)]
+        return value
+
+    def _text(self, text: str, find: re.Pattern[str]) -> str:
+        # What templates compare with, such as roles and types, cannot be part of a word alone.
+        if not text or text.replace("_", "a").isalnum():
+            return text
+        places = {found.end() for found in find.finditer(text)}
+        places |= self._edges(text)
+        if not places:
+            return text
+        cuts = [0, *sorted(places), len(text)]
+        return JOINT.join(text[start:end] for start, end in pairwise(cuts))
+
+    def _edges(self, text: str) -> set[int]:
+        """Where to break what may become a word by what the template prints beside the text.
+
+        Templates trim contents, so the edges are those of the trimmed text.
+        """
+        end = len(text.rstrip())
+        start = min(len(text) - len(text.lstrip()), end)
+        most = min(self._longest, end - start)
+        places = {
+            place + 1 for place in range(end - most, end) if text[place:end] in self._beginnings
+        }
+        ends = any(text[start:place] in self._endings for place in range(start + 1, start + most))
+        if ends or (most < self._longest and self._is_inside(text[start:end])):
+            places.add(start)
+        return places
+
+    def _is_inside(self, text: str) -> bool:
+        return bool(text) and any(text in word for word in self._words)
+
+
+def _first_characters(words: Iterable[str]) -> str:
+    """A pattern of the first character of any of the words, wherever one begins."""
+    return "|".join(f"{first}(?={rest})" for first, rest in _by_first(words, _any_of))
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """A pattern of any of the words; as fast for a thousand of them as for one."""
+    if "" in words:
+        return ""
+    return "(?:" + "|".join(first + rest for first, rest in _by_first(words, _any_of)) + ")"
+
+
+def _by_first(
+    words: Iterable[str], pattern: Callable[[Iterable[str]], str]
+) -> Iterable[tuple[str, str]]:
+    rests: defaultdict[str, set[str]] = defaultdict(set)
+    for word in words:
+        rests[word[0]].add(word[1:])
+    return ((re.escape(first), pattern(rest)) for first, rest in sorted(rests.items()))

@@ -1,0 +1,168 @@
+"""Messages as the chat template wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from server.apis.openai.chat_schema import Message, ToolCall
+from server.apis.openai.tools_schema import Tool
+from server.errors import RequestError, UnsupportedParameter
+from server.prompt.chat_template import ChatTemplate
+from server.prompt.tokenizer import ChatTokenizer
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """What each role must and must not bring.  Raises RequestError with the field's path."""
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Message, path: str) -> None:
+    if message.role != "assistant" and message.thought():
+        name = "reasoning_content" if message.reasoning_content else "reasoning"
+        raise RequestError(
+            f"`{path}.{name}` belongs to role assistant, not {message.role}: remove it",
+            param=f"{path}.{name}",
+        )
+    if message.refusal and (message.role != "assistant" or message.content):
+        raise RequestError(
+            f"`{path}.refusal` stands in place of the `content` of role assistant: send one of the "
+            "two",
+            param=f"{path}.refusal",
+        )
+    if message.role == "assistant":
+        if message.text() is None and not message.tool_calls:
+            raise RequestError(
+                f"`{path}` of role assistant has neither `content` nor `tool_calls`: add one",
+                param=f"{path}.content",
+                code="missing_required_parameter",
+            )
+    elif message.content is None:
+        raise RequestError(
+            f"`{path}.content` is required for role {message.role}: add it",
+            param=f"{path}.content",
+            code="missing_required_parameter",
+        )
+    elif message.tool_calls:
+        raise RequestError(
+            f"`{path}.tool_calls` belongs to role assistant, not {message.role}: remove it",
+            param=f"{path}.tool_calls",
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        raise RequestError(
+            f"`{path}.tool_call_id` is required for role tool: add it",
+            param=f"{path}.tool_call_id",
+            code="missing_required_parameter",
+        )
+    if message.role != "tool" and message.tool_call_id is not None:
+        raise RequestError(
+            f"`{path}.tool_call_id` belongs to role tool, not {message.role}: remove it",
+            param=f"{path}.tool_call_id",
+        )
+
+
+def template_messages(
+    messages: Sequence[Message], tokenizer: ChatTokenizer
+) -> list[dict[str, Any]]:
+    """Plain dicts with text content.
+
+    Raises RequestError for a role or a part of a message that the template has no place for.
+    """
+    template = tokenizer.template
+
+    def knows(word: str) -> bool:
+        return template is None or template.mentions(word)
+
+    plain: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        role = message.role
+        if role == "developer" and not knows("developer"):
+            role = "system"  # OpenAI's newer name for the same thing
+        if role == "tool" and not knows("tool"):
+            raise RequestError(
+                f"`messages[{index}].role` is tool, which this model's chat template has no place "
+                "for: put the result into a user message",
+                param=f"messages[{index}].role",
+            )
+        entry: dict[str, Any] = {"role": role, "content": message.text()}
+        if message.name is not None:
+            entry["name"] = message.name
+        if message.tool_call_id is not None:
+            entry["tool_call_id"] = message.tool_call_id
+        if message.thought() and template is not None:
+            entry |= _thought(message, template)
+        if message.tool_calls:
+            path = f"messages[{index}].tool_calls"
+            if not knows("tool_calls"):
+                raise RequestError(
+                    f"`{path}`: this model's chat template has no place for tool calls: put them "
+                    "into the content",
+                    param=path,
+                )
+            entry["tool_calls"] = [
+                _tool_call(call, f"{path}[{place}]")
+                for place, call in enumerate(message.tool_calls)
+            ]
+        plain.append(entry)
+    return plain
+
+
+def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict[str, Any]]:
+    """The tools as templates print them.
+
+    Raises UnsupportedParameter if the model's template has no place for them.
+    """
+    template = tokenizer.template
+    if tools and template is not None and not template.mentions("tools"):
+        raise UnsupportedParameter(
+            "`tools`: this model's chat template has no place for tools, so that it was not "
+            "trained to call them: leave `tools` out, or serve a model that calls tools",
+            param="tools",
+        )
+    # Without copies of the schemas, which may be large.
+    return [
+        {
+            "type": "function",
+            "function": {name: value for name, value in tool.function if value is not None},
+        }
+        for tool in tools
+    ]
+
+
+def _thought(message: Message, template: ChatTemplate) -> dict[str, str]:
+    """An earlier thought as the template names it.
+
+    The template knows which turns' thoughts the model was trained to read again; most leave out
+    those from before the last question, and many leave out all.
+    """
+    if template.mentions("reasoning_content"):
+        return {"reasoning_content": message.thought()}
+    # gpt-oss's template refuses a call with both.
+    if template.mentions(".thinking") and not (message.tool_calls and message.text()):
+        return {"thinking": message.thought()}
+    return {}
+
+
+def unseen_chars(messages: Sequence[Message]) -> int:
+    """Characters beside the contents, which the template may print or leave out."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    return sum(len(message.thought()) for message in messages) + sum(
+        len(call.function.arguments) for call in calls
+    )
+
+
+def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+    # Templates print the arguments as JSON themselves, so they get them parsed.
+    try:
+        # Unlike orjson it keeps integers that 64 bits do not hold.
+        arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(
+            f"`{path}.function.arguments` is not valid JSON: {error}",
+            param=f"{path}.function.arguments",
+        ) from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,317 @@
+"""ChatTokenizer: a model directory's tokenizer, chat template, end tokens and sampling defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
+from jinja2 import TemplateError
+from msgspec import Meta, Struct
+from tokenizers import Tokenizer
+
+from server.errors import RequestError
+from server.generation.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    byte_table,
+)
+from server.prompt.chat_template import ChatTemplate
+from server.prompt.special_tokens import GROWTH, ControlWords
+
+S = TypeVar("S", bound=Struct)
+
+REPAIR = "correct it, or download it again"
+SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
+CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer looks at, to know what precedes the answer
+
+
+class TokenizerError(ValueError):
+    """The directory has no usable tokenizer; the message names the file and the remedy."""
+
+
+class SamplingDefaults(Struct, frozen=True):
+    """What generation_config.json recommends; None where it says nothing."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+
+
+class EndTokens(Struct, frozen=True):
+    """The part of config.json and generation_config.json that says what ends an answer."""
+
+    eos_token_id: int | list[int] | None = None
+
+    def ids(self) -> list[int]:
+        if self.eos_token_id is None:
+            return []
+        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
+
+
+class NamedTemplate(Struct, frozen=True):
+    name: str
+    template: str
+
+
+class TokenizerConfig(Struct, frozen=True):
+    """The part of tokenizer_config.json that names the chat template."""
+
+    chat_template: str | list[NamedTemplate] | None = None
+
+    def template(self) -> str | None:
+        if isinstance(self.chat_template, list):
+            named = {entry.name: entry.template for entry in self.chat_template}
+            return named.get("default")
+        return self.chat_template
+
+
+class Decoder(Struct, frozen=True):
+    """The decoder of tokenizer.json, which may be a list of decoders."""
+
+    type: str = ""
+    decoders: list[Decoder] = []
+
+    def is_byte_level(self) -> bool:
+        if self.type == "Sequence" and len(self.decoders) == 1:
+            return self.decoders[0].is_byte_level()
+        return self.type == "ByteLevel"
+
+
+class TokenizerFile(Struct, frozen=True):
+    decoder: Decoder | None = None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Special tokens that mean something in an answer, such as the mark of a tool call."""
+
+    ids: frozenset[int]
+    table: list[bytes] | None  # ChatTokenizer.bytes_plain, and their bytes
+
+
+@dataclass(frozen=True)
+class ChatTokenizer:
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    eos_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+    special_ids: frozenset[int]
+    longest_token: int  # characters
+    bytes_all: list[bytes] | None  # by token id; None if the tokenizer is not byte-level
+    bytes_plain: list[bytes] | None  # the same without special tokens
+    control_words: ControlWords | None = None  # None: messages may hold special tokens
+
+    @staticmethod
+    def load(
+        directory: str | Path,
+        *,
+        chat_template: str | Path = "",
+        special_in_content: Literal["allow", "text"] = "allow",
+    ) -> ChatTokenizer:
+        """Read tokenizer.json and what stands beside it.  Raises TokenizerError.
+
+        chat_template        a file that takes the place of the model's own template
+        special_in_content   what special tokens are that a message spells
+        """
+        folder = Path(directory)
+        tokenizer = _read_tokenizer(folder)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        added = tokenizer.get_added_tokens_decoder()
+        special = frozenset(id for id, token in added.items() if token.special)
+        words = _special_words(folder)
+        template = _read_template(folder, words, str(chat_template))
+        decoder = _read(folder / "tokenizer.json", TokenizerFile).decoder
+        table = byte_table(tokenizer) if decoder and decoder.is_byte_level() else None
+        return ChatTokenizer(
+            tokenizer=tokenizer,
+            template=template,
+            eos_ids=_eos_ids(folder, words, vocabulary),
+            defaults=_read(folder / "generation_config.json", SamplingDefaults),
+            special_ids=special,
+            longest_token=max(map(len, vocabulary), default=1),
+            bytes_all=table,
+            bytes_plain=table and [b"" if i in special else b for i, b in enumerate(table)],
+            control_words=(
+                ControlWords(tokenizer, template) if special_in_content == "text" else None
+            ),
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.  Releases the GIL, so that a thread can do it for long texts."""
+        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return batch[0].ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of what `render` has made."""
+        if self.control_words is not None:
+            return self.control_words.encode(text)
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def growth(self) -> int:
+        """How many times longer than its characters `render` may make a text."""
+        return 1 if self.control_words is None else GROWTH
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+
+    def detokenizer(
+        self, *, skip_special: bool = True, prompt: Sequence[int] = (), marks: Marks | None = None
+    ) -> Detokenizer:
+        """marks: special tokens that are part of the text even if others are skipped."""
+        table = self.bytes_plain if skip_special else self.bytes_all
+        if marks is not None and marks.ids and skip_special:
+            table, skip_special = marks.table, False
+        if table is not None:
+            return ByteDetokenizer(table)
+        context = list(prompt[-CONTEXT_TOKENS:])
+        return WindowDetokenizer(self.tokenizer, skip_special, context)
+
+    def special_words(self) -> dict[int, str]:
+        """The special tokens by id."""
+        words = ((id, self.tokenizer.id_to_token(id)) for id in self.special_ids)
+        return {id: word for id, word in words if word}
+
+    def marks(self, is_mark: Callable[[str], bool]) -> Marks:
+        """The special tokens whose words are marks; takes as long as the vocabulary."""
+        ids = frozenset(id for id, word in self.special_words().items() if is_mark(word))
+        if self.bytes_plain is None or self.bytes_all is None:
+            return Marks(ids, None)
+        table = list(self.bytes_plain)
+        for id in ids:
+            table[id] = self.bytes_all[id]
+        return Marks(ids, table)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for: often part of a character."""
+        if self.bytes_all is not None:
+            return self.bytes_all[token] if token < len(self.bytes_all) else b""
+        word = self.tokenizer.id_to_token(token) or ""
+        if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            return bytes.fromhex(word[3:5])
+        return word.replace("\u2581", " ").encode()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_chars: int = 1 << 24,
+        extra: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text of a conversation, for encode_prompt.
+
+        Raises RequestError if the template cannot make it.
+        """
+        if self.template is None:
+            raise RequestError(
+                "this model has no chat template, so it cannot take `messages`: use "
+                "/v1/completions with a `prompt`",
+                param="messages",
+                code="no_chat_template",
+            )
+        options = extra or {}
+        if self.control_words is not None:
+            messages = self.control_words.messages(messages)
+            tools, options = self.control_words.marked([tools, options])
+        return self.template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            max_chars=max_chars * self.growth,
+            extra=options,
+            tools=tools,
+        )
+
+
+def _read(path: Path, kind: type[S]) -> S:
+    """The fields of `kind` in a JSON file; their defaults if there is no such file."""
+    if not path.is_file():
+        return kind()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise TokenizerError(f"{path} cannot be used: {error}: {REPAIR}") from None
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        slow = [name for name in SLOW_FILES if (folder / name).is_file()]
+        found = f" (only {', '.join(slow)})" if slow else ""
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json{found}: convert the tokenizer once with "
+            "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    text = _read_text(path)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception for every bad file
+        raise TokenizerError(f"{path} cannot be read: {error}: {REPAIR}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _special_words(folder: Path) -> dict[str, str]:
+    """bos_token, eos_token, ... as a template sees them."""
+    path = folder / "tokenizer_config.json"
+    _read(path, TokenizerConfig)  # says what is wrong with it
+    config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
+    words: dict[str, str] = {}
+    for key, value in config.items():
+        if key.endswith("_token"):
+            word = cast("dict[str, Any]", value).get("content") if type(value) is dict else value
+            if isinstance(word, str):
+                words[key] = word
+    return words
+
+
+def _read_template(folder: Path, words: Mapping[str, str], instead: str) -> ChatTemplate | None:
+    path = Path(instead) if instead else folder / "chat_template.jinja"
+    if instead and not path.is_file():
+        raise TokenizerError(f"there is no chat template file {path}: check --chat-template")
+    if path.is_file():
+        source = _read_text(path)
+    else:
+        path = folder / "tokenizer_config.json"
+        source = _read(path, TokenizerConfig).template()
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, words)
+    except TemplateError as error:
+        raise TokenizerError(
+            f"the chat template in {path} is broken: {str(error).rstrip('.')}: correct it, or give "
+            "another by --chat-template"
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is no UTF-8 text: {error}") from None
+
+
+def _eos_ids(
+    folder: Path, words: Mapping[str, str], vocabulary: Mapping[str, int]
+) -> tuple[int, ...]:
+    ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        ids.update(_read(folder / name, EndTokens).ids())
+    if (word := words.get("eos_token")) in vocabulary and word is not None:
+        ids.add(vocabulary[word])
+    return tuple(sorted(ids))

@@ -1,0 +1,1 @@
+"""Tool calls and reasoning: formats, detection, grammars that enforce them, parsing."""

@@ -1,0 +1,176 @@
+"""Grammars of calls whose arguments stand one by one between marks, not in one JSON object."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from server.constrained.grammar_text import GrammarMarks, escaped, literal
+from server.errors import UnsupportedParameter
+from server.http.validation import fields_of, items_of, kind_of
+from server.tool_calls.parser.values import argument_kinds
+
+Schema = dict[str, Any]
+WHOLE = re.compile(r"\^(\(\?:.*\))\$", re.DOTALL)  # a pattern of a whole text
+
+
+@dataclass(frozen=True)
+class ArgumentForm:
+    """What stands around an argument; KEY is its name."""
+
+    text: str  # before a value that is text
+    json: str  # before any other
+    json_end: str  # behind any other, before `close`
+    close: str
+
+
+@dataclass
+class Parts:
+    """What the grammar of one call is made of beside the call's own rule."""
+
+    rules: list[str] = field(default_factory=list[str])
+    grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])  # by path
+    repeated: int = 0  # bytes of definitions in these grammars
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What a schema's properties may refer to; each that does gets a copy."""
+
+    schemas: Schema
+    size: int  # bytes
+
+    @classmethod
+    def of(cls, schema: Schema) -> Definitions:
+        shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+        return cls(shared, len(orjson.dumps(shared)))
+
+    def add(self, parts: Parts, rule: str, value: Schema, path: str, whitespace: str) -> None:
+        """Add a grammar of this name for the JSON of `value`, at `path` of the request."""
+        refers = bool(self.schemas) and b'"$ref"' in orjson.dumps(value)
+        shared = self.schemas if refers else {}
+        parts.repeated += self.size if refers else 0
+        whole = {**shared, **value, "x-guidance": {"whitespace_pattern": whitespace}}
+        parts.grammars.append({"name": rule, "json_schema": whole})
+        parts.schemas[path] = whole
+
+
+def arguments(
+    name: str, schema: Schema, path: str, form: ArgumentForm, marks: GrammarMarks, whitespace: str
+) -> tuple[str, Parts]:
+    """All arguments of a call, in the order of the schema: an expression, and the rules for it.
+
+    name   what the rules' names begin with
+    schema of check_schema, at `path` of the request
+    Of text an enum is kept to, and a pattern that is written ^(?:...)$; its length is not.
+    """
+    parts = Parts()
+    required = items_of(schema.get("required"))
+    definitions = Definitions.of(schema)
+    sequence: list[str] = []
+    for place, (key, value) in enumerate(fields_of(schema.get("properties")).items()):
+        rule = f"{name}_{place}"
+        kinds = argument_kinds(schema, key)
+        if kinds and "string" not in kinds:
+            definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
+            begin = marks.of(form.json.replace("KEY", key))
+            parts.rules.append(f"{rule}_a: {begin} @{rule} {marks.of(form.json_end + form.close)}")
+        else:
+            parts.rules += _text(rule, key, fields_of(value), form, marks)
+        sequence.append(f"{rule}_a" if key in required else f"{rule}_a?")
+    return " ".join(sequence), parts
+
+
+def _text(
+    rule: str, key: str, schema: Schema, form: ArgumentForm, marks: GrammarMarks
+) -> list[str]:
+    begin = marks.of(form.text.replace("KEY", key))
+    words = items_of(schema.get("enum")) or ([schema["const"]] if "const" in schema else [])
+    if words and all(isinstance(word, str) and word for word in words):
+        choice = " | ".join(marks.of(word + form.json_end) for word in words)
+        return [f"{rule}_a: {begin} ({choice}) {marks.of(form.close)}"]
+    pattern = WHOLE.fullmatch(str(schema.get("pattern", "")))
+    if pattern is not None:  # the first text that has the pattern and is followed by the end
+        whole = escaped(f"(?:{pattern[1]})")
+        text = marks.after(f"{rule}_t", whole, form.json_end + form.close)
+        return [f"{rule}_a: {begin} {rule}_t", text]
+    return [f"{rule}_a: {begin} {rule}_t", marks.after_any(f"{rule}_t", form.close)]
+
+
+COMMA = "/,[ \\n]?/"
+# Any arguments, as the reader of calls takes them.
+FREE_RULES = (
+    r"python_free: (python_pair (python_comma python_pair)*)?",
+    r"python_comma: /\s{0,32},\s{0,32}/",
+    r"python_pair: /\w{1,256}\s{0,8}=\s{0,8}/ python_value",
+    r"python_value: /[A-Za-z0-9_.+\-]+/ | python_string | python_list | python_tuple | python_dict",
+    r"""python_string: /"(\\(?s:.)|[^"\\])*"/ | /'(\\(?s:.)|[^'\\])*'/""",
+    r"python_values: (python_value (python_comma python_value)*)?",
+    r"python_list: /\[\s{0,32}/ python_values /\s{0,32},?\s{0,32}\]/",
+    r"python_tuple: /\(\s{0,32}/ python_values /\s{0,32},?\s{0,32}\)/",
+    r"python_entry: python_value /\s{0,8}:\s{0,8}/ python_value",
+    r"python_entries: (python_entry (python_comma python_entry)*)?",
+    r"python_dict: /\{\s{0,32}/ python_entries /\s{0,32},?\s{0,32}\}/",
+)
+
+
+def python_arguments(name: str, schema: Schema, path: str, whitespace: str) -> tuple[str, Parts]:
+    """All arguments of a call, in the order of the schema: an expression, and the rules for it.
+
+    name   what the rules' names begin with
+    schema of check_schema, at `path` of the request
+    Values are JSON, but that true, false and null may be spelt as Python does.
+    Raises UnsupportedParameter for an argument whose name Python would not read.
+    """
+    parts = Parts()
+    required = items_of(schema.get("required"))
+    definitions = Definitions.of(schema)
+    properties = fields_of(schema.get("properties"))
+    for place, (key, value) in enumerate(properties.items()):
+        if not key.isidentifier():
+            raise UnsupportedParameter(
+                f"`{path}.properties` has {key[:64]!r}: this model writes calls as Python, where "
+                "an argument's name has letters, digits and _ only; rename it",
+                param=f"{path}.properties",
+            )
+        rule = f"{name}_{place}"
+        definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
+        spellings = " | ".join([f"@{rule}", *(f"/{word}/" for word in _words(value))])
+        parts.rules.append(f"{rule}_a: /{literal(key)}=/ ({spellings})")
+        # What may follow where nothing stands before it, and where something does.
+        here, after = f"{rule}_a {name}_{place + 1}_more", f"{COMMA} {rule}_a"
+        if key in required:
+            parts.rules.append(f"{rule}_first: {here}")
+        else:
+            parts.rules.append(f"{rule}_first: {here} | {name}_{place + 1}_first")
+            after = f"({after})?"
+        parts.rules.append(f"{rule}_more: {after} {name}_{place + 1}_more")
+    last = f"{name}_{len(properties)}"
+    parts.rules += [f'{last}_first: ""', f'{last}_more: ""']
+    return f"{name}_0_first", parts
+
+
+def _words(schema: object) -> set[str]:
+    """How Python spells those values of a schema that JSON spells otherwise; {} if in doubt."""
+    fields = fields_of(schema)
+    if "allOf" in fields:
+        return set()
+    if "const" in fields or "enum" in fields:
+        values: list[Any] = items_of(fields.get("enum")) or [fields.get("const")]
+        return {repr(value) for value in values if value is None or isinstance(value, bool)}
+    named = fields.get("type")
+    types = [named] if kind_of(named) == "string" else items_of(named)
+    found: set[str] = set()
+    if "boolean" in types:
+        found |= {"True", "False"}
+    if "null" in types:
+        found.add("None")
+    if not types:
+        for key in ("anyOf", "oneOf"):
+            for branch in items_of(fields.get(key)):
+                found |= _words(branch)
+    return found

@@ -1,0 +1,159 @@
+"""A choice's pieces of text as content, reasoning and tool calls, in the model's own formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from server.apis.openai.tools_schema import Tool
+from server.errors import RequestError
+from server.generation.choice import Choice, Piece
+from server.prompt.chat_template import ChatTemplate
+from server.prompt.template_options import SWITCH
+from server.prompt.tokenizer import ChatTokenizer, Marks
+from server.tool_calls.custom import CustomCalls
+from server.tool_calls.detect import detect
+from server.tool_calls.formats import Formats, ReasoningFormat
+from server.tool_calls.parser.answer import AnswerParser
+from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+
+MOST_PROBED = 1 << 20  # characters of a prompt without a question
+TAIL_TOKENS = 16  # of a prompt, enough to see whether it ends by opening the reasoning
+
+
+@dataclass(frozen=True)
+class AnswerFormats:
+    """How the served model writes what is more than content."""
+
+    formats: Formats
+    marks: Marks
+    opened_by_template: bool = False  # thoughts that are wanted begin in the prompt, no others do
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer, tools: str, reasoning: str) -> AnswerFormats:
+        """tools, reasoning: names of formats, auto or none.  Raises UnknownFormat."""
+        template = tokenizer.template
+        formats = detect(
+            None if template is None else template.source,
+            tokenizer.special_words().values(),
+            tools=tools,
+            reasoning=reasoning,
+        )
+        opened = formats.reasoning is not None and _opens(template, formats.reasoning)
+        return cls(formats, tokenizer.marks(formats.needs_token), opened)
+
+    def splitting(
+        self, tools: list[Tool], prompt: list[int], tokenizer: ChatTokenizer, *, parallel: bool
+    ) -> Splitting | None:
+        """For an answer to this prompt; None if all of it is content."""
+        reasoning = self.formats.reasoning
+        if reasoning is None and not tools:
+            return None
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
+        begun = reasoning is not None and reasoning.open_after(tail)
+        over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
+        custom = frozenset(tool.function.name for tool in tools if tool.type == "custom")
+        may_think = begun or (reasoning is not None and not over)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        return Splitting(
+            self.formats,
+            schemas,
+            custom=custom,
+            starts_in_reasoning=begun,
+            may_think=may_think,
+            begins_messages=self.formats.harmony and (may_think or (reasoning is None)),
+            parallel=parallel,
+        )
+
+
+def _opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
+    """Whether the template begins the thought itself, once every switch for thinking is on."""
+    if template is None:
+        return False
+    try:
+        prompt = template.render(
+            [{"role": "user", "content": "?"}],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            max_chars=MOST_PROBED,
+            extra={SWITCH: True, "thinking": True, "reasoning_effort": "high"},
+        )
+    except RequestError:  # it wants something else: then nothing is known of it
+        return False
+    return reasoning.open_after(prompt)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """What the parsers of a request's choices have in common."""
+
+    formats: Formats
+    schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
+    custom: frozenset[str]  # names of custom tools
+    starts_in_reasoning: bool
+    may_think: bool  # the answer is in a thought, or may begin one
+    begins_messages: bool  # the answer is written as harmony's messages, each with a head
+    parallel: bool
+
+    def splitter(self) -> Splitter:
+        return Splitter(
+            AnswerParser(
+                self.formats.tools if self.schemas else None,
+                self.formats.reasoning,
+                tools=self.schemas,
+                starts_in_reasoning=self.starts_in_reasoning,
+                parallel=self.parallel,
+            ),
+            CustomCalls(self.custom),
+        )
+
+
+class Splitter:
+    """Follows one choice."""
+
+    def __init__(self, parser: AnswerParser, custom: CustomCalls) -> None:
+        self._parser = parser
+        self._custom = custom
+        self._thinking = True  # nothing but reasoning has come yet
+        self._tokens = 0  # while that is so
+        self._arguments: list[str] = []  # of the last call, in pieces
+
+    def calls_tools(self, choice: Choice) -> bool:
+        """Whether a stop is for calls: a stop string may have cut the last one short."""
+        if self._parser.num_calls == 0:
+            return False
+        return not isinstance(choice.stop_hit, str) or _is_json("".join(self._arguments))
+
+    def feed(self, choice: Choice, piece: Piece) -> list[Delta]:
+        """What the piece adds; counts the choice's reasoning tokens."""
+        deltas = self._parser.feed(piece.text)
+        if piece.finish is not None:
+            deltas += self._parser.end()
+        for delta in deltas:
+            if isinstance(delta, ToolCallDelta):
+                if delta.id is not None:
+                    self._arguments.clear()
+                self._arguments.append(delta.arguments)
+        if self._thinking:
+            self._tokens += len(piece.tokens)
+            if any(not isinstance(delta, ReasoningDelta) for delta in deltas):
+                self._thinking = False
+            elif any(deltas):
+                choice.reasoning_tokens = self._tokens
+        return self._custom.converted(deltas, last=piece.finish is not None)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def plain(piece: Piece) -> list[Delta]:
+    """The deltas of a piece that is content."""
+    return [ContentDelta(piece.text)] if piece.text else []

@@ -1,0 +1,1 @@
+"""Incremental parsers: an answer's text into content, reasoning and tool calls."""

@@ -1,0 +1,125 @@
+"""Harmony, the format of gpt-oss, read from its text: an answer is a row of messages.
+
+    <|channel|>analysis<|message|>thoughts<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>final<|message|>content<|return|>
+
+The head of the first message has no <|start|>: the prompt ends with it.  The recipient may also
+stand before the channel.  The mark that ends the answer is missing where it was a stop token.
+"""
+
+from __future__ import annotations
+
+import re
+
+from server.tool_calls.formats import HARMONY_ENDS
+from server.tool_calls.parser.calls import CallReader
+from server.tool_calls.parser.output import Output
+from server.tool_calls.parser.source import Broken, Reader, Source, marks
+
+BEGINNINGS = ("<|start|>", "<|channel|>")
+HEAD_MARKS = (*BEGINNINGS, "<|constrain|>", "<|message|>")
+ANGLE = re.compile("<")
+CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+RECIPIENT = re.compile(r"\bto=([\w.-]+)")
+FUNCTIONS = "functions."
+MOST_HEAD = 512  # characters
+
+
+class HarmonyReader:
+    """Reads the messages of an answer; without a CallReader calls are content."""
+
+    def __init__(
+        self,
+        source: Source,
+        output: Output,
+        calls: CallReader | None,
+        *,
+        reasoning: bool,
+        within: bool,
+    ) -> None:
+        """
+        reasoning whether analysis is told apart from content
+        within    the prompt ends with the head of an analysis message
+        """
+        self._source = source
+        self._output = output
+        self._calls = calls
+        self._thoughts = output.reasoning if reasoning else output.content
+        self._within = within
+
+    def answer(self) -> Reader[None]:
+        source, output = self._source, self._output
+        if self._within:
+            output.mark()
+            word = yield from self._text(reasoning=True)
+        else:
+            yield from source.skip_space()
+            word = yield from source.one_of(*BEGINNINGS, "<|message|>", "to=")
+            if not word:
+                output.content("".join(source.taken))
+        while word or not source.exhausted():
+            if not word:
+                word = yield from source.copy_until(marks(*BEGINNINGS), output.content)
+            if word:
+                word = yield from self._message(word)
+
+    def _message(self, word: str) -> Reader[str]:
+        """Read a message whose head begins with `word`; the mark that begins another, or ""."""
+        self._source.taken[:] = [word]
+        try:
+            head = yield from self._head(word)
+            self._output.mark()
+            recipient = RECIPIENT.search(head)
+            name = recipient[1] if recipient else ""
+            if self._calls is not None and name.startswith(FUNCTIONS):
+                return (yield from self._call(self._calls, name.removeprefix(FUNCTIONS)))
+            channel = CHANNEL.search(head)
+            thought = channel is not None and channel[1] == "analysis"
+            return (yield from self._text(reasoning=thought))
+        except Broken:
+            if self._calls is not None:
+                self._calls.give_up()
+            else:
+                self._output.content("".join(self._source.taken))
+            return ""
+
+    def _head(self, word: str) -> Reader[str]:
+        pieces = [word]
+        length = 0
+        while word != "<|message|>":
+            text = yield from self._source.read(ANGLE, MOST_HEAD - length)
+            length += len(text)
+            word = yield from self._source.one_of(*HEAD_MARKS)
+            if not word:
+                raise Broken
+            pieces += (text, word)
+        return "".join(pieces)
+
+    def _text(self, *, reasoning: bool) -> Reader[str]:
+        sink = self._thoughts if reasoning else self._output.content
+        word = yield from self._source.copy_until(marks(*HARMONY_ENDS, *BEGINNINGS), sink)
+        return (yield from self._after(word))
+
+    def _call(self, calls: CallReader, name: str) -> Reader[str]:
+        source = self._source
+        yield from source.skip_space()
+        word = yield from source.one_of(*HARMONY_ENDS)
+        calls.begin(name)
+        if word:
+            self._output.arguments("{}")
+        else:
+            yield from calls.arguments(self._output.arguments)
+            yield from source.skip_space()
+            word = yield from source.one_of(*HARMONY_ENDS, *BEGINNINGS)
+        calls.inside = False
+        return (yield from self._after(word))
+
+    def _after(self, word: str) -> Reader[str]:
+        if word:
+            self._output.mark()
+        if word in HARMONY_ENDS:
+            yield from self._source.skip_space()
+            word = yield from self._source.one_of(*BEGINNINGS)
+            self._output.mark()
+        return word

@@ -1,0 +1,131 @@
+"""Deltas in the making: white space around marks, ids of calls, what follows the first call."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from typing import Literal
+
+from server.tool_calls.formats import IdStyle
+from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+
+Kind = Literal["content", "reasoning", "call"]
+
+BLANKS = " \t\r\n"
+ALPHANUMERICS = string.ascii_letters + string.digits
+
+
+def new_call_id(style: IdStyle, name: str, index: int) -> str:
+    if style == "kimi":
+        return f"functions.{name}:{index}"
+    length, before = (9, "") if style == "mistral" else (24, "call_")
+    return before + "".join(secrets.choice(ALPHANUMERICS) for _ in range(length))
+
+
+class Output:
+    """What readers found, joined to few deltas.
+
+    White space next to a mark is dropped, and pieces of content (or of reasoning) between which
+    there were marks are joined by one line end.  All other text comes out as it is.
+    """
+
+    __slots__ = (
+        "_after_mark",
+        "_begun",
+        "_blanks",
+        "_deltas",
+        "_ids",
+        "_kind",
+        "_most",
+        "_parts",
+        "_said",
+        "_taken",
+        "num_calls",
+    )
+
+    def __init__(self, taken: list[str], ids: IdStyle, *, parallel: bool) -> None:
+        """`taken` is emptied whenever a text has become part of a delta."""
+        self._taken = taken
+        self._ids: IdStyle = ids
+        self._most = 1 << 62 if parallel else 1
+        self.num_calls = 0  # begun, those beyond the first included where only one is wanted
+        self._deltas: list[Delta] = []
+        self._kind: Kind = "content"  # of the delta that is being joined
+        self._parts: list[str] = []
+        self._begun: tuple[str, str] | None = None  # id and name, if it begins a call
+        self._blanks: list[str] = []  # white space that a mark may follow
+        self._after_mark = False
+        self._said: set[Kind] = set()
+
+    def text(self, kind: Kind, text: str) -> None:
+        """Add content or reasoning."""
+        self._taken.clear()
+        if self._after_mark:
+            text = text.lstrip(BLANKS)
+            if not text:
+                return
+            self._after_mark = False
+            if kind in self._said:
+                text = "\n" + text
+        solid = text.rstrip(BLANKS)
+        if not solid:
+            self._blanks.append(text)
+            return
+        if self._kind != kind:
+            self._finish_delta()
+            self._kind = kind
+        self._parts += self._blanks
+        self._parts.append(solid)
+        self._said.add(kind)
+        self._blanks = [text[len(solid) :]] if len(solid) < len(text) else []
+
+    def content(self, text: str) -> None:
+        self.text("content", text)
+
+    def reasoning(self, text: str) -> None:
+        self.text("reasoning", text)
+
+    def mark(self) -> None:
+        """A mark was passed: white space before and after it goes."""
+        self._taken.clear()
+        self._blanks = []
+        self._after_mark = True
+
+    def begin_call(self, name: str, id: str | None = None) -> None:
+        self.mark()
+        if self.num_calls < self._most:
+            self._finish_delta()
+            self._kind = "call"
+            self._begun = (id or new_call_id(self._ids, name, self.num_calls), name)
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Add JSON text to the call that was begun last."""
+        self._taken.clear()
+        if self.num_calls <= self._most:
+            self._parts.append(text)
+
+    def take(self, *, last: bool) -> list[Delta]:
+        """The deltas since the last time; with `last`, what was held back, too."""
+        if last and self._blanks:
+            self._parts += self._blanks
+            self._blanks = []
+        self._finish_delta()
+        deltas = self._deltas
+        self._deltas = []
+        return deltas
+
+    def _finish_delta(self) -> None:
+        text = "".join(self._parts)
+        self._parts = []
+        if self._kind == "call":
+            if text or self._begun:
+                id, name = self._begun or (None, None)
+                self._deltas.append(ToolCallDelta(self._index(), text, id, name))
+                self._begun = None
+        elif text:
+            delta = ContentDelta(text) if self._kind == "content" else ReasoningDelta(text)
+            self._deltas.append(delta)
+
+    def _index(self) -> int:
+        return min(self.num_calls, self._most) - 1

@@ -1,0 +1,259 @@
+"""Readers of one section of calls, one for each style (server/tool_calls/formats.py).
+
+Each is called behind the mark that opened the section and raises Broken where the text is no call.
+Nothing of a call becomes a delta before its name is certain; from then on its arguments go out as
+they come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from server.tool_calls.parser.calls import CallReader
+from server.tool_calls.parser.literal import copy_string, copy_value, escaped, quoted
+from server.tool_calls.parser.source import Broken, Reader, ignore, marks
+from server.tool_calls.parser.values import STRING, argument_kinds, as_argument, decoded
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+OTHER_KEYS = ("type", "id")  # beside these, a call without a mark has no keys
+BRACE = re.compile(r"\{")
+NO_NAME = re.compile(r"[^\w.-]")
+NO_IDENTIFIER = re.compile(r"\W")
+KEY_END = re.compile(r'[<>"\n]')
+MOST_HEAD = 512  # characters from the mark to the arguments
+MOST_NAME = 256
+
+ReadCall = Callable[[CallReader], Reader[None]]
+
+
+def read_section(calls: CallReader, mark: str) -> Reader[None]:
+    """Read a section that `mark` opened, "" for none, and the mark that ends it.  Raises Broken."""
+    format, source = calls.format, calls.source
+    in_objects = format.objects and (yield from source.skip_space()) in ("[", "{")
+    if in_objects or format.style == "object":
+        yield from _objects(calls, mark)
+    elif format.style == "python":
+        yield from _python_calls(calls, mark)
+    else:
+        yield from _each(calls, mark, READ_CALL[format.style])
+    yield from source.skip_space()
+    yield from source.one_of(format.close)
+    calls.output.mark()
+
+
+# Style "object": a call, or several in a list or one after the other.
+
+
+def _objects(calls: CallReader, mark: str) -> Reader[None]:
+    source = calls.source
+    yield from source.skip_space()
+    in_list = yield from source.one_of("[")
+    while True:
+        yield from source.skip_space()
+        yield from _object(calls, mark)
+        yield from source.skip_space()
+        if not (yield from source.one_of(*(",", ";")[: 1 if in_list else 2])):
+            break
+    if in_list:
+        yield from source.one_of("]")
+
+
+def _object(calls: CallReader, mark: str) -> Reader[None]:
+    source = calls.source
+    name = ""
+    held: list[str] | None = None  # arguments that came before the name
+    begun = False
+    yield from source.expect("{")
+    while (yield from source.skip_space()) != "}":
+        key = yield from _key(calls)
+        if key == "name" and not name:
+            name = yield from _string(calls)
+            calls.check(mark, name)
+            if held is not None:
+                begun = _begin_with(calls, name, held)
+        elif key in ARGUMENT_KEYS and not begun and held is None:
+            if not mark and (yield from source.peek()) != "{":
+                raise Broken
+            if name:
+                begun = _begin_with(calls, name, [])
+                yield from calls.arguments(calls.output.arguments)
+            else:
+                held = []
+                yield from calls.arguments(held.append)
+        elif mark or key in OTHER_KEYS:
+            yield from copy_value(source, ignore)
+        else:
+            raise Broken
+        yield from source.skip_space()
+        if not (yield from source.one_of(",")):
+            break
+    if not begun:
+        calls.check(mark, name)
+        _begin_with(calls, name, ["{}"])
+    while (yield from source.skip_space()) == "}":  # models miscount the closing ones
+        source.take_one()
+    calls.end()
+
+
+def _begin_with(calls: CallReader, name: str, arguments: list[str]) -> bool:
+    calls.begin(name)
+    calls.output.arguments("".join(arguments))
+    return True
+
+
+def _key(calls: CallReader) -> Reader[str]:
+    key = yield from _string(calls)
+    yield from calls.source.skip_space()
+    yield from calls.source.expect(":")
+    yield from calls.source.skip_space()
+    return key
+
+
+def _string(calls: CallReader) -> Reader[str]:
+    if (yield from calls.source.peek()) not in ('"', "'"):
+        raise Broken
+    pieces: list[str] = []
+    yield from copy_string(calls.source, pieces.append)
+    return decoded("".join(pieces))
+
+
+# Styles "header" and "parameters": each call of a section may have a mark of its own.
+
+
+def _each(calls: CallReader, mark: str, read_call: ReadCall) -> Reader[None]:
+    call_open = calls.format.call_open
+    if call_open and mark != call_open:
+        yield from calls.source.skip_space()
+        yield from calls.source.expect(call_open)
+    yield from read_call(calls)
+    while call_open:
+        yield from calls.source.skip_space()
+        if not (yield from calls.source.one_of(call_open)):
+            break
+        yield from read_call(calls)
+
+
+def _header_call(calls: CallReader) -> Reader[None]:
+    source, format = calls.source, calls.format
+    assert format.head is not None
+    head = format.head.fullmatch((yield from source.read(BRACE, MOST_HEAD)))
+    if head is None or (yield from source.peek()) != "{":
+        raise Broken
+    id = head.groupdict().get("id")
+    fits = id is not None and (":" in id if format.ids == "kimi" else len(id) == 9)
+    calls.begin(head["name"], id if fits else None)
+    yield from calls.arguments(calls.output.arguments)
+    calls.end()
+    for close in format.call_close:
+        yield from source.skip_space()
+        yield from source.one_of(close)
+    calls.output.mark()
+
+
+def _parameter_call(calls: CallReader) -> Reader[None]:
+    source, format, output = calls.source, calls.format, calls.output
+    yield from source.skip_space()
+    name = yield from source.read(NO_NAME, MOST_NAME)
+    if not name:
+        raise Broken
+    yield from source.expect(format.name_close)
+    ends = (*format.call_close, format.close)
+    yield from source.skip_space()
+    word = yield from source.one_of(format.argument_open, *ends)
+    if not word:
+        raise Broken
+    calls.begin(name)
+    before = "{"
+    while word == format.argument_open:
+        key = (yield from source.read(KEY_END, MOST_NAME)).strip()
+        yield from source.expect(format.key_close)
+        output.arguments(f"{before}{quoted(key)}: ")
+        yield from _argument(calls, argument_kinds(calls.tools.get(name, {}), key))
+        before = ", "
+        yield from source.skip_space()
+        word = yield from source.one_of(format.argument_open, *ends)
+    if not word:
+        raise Broken
+    output.arguments("{}" if before == "{" else "}")
+    calls.end()
+
+
+def _argument(calls: CallReader, kinds: frozenset[str]) -> Reader[None]:
+    """Read one argument's text and its end mark, behind the key."""
+    source, format, output = calls.source, calls.format, calls.output
+    if format.value_open:
+        yield from source.skip_space()
+        word = yield from source.one_of(*(mark for mark, _ in format.value_open))
+        if not word:
+            raise Broken
+        if dict(format.value_open)[word]:
+            kinds = STRING
+    ends = (format.value_close,)
+    if format.trim_value:
+        yield from source.one_of("\n")
+        ends = (f"\n{format.value_close}", format.value_close)
+    if kinds == STRING:
+
+        def escape(text: str) -> None:
+            output.arguments(escaped(text))
+
+        output.arguments('"')
+        if not (yield from source.copy_until(marks(*ends), escape)):
+            raise Broken
+        output.arguments('"')
+        return
+    pieces: list[str] = []
+    if not (yield from source.copy_until(marks(*ends), pieces.append)):
+        output.arguments("".join(pieces))
+        raise Broken
+    output.arguments(as_argument("".join(pieces), kinds))
+
+
+# Style "python".
+
+
+def _python_calls(calls: CallReader, mark: str) -> Reader[None]:
+    source = calls.source
+    yield from source.skip_space()
+    in_list = yield from source.one_of("[")
+    while True:
+        yield from source.skip_space()
+        yield from _python_call(calls, mark)
+        yield from source.skip_space()
+        yield from source.one_of(",")
+        if not (yield from source.skip_space()).isidentifier():
+            break
+    if in_list:
+        yield from source.one_of("]")
+
+
+def _python_call(calls: CallReader, mark: str) -> Reader[None]:
+    source, output = calls.source, calls.output
+    name = yield from source.read(NO_NAME, MOST_NAME)
+    calls.check(mark, name)
+    yield from source.expect("(")
+    begun = False
+    while (yield from source.skip_space()) != ")":
+        key = yield from source.read(NO_IDENTIFIER, MOST_NAME)
+        yield from source.skip_space()
+        if not key:
+            raise Broken
+        yield from source.expect("=")
+        yield from source.skip_space()
+        if not begun:
+            calls.begin(name)
+        output.arguments(f"{', ' if begun else '{'}{quoted(key)}: ")
+        begun = True
+        yield from calls.value(output.arguments, output.arguments)
+        yield from source.skip_space()
+        if not (yield from source.one_of(",")):
+            break
+    yield from source.expect(")")
+    if not begun:
+        calls.begin(name)
+    output.arguments("}" if begun else "{}")
+    calls.end()
+
+
+READ_CALL: dict[str, ReadCall] = {"header": _header_call, "parameters": _parameter_call}

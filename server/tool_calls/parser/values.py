@@ -1,0 +1,87 @@
+"""Arguments written as plain text, as JSON of the types that the tool's schema asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from server.tool_calls.parser.literal import as_json, quoted
+
+Schema = Mapping[str, Any]
+
+STRING = frozenset({"string"})
+MOST_DEPTH = 8  # of references and unions
+WHOLE = re.compile(r"(-?[0-9]+)(?:\.0+)?")
+KINDS: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
+KINDS[type(None)] = "null"
+BY_FIRST = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+
+
+def argument_kinds(parameters: Schema, name: str) -> frozenset[str]:
+    """The JSON types that an argument may have; none if the schema does not say."""
+    properties = parameters.get("properties")
+    if not isinstance(properties, dict):
+        return frozenset()
+    schema = cast("dict[str, Any]", properties).get(name)
+    return frozenset(_kinds(schema, parameters, 0))
+
+
+def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
+    if not isinstance(schema, dict) or depth > MOST_DEPTH:
+        return set()
+    fields = cast("dict[str, Any]", schema)
+    named: object = fields.get("type")
+    if isinstance(named, str):
+        return {named}
+    if isinstance(named, list):
+        return {kind for kind in cast("list[object]", named) if isinstance(kind, str)}
+    options: object = [fields["const"]] if "const" in fields else fields.get("enum")
+    if isinstance(options, list):
+        return {KINDS.get(type(option), "object") for option in cast("list[object]", options)}
+    if isinstance(reference := fields.get("$ref"), str):
+        return _kinds(_resolved(root, reference), root, depth + 1)
+    found: set[str] = set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        branches: object = fields.get(key)
+        for branch in cast("list[object]", branches) if isinstance(branches, list) else ():
+            found |= _kinds(branch, root, depth + 1)
+    return found
+
+
+def _resolved(root: Schema, reference: str) -> object:
+    """What a reference within the schema, such as #/$defs/unit, points at."""
+    place: object = root
+    for part in reference.removeprefix("#/").split("/"):
+        if not isinstance(place, dict):
+            return None
+        place = cast("dict[str, object]", place).get(part)
+    return place
+
+
+def as_argument(text: str, kinds: frozenset[str]) -> str:
+    """JSON for the text of one argument: of one of the kinds if it can be read so."""
+    if kinds == STRING:
+        return quoted(text)
+    word = text.strip()
+    value = as_json(word.lower() if word.lower() in ("true", "false", "null") else word)
+    if value is None:
+        return quoted(text)
+    kind = BY_FIRST.get(value[0], "number")
+    if "string" in kinds and (kind == "string" or not _fits(value, kind, kinds)):
+        return quoted(text)
+    if kind == "number" and "integer" in kinds and "number" not in kinds:
+        return WHOLE.sub(r"\1", value)
+    return value
+
+
+def _fits(value: str, kind: str, kinds: frozenset[str]) -> bool:
+    if kind == "number" and "integer" in kinds:
+        return WHOLE.fullmatch(value) is not None or "number" in kinds
+    return kind in kinds
+
+
+def decoded(text: str) -> str:
+    """The text that a JSON string stands for; half a surrogate pair becomes a question mark."""
+    return json.loads(text).encode("utf-8", "replace").decode()

@@ -1,0 +1,71 @@
+"""A whole model with the attention and the products of --deterministic: one row in any steps."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from loaded_model import load_model
+from ordered_dot import ordered_dot  # noqa: F401
+from paged_forward import PAGE, PagedRow
+from tiny_checkpoints import write_checkpoint
+
+from attention.backend import Capacity, Shape
+from attention.batch_invariant import backend, kernel
+from attention.batch_invariant.backend import FixedBackend
+from attention.batch_invariant.kernel import FixedConfig
+from attention.batch_invariant.plan import FixedSpec
+from model_zoo.config import ModelConfig, read_config
+from model_zoo.layers import linear
+from model_zoo.layers.gemm.batch_invariant import use_invariant_products
+
+LENGTH = 22
+# A prompt at once; a part, and then one after the other, as if each had been sampled; both in turn.
+STEPS = [[], list(range(14, LENGTH)), [1, 2, 17, 18]]
+SMALL = FixedConfig(block_m=16, block_n=16, piece=16, warps=4, stages=1, resident=1)
+
+
+def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> FixedBackend:
+    shape = Shape(
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        page_size=PAGE,
+        dtype=dtype,
+        kv_dtype=dtype,
+    )
+    return FixedBackend(shape, Capacity(rows=1, tokens=LENGTH), torch.device(device))
+
+
+@pytest.mark.usefixtures("ordered_dot")
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("qwen3", torch.bfloat16), ("gpt2", torch.float32)], ids=str
+)
+def test_a_token_of_an_answer_has_the_bits_of_one_of_a_prompt(
+    kind: str,
+    dtype: torch.dtype,
+    device: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """So a sequence that is preempted, and computed again as a prompt, goes on as it would have."""
+    for module in (kernel, backend):
+        monkeypatch.setattr(module, "fixed_config", lambda head_dim, dtype: SMALL)
+    # Room for few pieces: the interpreter takes long to plan for many.
+    monkeypatch.setattr(backend, "FixedSpec", partial(FixedSpec, units=16))
+    monkeypatch.setattr(linear, "can_pack", lambda weight: False)
+    write_checkpoint(kind, tmp_path)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=dtype, device=torch.device(device))
+    use_invariant_products(model)
+    tokens = torch.randint(config.vocab_size, (LENGTH,), device=device)
+    whole, *others = (
+        PagedRow(
+            model, config, dtype, device=device, backend=back_end(config, dtype, device)
+        ).feed_in_steps(tokens, cuts)
+        for cuts in STEPS
+    )
+    assert whole.isfinite().all()
+    assert all(torch.equal(logits, whole) for logits in others)

@@ -1,0 +1,125 @@
+"""The path of weights to a GPU: threads, staging buffers, pieces.  A CPU takes it here as well."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from loaded_model import load_model
+from safetensors.torch import save_file
+from tiny_checkpoints import write_checkpoint
+from torch import Tensor
+
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.config import ModelError, read_config
+from model_zoo.weight_reader import Piece, Reading, pieces
+
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def read(
+    places: dict[str, Tensor], directory: Path, *, threads: int = 3, piece_bytes: int = 96
+) -> list[tuple[int, int]]:
+    seen: list[tuple[int, int]] = []
+    reading = Reading(
+        places, Checkpoint.open(directory).sources, threads=threads, piece_bytes=piece_bytes
+    )
+    reading.finish(lambda done, total: seen.append((done, total)))
+    return seen
+
+
+def made_up(directory: Path, *, seed: int = 0) -> dict[str, Tensor]:
+    """Tensors of every type and odd sizes in two files, and what they hold."""
+    torch.manual_seed(seed)
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    shapes = [(7, 5), (1,), (33,), (3, 1, 2), (64, 64), (0, 4), (5, 200)]
+    tensors = {
+        f"{dtype}.{shape}": torch.randn(shape).to(dtype) for dtype in dtypes for shape in shapes
+    }
+    names = sorted(tensors, key=lambda name: random.Random(name).random())
+    directory.mkdir()
+    save_file({name: tensors[name] for name in names[::2]}, directory / "b.safetensors")
+    save_file({name: tensors[name] for name in names[1::2]}, directory / "a.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("piece_bytes", [8, 96, 8 << 20])
+def test_every_tensor_arrives_whole_in_its_place_and_type(
+    tmp_path: Path, device: str, dtype: torch.dtype, piece_bytes: int
+):
+    tensors = made_up(tmp_path / "model")
+    places = {n: torch.full_like(t, 9, dtype=dtype, device=device) for n, t in tensors.items()}
+    read(places, tmp_path / "model", piece_bytes=piece_bytes)
+    for name, tensor in tensors.items():
+        assert torch.equal(places[name].cpu(), tensor.to(dtype)), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_places_may_be_parts_of_others_and_turned_round(tmp_path: Path, device: str):
+    tensors = {"q": torch.randn(6, 4), "k": torch.randn(2, 4), "turned": torch.randn(4, 9)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    fused = torch.zeros(8, 4, device=device)
+    turned = torch.zeros(9, 4, device=device)
+    read({"q": fused[:6], "k": fused[6:], "turned": turned.T}, tmp_path)
+    assert torch.equal(fused.cpu(), torch.cat([tensors["q"], tensors["k"]]))
+    assert torch.equal(turned.cpu(), tensors["turned"].T)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_is_filled_as_by_the_plain_way(tmp_path: Path, kind: str, device: str):
+    write_checkpoint(kind, tmp_path, max_shard_size="100KB")
+    config = read_config(tmp_path)
+    plain = load_model(config, tmp_path, dtype=torch.float16, device=CPU).weights()
+    sources = Checkpoint.open(tmp_path).sources
+    places = {name: torch.zeros_like(plain[name], device=device) for name in sources}
+    read(places, tmp_path, piece_bytes=1000)
+    assert all(torch.equal(places[name].cpu(), plain[name]) for name in sources)
+
+
+def test_pieces_follow_the_files_and_cover_every_byte_once(tmp_path: Path):
+    tensors = made_up(tmp_path / "model")
+    sources = Checkpoint.open(tmp_path / "model").sources
+    work = pieces({n: torch.empty_like(t) for n, t in tensors.items()}, sources, 64)
+    where = [(piece.source.path, piece.offset) for piece in work]
+    assert where == sorted(where)
+    assert all(piece.num_bytes <= 64 for piece in work)
+    assert sum(piece.num_bytes for piece in work) == sum(t.nbytes for t in tensors.values())
+
+    def follows(first: Piece, then: Piece) -> bool:
+        new_file = first.source.path != then.source.path
+        return new_file or first.offset + first.num_bytes == then.offset
+
+    assert all(map(follows, work, work[1:]))
+
+
+def test_progress_ends_with_all_bytes(tmp_path: Path):
+    tensors = made_up(tmp_path / "model")
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    seen = read({n: torch.empty_like(t) for n, t in tensors.items()}, tmp_path / "model")
+    assert seen[-1] == (total, total) and seen == sorted(seen)
+
+
+def test_a_file_that_was_cut_after_its_header_was_read_is_named(tmp_path: Path):
+    tensors = made_up(tmp_path / "model")
+    sources = Checkpoint.open(tmp_path / "model").sources
+    path = tmp_path / "model" / "b.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 10)
+    reading = Reading({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+    with pytest.raises(ModelError, match=r"b\.safetensors: tensor .*: the file ends at byte"):
+        reading.finish(lambda done, total: None)
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path):
+    tensors = made_up(tmp_path / "model")
+    sources = Checkpoint.open(tmp_path / "model").sources
+    (tmp_path / "model" / "a.safetensors").unlink()
+    reading = Reading({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+    with pytest.raises(ModelError, match=r"a\.safetensors: cannot be read: No such file"):
+        reading.finish(lambda done, total: None)

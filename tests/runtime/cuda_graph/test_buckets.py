@@ -1,0 +1,58 @@
+"""Every step has a bucket that holds it and is not much larger."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from model_zoo.layers.gemm.implementations import BUCKETS
+from model_zoo.layers.gemm.swiglu import SIZES
+from runtime.cuda_graph.buckets import MOST_MIXED, TILE, Bucket, Buckets, mixed_sizes
+
+SERVERS = [(256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100)]
+
+
+def test_products_of_many_rows_are_chosen_for_the_sizes_that_steps_are_padded_to() -> None:
+    assert list(SIZES) == [size for size in mixed_sizes() if size > BUCKETS[-1]]
+
+
+@pytest.mark.parametrize(("rows", "tokens"), SERVERS)
+def test_a_step_fits_in_its_bucket_and_the_bucket_in_the_largest(rows: int, tokens: int) -> None:
+    buckets = Buckets(rows, tokens)
+    for step_rows in {1, 2, rows // 3 or 1, rows // 2 or 1, rows}:
+        for step_tokens in {step_rows, step_rows + 1, step_rows + 37, tokens // 2, tokens}:
+            if not (step_rows <= rows and step_rows <= step_tokens <= tokens):
+                continue
+            bucket = buckets.fit(step_tokens, step_rows)
+            assert bucket.tokens >= step_tokens and bucket.rows >= step_rows
+            assert bucket.decode == (step_tokens == step_rows)
+            assert any(
+                bucket.tokens <= most.tokens and bucket.rows <= most.rows
+                for most in buckets.largest
+                if most.decode == bucket.decode
+            )
+            assert bucket.tokens - step_tokens < max(16, step_tokens / 2, TILE)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), SERVERS)
+def test_all_buckets_but_those_of_long_steps_get_graphs(rows: int, tokens: int) -> None:
+    buckets = Buckets(rows, tokens)
+    graphs = set(buckets.graphs())
+    assert len(graphs) == len(buckets.graphs())
+    for step_tokens in range(1, min(tokens, MOST_MIXED) + 1):
+        for step_rows in {1, min(rows, step_tokens)}:
+            assert buckets.fit(step_tokens, step_rows) in graphs
+    assert set(buckets.early()) <= graphs
+    assert buckets.graphs()[0].tokens == max(bucket.tokens for bucket in graphs)
+
+
+def test_small_steps_of_rows_that_decode_are_not_padded() -> None:
+    buckets = Buckets(256, 8192)
+    assert all(buckets.fit(rows, rows) == Bucket(rows, rows, True) for rows in range(1, 33))
+
+
+def test_a_server_begins_with_a_graph_of_at_most_twice_the_rows_for_any_that_decode() -> None:
+    sizes = sorted(bucket.tokens for bucket in Buckets(256, 8192).early() if bucket.decode)
+    assert sizes[0] == 1 and sizes[-1] == 256
+    assert all(larger <= 2 * smaller for smaller, larger in pairwise(sizes))

@@ -1,0 +1,350 @@
+"""Whole steps, padded and sampled on the device, give what the plain runner gives."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from loaded_model import load_model
+from tiny_checkpoints import write_checkpoint
+
+from attention.backend import Capacity, Shape
+from attention.dispatch import choose
+from attention.kv_pool import KVPool
+from model_zoo.config import read_config
+from runtime.config import Resolved
+from runtime.cuda_graph import input_block
+from runtime.cuda_graph.executor import Steps
+from runtime.cuda_graph.input_block import Layout
+from runtime.engine.loop import Engine
+from runtime.executor.torch_executor import Runner
+from runtime.messages import Output, Pooling, Request, SamplingParams
+from runtime.sampling.constrained_rows import Left
+from runtime.sampling.eager import Allowed
+from runtime.sampling.sampler_output import Drawn
+from runtime.scheduler.batch import Batch
+
+# A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered"),
+    pytest.mark.filterwarnings("ignore:overflow encountered"),
+]
+SLOTS, PAGE, MAX_LEN = 5, 16, 64
+JUNK = 0x5A5A5A5A
+WISHES = (
+    SamplingParams(max_tokens=5, temperature=0),
+    SamplingParams(max_tokens=5, temperature=0.8, top_p=0.9, top_k=30, min_p=0.01),
+    SamplingParams(max_tokens=5, temperature=1.2, frequency_penalty=0.5, repetition_penalty=1.3),
+    SamplingParams(max_tokens=3, temperature=0, logprobs=2),
+    SamplingParams(max_tokens=3, temperature=0.5, logit_bias={5: 3.0}, presence_penalty=0.4),
+    SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1),
+    SamplingParams(max_tokens=4, temperature=0.7, min_tokens=3, stop_ids=tuple(range(0, 12, 2))),
+    SamplingParams(max_tokens=3, temperature=0, banned=((7,), (8, 9)), allowed_ids=(3, 7, 8, 9)),
+    SamplingParams(max_tokens=0, pooling=Pooling("mean")),
+)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled here: TRITON_INTERPRET=1 would interpret them")
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3")
+    write_checkpoint("qwen3", directory)
+    return directory
+
+
+@cache
+def model_of(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    return load_model(
+        read_config(checkpoint), checkpoint, dtype=dtype, device=device, load_format="auto",
+        progress=lambda phase, done, total: None,
+    )  # fmt: skip
+
+
+def make_engine(
+    checkpoint: Path,
+    device: torch.device,
+    *,
+    whole_steps: bool,
+    dtype: torch.dtype = torch.float32,
+    pages: int = 7,
+    budget: int = 24,
+) -> tuple[Engine, Runner]:
+    """With kernels and whole steps on memory full of junk, or in plain torch."""
+    config = read_config(checkpoint)
+    name = "flash2" if whole_steps else "mha"
+    shape = Shape(
+        heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        page_size=PAGE, dtype=dtype, kv_dtype=dtype,
+    )  # fmt: skip
+    resolved = Resolved(
+        model="", device="cpu", dtype="float32", kv_dtype="float32", attention=name,
+        load_format="auto", max_model_len=MAX_LEN, max_num_seqs=SLOTS, max_batched_tokens=budget,
+        page_size=PAGE, num_pages=pages, prefix_cache=True, threads=1, seed=0,
+    )  # fmt: skip
+    kv = KVPool.allocate(
+        layers=config.num_layers, pages=pages, kv_heads=config.num_kv_heads, page_size=PAGE,
+        head_dim=config.head_dim, dtype=dtype, device=device,
+    )  # fmt: skip
+    runner = Runner(
+        model_of(checkpoint, device, dtype),  # type: ignore[arg-type]
+        resolved=resolved,
+        vocab_size=config.vocab_size,
+        kv=kv,
+        backend=choose(device, name, shape, Capacity(rows=SLOTS, tokens=budget)),
+        device=device,
+        whole_steps=whole_steps,
+    )
+    if runner.steps is not None:
+        kv.k.fill_(torch.nan)
+        kv.v.fill_(torch.nan)
+        spoil(runner.steps)
+    runner.overlap = whole_steps
+    return Engine(resolved, config.vocab_size, runner), runner
+
+
+def spoil(steps: Steps) -> None:
+    """Junk in everything that a step or a new sequence must write before it is read."""
+    for part in (steps._step, steps._step.results, steps._buffers, steps._sampler, steps._slots):
+        for value in vars(part).values():
+            if isinstance(value, torch.Tensor):
+                value.fill_(JUNK % 100 if value.element_size() == 1 else JUNK % 30000)
+
+
+def capture_all(steps: Steps) -> None:
+    """Without a GPU there is nothing to capture."""
+    while steps.graphs.capture_next():
+        pass
+
+
+def requests(seed: int, count: int) -> list[Request]:
+    """Prompts of all lengths; a third begin alike, so that pages are shared."""
+    draw = random.Random(seed)
+    common = [draw.randrange(131) for _ in range(40)]
+    found: list[Request] = []
+    for id in range(count):
+        length = 47 if id < 2 else draw.randint(1, 30)  # the first two do not fit side by side
+        prompt = [draw.randrange(131) for _ in range(length)]
+        if id >= 2 and draw.random() < 0.3:
+            prompt = common[: draw.randint(1, 40)] + prompt[:9]
+        params = WISHES[id % len(WISHES)]
+        found.append(Request(id, 0, prompt[:50], params))
+    return found
+
+
+def answers(engine: Engine, wanted: list[Request], draw: random.Random) -> dict[int, list[Output]]:
+    """All outputs by request; requests come one after the other."""
+    got: dict[int, list[Output]] = {request.id: [] for request in wanted}
+    coming = list(wanted)
+    while coming or engine.has_work:
+        for _ in range(min(draw.randint(0, 2), len(coming))):
+            engine.add(coming.pop(0))
+        for output in engine.step():
+            assert output.error is None
+            got[output.id].append(output)
+    return got
+
+
+def told(outputs: list[Output]) -> tuple[list[int], list[float], torch.Tensor]:
+    """Tokens, all log-probabilities, and the vector."""
+    tokens = [token for output in outputs for token in output.tokens]
+    scores = [score.logprob for output in outputs for score in output.logprobs or ()]
+    for output in outputs:
+        scores += [score.logprob for score in output.prompt_logprobs or () if score is not None]
+    vector = b"".join(output.vector for output in outputs)
+    return tokens, scores, torch.frombuffer(bytearray(vector or b"\0\0\0\0"), dtype=torch.float32)
+
+
+def test_whole_steps_answer_as_the_plain_runner_does(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Chunks, preemption, shared pages, slots started over, wishes that draw() serves."""
+    check_answers(checkpoint, device, requests(seed=1, count=9 if device.type == "cpu" else 150))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of steps have room for three new sequences, for none if no prompt is fed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(input_block, "NEW_ROWS", 3)
+        patched.setattr(input_block, "EXTRA_PAGES", 0)
+        Layout.of.cache_clear()
+        yield
+    Layout.of.cache_clear()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Five sequences begin at once, with more pages than a page a row."""
+    wanted = [
+        Request(id, 0, [id * 9 + place for place in range(length)], WISHES[1 + id % 2])
+        for id, length in enumerate([1, 1, 1, 33, 1])
+    ]
+    found: list[list[list[int]]] = []
+    for whole_steps in (True, False):
+        engine, _ = make_engine(checkpoint, device, whole_steps=whole_steps, pages=20)
+        for request in wanted:
+            engine.add(request)
+        got: dict[int, list[Output]] = {request.id: [] for request in wanted}
+        while engine.has_work:
+            for output in engine.step():
+                got[output.id].append(output)
+        found.append([told(got[request.id])[0] for request in wanted])
+    assert found[0] == found[1] and all(len(tokens) == 5 for tokens in found[0])
+
+
+def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
+    engine, runner = make_engine(checkpoint, device, whole_steps=True, pages=20)
+    assert runner.steps is not None
+    behind, found = runner.steps.special_rows, list[tuple[list[int], list[int]]]()
+    draw = behind.draw
+
+    def note(logits: torch.Tensor, left: Left, batch: Batch, allowed: Allowed | None) -> Drawn:
+        found.append((batch.slots[left.special].tolist(), batch.slots[left.scored].tolist()))
+        return draw(logits, left, batch, allowed)
+
+    behind.draw = note  # type: ignore[method-assign]
+    for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
+        engine.add(Request(id, 0, [id + 1], wishes))
+    while engine.has_work:
+        engine.step()
+    # They have the slots 0 to 3; of five steps, three have such rows.
+    assert found == [([2], [1])] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gpt2", "llama-yarn"])
+def test_whole_steps_serve_models_of_every_kind(kind: str, tmp_path: Path) -> None:
+    """Learned positions, no norm of queries and keys."""
+    write_checkpoint(kind, tmp_path)
+    check_answers(
+        tmp_path,
+        torch.device("cuda", torch.cuda.current_device()),
+        requests(seed=4, count=60),
+    )
+
+
+def check_answers(checkpoint: Path, device: torch.device, wanted: list[Request]) -> None:
+    found: list[dict[int, list[Output]]] = []
+    for whole_steps in (True, False):
+        engine, runner = make_engine(checkpoint, device, whole_steps=whole_steps)
+        if runner.steps is not None:
+            capture_all(runner.steps)
+        found.append(answers(engine, wanted, random.Random(1)))
+        assert engine.scheduler.num_preemptions > 0
+    for request in wanted:
+        (tokens, scores, vector), (plain, plain_scores, plain_vector) = (
+            told(answer[request.id]) for answer in found
+        )
+        assert tokens == plain, request
+        assert scores == pytest.approx(plain_scores, abs=1e-4)
+        assert torch.allclose(vector, plain_vector, atol=1e-4)
+
+
+def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
+    checkpoint: Path, device: torch.device
+) -> None:
+    """Their slots and pages go to others while the device still writes to them."""
+    wanted = requests(seed=5, count=6 if device.type == "cpu" else 150)
+    engine, _ = make_engine(checkpoint, device, whole_steps=False)
+    plain = answers(engine, wanted, random.Random(1))
+    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    assert runner.steps is not None
+    capture_all(runner.steps)
+    draw, run = random.Random(5), engine.step
+
+    def step_and_abort() -> list[Output]:
+        outputs = run()
+        if draw.random() < 0.2:
+            engine.abort(draw.randrange(len(wanted)))
+        return outputs
+
+    engine.step = step_and_abort  # type: ignore[method-assign]
+    got = answers(engine, wanted, random.Random(1))
+    engine.scheduler.check_integrity()
+    ends = [got[request.id][-1].finish for request in wanted]
+    assert "abort" in ends and set(ends) > {"abort"}
+    for request in wanted:
+        tokens = told(got[request.id])[0]
+        assert tokens == told(plain[request.id])[0][: len(tokens)], request
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
+def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
+    checkpoint: Path, device: torch.device
+) -> None:
+    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    weight = model_of(checkpoint, device, torch.float32).embedding.weight
+    assert runner.steps is not None and isinstance(weight, torch.Tensor)
+    capture_all(runner.steps)
+    before = weight[130].clone()
+    weight[130] = torch.nan
+    try:
+        bad, good = [1] * 10 + [130] + [2] * 39, [3] * 5
+        engine.add(Request(0, 0, good, WISHES[0]))
+        engine.add(Request(1, 0, bad, WISHES[0]))
+        outputs = [output for _ in range(3) for output in engine.step()]
+    finally:
+        weight[130] = before
+    [end] = [output for output in outputs if output.id == 1]
+    assert end.finish == "error" and not end.tokens
+    assert len(engine.scheduler.running) == 1 and not engine.scheduler.pool._page_of
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_answer_as_the_same_steps_without_graphs(
+    checkpoint: Path, dtype: torch.dtype
+) -> None:
+    """To the bit: the same kernels run on the same padded steps."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    wanted = requests(seed=2, count=150)
+    found: list[dict[int, list[Output]]] = []
+    for with_graphs in (True, False):
+        engine, runner = make_engine(checkpoint, device, whole_steps=True, dtype=dtype)
+        assert runner.steps is not None
+        if with_graphs:
+            capture_all(runner.steps)
+        found.append(answers(engine, wanted, random.Random(1)))
+    for request in wanted:
+        graph, plain = (told(answer[request.id]) for answer in found)
+        assert graph[:2] == plain[:2], request
+        assert torch.equal(graph[2], plain[2])
+
+
+@pytest.mark.gpu
+def test_graphs_that_are_captured_between_steps_change_no_answer(checkpoint: Path) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    wanted = requests(seed=3, count=40)
+    engine, _ = make_engine(checkpoint, device, whole_steps=True)
+    plain = answers(engine, wanted, random.Random(1))
+    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    assert runner.steps is not None
+    graphs = runner.steps.graphs
+    run = engine.step
+
+    def step_and_capture() -> list[Output]:
+        graphs.capture_next()
+        return run()
+
+    engine.step = step_and_capture  # type: ignore[method-assign]
+    got = answers(engine, wanted, random.Random(1))
+    assert len(graphs.captured) > 5
+    for request in wanted:
+        assert told(got[request.id])[0] == told(plain[request.id])[0]

@@ -1,0 +1,50 @@
+"""Random workloads against the strict fake model, and proof that it would see our mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+from fuzz_mutations import MISTAKES, SCHEDULERS
+from fuzz_workloads import Play, Workload, workloads
+from hypothesis import HealthCheck, Phase, given, settings
+
+
+@given(workloads())
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: Workload) -> None:
+    Play(workload).run()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mistake"), MISTAKES, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_the_oracle_sees_a_mistake(
+    owner: object,
+    name: str,
+    mistake: Callable[..., Callable[..., object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, mistake(getattr(owner, name)))
+
+    def fails(workload: Workload) -> bool:
+        play = Play(workload)
+        SCHEDULERS[:] = [play.engine.scheduler]
+        try:
+            play.run()
+        except Exception:
+            return True
+        return False
+
+    only_search = settings(
+        max_examples=5000,  # the rarest takes hundreds; which are tried moves with the code
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    hypothesis.find(workloads(), fails, settings=only_search)

@@ -1,0 +1,93 @@
+"""Through the whole engine, a model says what transformers says, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import KINDS, write_checkpoint
+from transformers import AutoModelForCausalLM
+
+from runtime.config import Device, EngineConfig
+from runtime.engine.loop import Engine
+from runtime.messages import Request, SamplingParams
+from runtime.startup.loading import load
+
+STEPS = 64
+PROMPT_LENS = (1, 5, 16, 33, 47)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    write_checkpoint(request.param, directory)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    noise = torch.Generator().manual_seed(11)
+    return [torch.randint(3, 90, (length,), generator=noise).tolist() for length in PROMPT_LENS]
+
+
+@pytest.fixture(scope="module")
+def wanted(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers answers, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    answers: list[list[int]] = []
+    for prompt in prompts:
+        generated = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=STEPS,
+            min_new_tokens=STEPS,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        answers.append(generated[0, len(prompt) :].tolist())
+    return answers
+
+
+def make_engine(checkpoint: Path, device: Device, *, kv_tokens: int, batched: int) -> Engine:
+    config = EngineConfig(
+        model=str(checkpoint), device=device, dtype="float32", kv_tokens=kv_tokens,
+        max_num_seqs=4, max_batched_tokens=batched, threads=1,
+    )  # fmt: skip
+    loaded = load(config, lambda phase, done, total: None)
+    return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+
+
+def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    params = SamplingParams(max_tokens=STEPS, temperature=0)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for id, prompt in enumerate(prompts):
+        engine.add(Request(id, 0, prompt, params))
+    while engine.has_work:
+        for output in engine.step():
+            answers[output.id] += output.tokens
+    return answers
+
+
+def test_chunks_of_prompts_among_decoding_rows_change_no_token(
+    checkpoint: Path, device: Device, prompts: list[list[int]], wanted: list[list[int]]
+) -> None:
+    engine = make_engine(checkpoint, device, kv_tokens=1024, batched=7)
+    assert answer(engine, prompts) == wanted
+    # A second time, the prompts and answers are found in the prefix cache.
+    assert answer(engine, prompts) == wanted
+    assert engine.stats().cached_tokens > 0
+
+
+def test_preempted_sequences_go_on_with_the_same_tokens(
+    checkpoint: Path, device: Device, prompts: list[list[int]], wanted: list[list[int]]
+) -> None:
+    engine = make_engine(checkpoint, device, kv_tokens=208, batched=16)
+    assert answer(engine, prompts) == wanted
+    assert engine.stats().preemptions > 0

@@ -1,0 +1,58 @@
+"""Where the grammar process cannot be started."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from fake_engine import VOCAB
+from grammar_engine import Texts, ask, json_grammar, make_engine, run
+
+from runtime.grammar.manager import Grammars
+from server.process.launcher import MAX_DIRECTORY_BYTES
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    return Texts(tmp_path_factory.mktemp("tokenizer"))
+
+
+def test_where_there_can_be_no_process_its_request_ends_and_others_run_on(
+    texts: Texts, tmp_path: Path
+) -> None:
+    grammars = Grammars(texts.file, VOCAB, folder=tmp_path / "swept away")
+    engine = make_engine(grammars, overlap=True)
+    outputs = run(engine, [ask(1, json_grammar({"type": "boolean"})), ask(2, "")])
+    assert "cannot be started" in (outputs[1][-1].error or "") and not outputs[1][-1].refused
+    assert outputs[2][-1].finish in ("stop", "length")
+
+
+def test_a_process_that_cannot_be_started_leaves_no_folder_behind(
+    texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_processes(*arguments: object, **options: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr("runtime.grammar.manager.subprocess.Popen", no_more_processes)
+    grammars = Grammars(texts.file, VOCAB, folder=tmp_path)
+    for id in (1, 2):
+        grammars.begin(ask(id, json_grammar({"type": "boolean"})))
+    assert [bool(error) for _, error, _ in grammars.compiled()] == [True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("longest", [True, False])
+def test_sockets_fit_into_the_longest_directory_that_the_launcher_takes(
+    texts: Texts, longest: bool
+) -> None:
+    letters = MAX_DIRECTORY_BYTES - len("/tmp/12345678") + (not longest)
+    folder = Path(tempfile.mkdtemp(prefix="w" * letters, dir="/tmp"))
+    grammars = Grammars(texts.file, VOCAB, folder=folder)
+    try:
+        grammars.begin(ask(1, json_grammar({"type": "boolean"})))
+        assert (grammars._worker is not None) == longest
+    finally:
+        grammars.close()
+        shutil.rmtree(folder)

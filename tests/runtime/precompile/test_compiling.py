@@ -1,0 +1,135 @@
+"""Kernels compiled ahead are those that are launched later, and nothing runs meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT, SUPPORT
+
+from runtime.config import ConfigError
+from runtime.precompile.compiling import check_cache
+
+pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
+
+NAMES = ("planner", "write_kv d128 bf16", "write_kv d64 bf16")
+PROGRAM = f"""
+import json
+from compile_for_hopper import CompileOnly
+from shipped_kernels import SHIPPED
+from triton import knobs
+from triton.runtime.driver import driver
+
+from runtime.precompile.compiling import compiling_only
+
+compiled = []
+knobs.compilation.listener = lambda src, **rest: compiled.append(src.name)
+device = CompileOnly()
+load, loaded = device.load_binary, []
+
+def load_and_tell(name, *rest):
+    loaded.append(name)
+    return name, *load(name, *rest)[1:]
+
+device.load_binary = load_and_tell
+driver.set_active(device)
+with compiling_only(threads=2):
+    for name in {NAMES}:
+        SHIPPED[name]()
+    launched_inside = len(device.launched)
+ready_inside = len(compiled), len(loaded)
+for name in {NAMES}:
+    SHIPPED[name]()
+ready = len(compiled), len(loaded)
+print(json.dumps([launched_inside, ready_inside, ready, len(device.launched)]))
+"""
+BROKEN = """
+import triton
+from compile_for_hopper import CompileOnly
+from shipped_kernels import tensor
+from triton.runtime.driver import driver
+
+from runtime.precompile.compiling import compiling_only
+
+@triton.jit
+def broken(pointer):
+    nobody_knows_this(pointer)
+
+driver.set_active(CompileOnly())
+with compiling_only(threads=2):
+    broken[(1,)](tensor(4))
+"""
+LAUNCHERS = """
+from triton.runtime.build import compile_module_from_src
+
+from runtime.precompile.compiling import compiling_only
+
+SOURCE = '''
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *none) { return PyLong_FromLong(%d); }
+static PyMethodDef methods[] = {{"launch", launch, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", 0, -1, methods};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+'''
+with compiling_only(threads=2):
+    modules = [compile_module_from_src(SOURCE % number, "launcher") for number in (0, 1, 0, 1)]
+print([module.launch() for module in modules])
+"""
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: this one may interpret kernels, and must go on to."""
+    file = folder / "program.py"
+    file.write_text(program)
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(folder / "cache"),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(file)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_what_is_called_is_compiled_and_loaded_once_and_launched_only_afterwards(tmp_path: Path):
+    done = run(PROGRAM, tmp_path)
+    assert done.returncode == 0, done.stderr
+    inside, ready_inside, ready, launched = json.loads(done.stdout.splitlines()[-1])
+    assert inside == 0 and launched == len(NAMES)
+    assert ready == ready_inside == [len(NAMES), len(NAMES)]
+    assert list((tmp_path / "cache").rglob("*.cubin"))
+
+
+def test_a_kernel_that_does_not_compile_raises(tmp_path: Path):
+    done = run(BROKEN, tmp_path)
+    assert done.returncode != 0
+    assert "nobody_knows_this" in done.stderr
+
+
+def test_a_place_for_kernels_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    check_cache()
+    assert (tmp_path / "new" / "cache").is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"kept in .*file: File exists: set TRITON_CACHE_DIR"):
+        check_cache()
+
+
+@pytest.mark.parametrize("name", ["prefill_hopper", "decode_hopper"])
+def test_a_kernel_compiled_on_a_few_pages_serves_any_number_of_them(name: str):
+    kernel = getattr(importlib.import_module(f"attention.common.{name}"), f"_{name}")
+    specialized = [param.name for param in kernel.params if not param.do_not_specialize]
+    assert "q_token" in specialized and "num_pages" not in specialized
+
+
+def test_a_launcher_that_is_loaded_again_does_not_replace_another_one(tmp_path: Path):
+    done = run(LAUNCHERS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[0,", "1,", "0,", "1]"]

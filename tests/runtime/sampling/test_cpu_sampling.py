@@ -1,0 +1,133 @@
+"""Rows that ask for a temperature alone are drawn in another way on a CPU: to the same tokens."""
+
+from __future__ import annotations
+
+import math
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.executor.slots import Slots
+from runtime.messages import SamplingParams
+from runtime.sampling import cpu_full_vocab
+from runtime.sampling.cpu_few_allowed import few_of
+from runtime.sampling.eager import Allowed, draw
+from runtime.sampling.rng import AHEAD, Numbers, uniform
+from runtime.sampling.sampler_output import Drawn
+from runtime.scheduler.batch import LAST, NewRow, make_batch
+
+CPU = torch.device("cpu")
+FILTERED = SamplingParams(9, temperature=0.9, top_p=0.8, logprobs=2)
+
+
+def slots_of(params: list[SamplingParams], vocab: int) -> Slots:
+    slots = Slots(len(params), 4, vocab, CPU)
+    rows = [NewRow(slot, one, 7 * slot, 2, [3, 4]) for slot, one in enumerate(params)]
+    slots.begin(make_batch(new_rows=rows))
+    return slots
+
+
+def both(
+    logits: torch.Tensor, params: list[SamplingParams], position: int, allowed: Allowed | None
+) -> tuple[Drawn, Drawn]:
+    """What is drawn, and what would be if no row were known to be plain."""
+    slots, other = (slots_of(params, logits.shape[-1]) for _ in range(2))
+    other.params["plain"] = False
+    ids, positions = np.arange(len(params)), np.full(len(params), position)
+    found = draw(logits.clone(), slots, ids, positions, allowed)
+    wanted = draw(logits.clone(), other, ids, positions, allowed)
+    assert torch.equal(slots.last_token, found.tokens.clamp(min=0))
+    return found, wanted
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32), vocab=st.sampled_from([1, 97, 256, 4099]))
+def test_a_plain_row_gets_the_token_that_the_definition_gives(
+    data: st.DataObject, seed: int, vocab: int
+) -> None:
+    kinds = st.sampled_from([0.0, 0.3, 1.0, 1.7]).map(lambda t: SamplingParams(9, temperature=t))
+    params = data.draw(st.lists(kinds | st.just(FILTERED), min_size=1, max_size=7))
+    draws = np.random.default_rng(seed)
+    logits = draws.normal(0, data.draw(st.sampled_from([0.1, 3.0])), (len(params), vocab))
+    for row in data.draw(st.lists(st.integers(0, len(params) - 1), max_size=2)):
+        logits[row, draws.integers(vocab)] = data.draw(st.sampled_from([math.nan, math.inf, -1e38]))
+    # Whether what a row may not take is a number is looked at only if it may take much.
+    masked = np.flatnonzero((draws.random(len(params)) < 0.6) & ~np.isnan(logits).any(axis=-1))
+    # Up to 4 bytes of bits, or all of them; padding is not for the sampler to trust.
+    bits = draws.integers(0, 256, (len(masked), -(-vocab // 8)), dtype=np.uint8)
+    for row in bits[::2]:
+        row[draws.permutation(len(row))[4:]] = 0
+    allowed = Allowed(masked, bits) if data.draw(st.booleans()) else None
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    with patch.object(
+        cpu_full_vocab, "SMALL", data.draw(st.sampled_from([0, cpu_full_vocab.SMALL]))
+    ):
+        found, wanted = both(torch.from_numpy(logits).to(dtype), params, 2, allowed)
+    assert found.usable.tolist() == wanted.usable.tolist()
+    fine = found.usable
+    assert found.tokens[fine].tolist() == wanted.tokens[fine].tolist()
+    assert int(found.tokens.min()) >= LAST and int(found.tokens.max()) < vocab
+    assert (found.scored, found.widths) == (wanted.scored, wanted.widths)
+    scored = fine.all() and bool((found.tokens != LAST).all())
+    if found.scores is not None and wanted.scores is not None and scored:
+        pairs = zip(found.scores.tensors(), wanted.scores.tensors(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
+def test_numbers_at_the_very_edge_of_a_token_are_settled_by_the_definition(
+    spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = np.random.default_rng(5).normal(0, spread, (1, 1000)).astype(np.float32)
+    weights = np.exp(logits[0] - logits.max())
+    units = (weights * cpu_full_vocab.UNITS).astype(np.int64)
+    reached = units.cumsum()
+    edges = reached[:-1:7] / reached[-1]
+    as_defined, asked = cpu_full_vocab._as_defined, list[float]()
+
+    def noted(weights: cpu_full_vocab.Singles, number: float) -> int:
+        asked.append(number)
+        return as_defined(weights, number)
+
+    monkeypatch.setattr(cpu_full_vocab, "_as_defined", noted)
+    monkeypatch.setattr(cpu_full_vocab, "SMALL", 0)
+    for number in np.concatenate([edges, np.nextafter(edges, 0), edges + 2.0**-33, edges + 1e-4]):
+        if not 0 < number < 1:
+            continue
+        one = np.array([1.0], dtype=np.float32)
+        tokens, fine = cpu_full_vocab.draw_whole(logits, np.array([0]), one, np.array([number]))
+        target = int(reached[-1] * number)
+        assert fine.all() and tokens[0] == np.searchsorted(reached, target, side="right")
+    assert len(asked) > len(edges) / 2
+    asked.clear()
+    for number in np.random.default_rng(6).random(300):
+        cpu_full_vocab.draw_whole(logits, np.array([0]), one, np.array([number]))
+    assert len(asked) < 3
+
+
+def test_what_a_mask_says_of_tokens_behind_the_vocabulary_does_not_matter() -> None:
+    bits = np.zeros((4, 125), dtype=np.uint8)
+    bits[0, 3], bits[1, 124], bits[2, 124], bits[3] = 0b101, 0xF1, 0xF0, 0xFF
+    few, is_few = few_of(np.array([5, 2, 7, 1]), bits, 125 * 8 - 4)
+    assert is_few.tolist() == [True, True, False, False]
+    assert few.rows.tolist() == [5, 2]
+    assert few.owners.tolist() == [0, 0, 1] and few.tokens.tolist() == [24, 26, 992]
+
+
+def test_numbers_made_beforehand_are_those_of_their_seed_and_position() -> None:
+    numbers = Numbers(5)
+    draws = np.random.default_rng(3)
+    seeds = draws.integers(0, 2**63, 5).astype(np.uint64)
+    positions = np.array([0, 1, 300, 2**31, 77])
+    for step in range(3 * AHEAD):
+        slots = draws.permutation(5)[: step % 6]
+        wanted = uniform(seeds[slots], positions[slots])
+        assert numbers.take(slots, seeds[slots], positions[slots]).tolist() == wanted.tolist()
+        positions[slots] += draws.integers(0, 3)
+        if step % 50 == 49:
+            seeds[step % 5] += np.uint64(1)
+            numbers.start_over(step % 5)

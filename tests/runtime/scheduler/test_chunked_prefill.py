@@ -1,0 +1,361 @@
+"""How prompts are cut while others decode, seen in the steps of a device that is only reckoned."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from msgspec import structs
+
+from benchmarks.schedule.bench_schedule import Clock, ReckonedDevice, load_of, step_ms
+from benchmarks.schedule.host_step import fake_config
+from runtime.engine.loop import Engine
+from runtime.messages import Output, Request, SamplingParams
+from runtime.scheduler.batch import Batch
+from runtime.scheduler.chunked_prefill import GPU, MIXED_IN_A_ROW, STEPS, ChunkBudget, Prompts
+from runtime.scheduler.step_time import StepLoad, StepTimes
+
+
+class Server:
+    """An engine on the reckoned device, and what it has done."""
+
+    def __init__(
+        self,
+        *,
+        target_ms: float = 0.0,
+        device: str = "cuda",
+        stalls: float = 0.0,
+        num_pages: int = 20_000,
+        max_num_seqs: int = 256,
+    ) -> None:
+        self.clock = Clock()
+        config = structs.replace(
+            fake_config(max_num_seqs, 20_000),
+            device=device, itl_target_ms=target_ms, num_pages=num_pages, prefix_cache=False,
+        )  # fmt: skip
+        self.device = ReckonedDevice(self.clock, 1, stalls)
+        self.engine = Engine(config, 1000, self.device, clock=self.clock)
+        self.batches: list[Batch] = []
+        self.outputs: list[Output] = []
+        self.first: dict[int, float] = {}
+        self._forward = self.device.forward
+        self.device.forward = self._note  # type: ignore[method-assign]
+
+    def _note(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._forward(batch)
+
+    def add(self, id: int, length: int, max_tokens: int = 100, priority: int = 0) -> None:
+        params = SamplingParams(max_tokens=max_tokens)
+        self.engine.add(Request(id, 0, [id % 900 + 1] * length, params, priority))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for output in self.engine.step():
+                self.outputs.append(output)
+                self.first.setdefault(output.id, self.clock.now)
+            self.engine.scheduler.check_integrity()
+
+    def run(self) -> None:
+        for _ in range(20_000):
+            if self.engine.idle:
+                return
+            self.step()
+        raise AssertionError("no end in sight")
+
+
+def mixed(batches: list[Batch]) -> list[StepLoad]:
+    loads = [load_of(batch) for batch in batches]
+    return [load for load in loads if load.rows and load.prompt_tokens]
+
+
+def warmed(server: Server, rows: int) -> None:
+    """`rows` sequences that decode for long, and a few prompts to learn from."""
+    for id in range(rows):
+        server.add(id, 500, max_tokens=1000)
+    for id in range(1000, 1010):
+        server.add(id, 6000, max_tokens=2)
+        server.step(8)
+    while server.engine.scheduler.running.prefilling or len(server.engine.scheduler.waiting):
+        server.step()
+    server.batches.clear()
+
+
+@pytest.mark.parametrize("target_ms", [12.0, 20.0, 40.0])
+@pytest.mark.parametrize("rows", [4, 32, 100])
+def test_steps_with_rows_that_decode_stay_within_the_target(target_ms: float, rows: int) -> None:
+    server = Server(target_ms=target_ms)
+    warmed(server, rows)
+    for id in range(2000, 2006):
+        server.add(id, 4000)
+    server.step(60)
+    loads = mixed(server.batches)
+    fewest = GPU.fewest + GPU.tile  # as few as there may be, whatever they take
+    over = [load for load in loads if step_ms(load) > 1.25 * target_ms]
+    assert loads and all(load.prompt_tokens < fewest for load in over)
+    assert max(load.prompt_tokens for load in loads) >= GPU.fewest
+
+
+def test_a_higher_target_lets_more_of_a_prompt_in() -> None:
+    most: list[int] = []
+    for target_ms in (10.0, 20.0, 40.0, 80.0):
+        server = Server(target_ms=target_ms)
+        warmed(server, 32)
+        server.add(2000, 8000)
+        server.step(10)
+        most.append(max(load.prompt_tokens for load in mixed(server.batches)))
+    assert most == sorted(set(most))
+
+
+def test_a_prompt_that_is_alone_takes_all_that_a_step_can() -> None:
+    server = Server()
+    server.add(1, 16_000)
+    server.step(2)
+    assert [batch.q_lens.tolist() for batch in server.batches] == [[8192], [7808]]
+
+
+def test_prompts_that_come_together_do_not_wait_for_each_other_to_the_end() -> None:
+    server = Server()
+    for id in range(8):
+        server.add(id, 1024)
+    server.run()
+    assert server.first[0] < 0.4 * server.first[7]
+
+
+def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> None:
+    """More of a step, the longer the work that waits."""
+    longer: list[float] = []
+    for prompts in (1, 20):
+        server = Server()
+        warmed(server, 230)
+        for id in range(prompts):
+            server.add(2000 + id, 6000)
+        server.step(4)
+        load = mixed(server.batches)[0]
+        longer.append(step_ms(load) / step_ms(StepLoad(load.rows, 0, load.kv_tokens, 0.0)))
+    assert 1.4 < longer[0] < longer[1]
+    assert longer[1] > 1.8
+
+
+def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() -> None:
+    """Else nothing tells what decoding alone takes, and prompts could stay in too small parts."""
+    server = Server()
+    warmed(server, 64)
+    for id in range(1000):
+        server.add(2000 + id, 4000)
+    server.step(MIXED_IN_A_ROW // 2)
+    began = len(server.batches)
+    server.step(2 * MIXED_IN_A_ROW)
+    loads = [load_of(batch) for batch in server.batches[began:]]
+    assert server.engine.scheduler.running.prefilling
+    assert 1 <= sum(load.rows > 0 and not load.prompt_tokens for load in loads) <= 6
+
+
+def test_beside_some_rows_steps_stay_small_while_little_waits() -> None:
+    """Of 256 tokens, which an H100 computes in about the time that it reads the weights."""
+    most: list[int] = []
+    for rows, prompts in ((32, 2), (32, 40), (100, 2)):
+        server = Server()
+        warmed(server, rows)
+        for id in range(prompts):
+            server.add(2000 + id, 2000)
+        server.step(4)
+        most.append(max(len(batch.tokens) for batch in server.batches[-3:]))
+    assert most[0] == GPU.reading
+    assert min(most[1:]) > GPU.reading
+
+
+def test_the_automatic_target_grows_with_what_waits() -> None:
+    most: list[int] = []
+    for prompts in (1, 30):
+        server = Server()
+        warmed(server, 16)
+        for id in range(prompts):
+            server.add(2000 + id, 4000)
+        server.step(6)
+        most.append(max(load.prompt_tokens for load in mixed(server.batches)))
+    assert most[1] > 1.8 * most[0]
+
+
+def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None:
+    most: list[int] = []
+    for rows in (2, 100):
+        server = Server()
+        warmed(server, rows)
+        for id in range(60):
+            server.add(2000 + id, 4000)
+        server.step(3)
+        most.append(max(load.prompt_tokens for load in mixed(server.batches)))
+    assert most[0] > 2 * most[1]
+
+
+def test_prompts_get_the_largest_steps_if_more_of_them_wait_than_rows_decode() -> None:
+    most: list[int] = []
+    for rows in (4, 40):
+        server = Server()
+        warmed(server, rows)
+        for id in range(16):
+            server.add(2000 + id, 8000)
+        server.step(8)
+        most.append(max(load.prompt_tokens for load in mixed(server.batches)))
+    assert most[0] > 4000 > 2 * most[1]
+
+
+def test_a_cpu_has_no_automatic_target() -> None:
+    server = Server(device="cpu")
+    server.add(1, 100, max_tokens=50)
+    server.step(3)
+    server.add(2, 8000)
+    server.step()
+    assert server.batches[-1].q_lens.tolist() == [1, 8000]
+
+
+def test_a_cpu_that_is_asked_for_a_target_takes_small_steps() -> None:
+    server = Server(device="cpu", target_ms=5.0)
+    server.add(1, 100, max_tokens=50)
+    server.step(3)
+    server.add(2, 8000)
+    server.step(4)
+    assert all(load.prompt_tokens < 64 for load in mixed(server.batches))
+
+
+def test_the_first_chunk_beside_rows_that_decode_is_a_small_one() -> None:
+    budget = ChunkBudget(structs.replace(fake_config(256, 9000), device="cuda"), StepTimes())
+    assert budget.tokens(10, 1000, Prompts(1, 100_000, 0)) <= 4 * GPU.fewest
+
+
+def test_what_waits_is_spread_over_steps() -> None:
+    server = Server()
+    warmed(server, 100)
+    for id in range(3):
+        server.add(2000 + id, 1024)
+    server.step(10)
+    loads = mixed(server.batches)
+    assert len(loads) > STEPS
+    assert max(load.prompt_tokens for load in loads) <= 3 * 1024 / STEPS
+
+
+def test_steps_beside_few_rows_take_hardly_longer_than_without_a_prompt() -> None:
+    server = Server()
+    warmed(server, 32)
+    server.add(2000, 1024)
+    server.step(8)
+    for load in mixed(server.batches):
+        alone = step_ms(StepLoad(load.rows, 0, load.kv_tokens, 0.0))
+        assert step_ms(load) < 1.5 * alone
+
+
+def test_steps_that_take_five_times_as_long_do_not_end_the_chunks() -> None:
+    server = Server(target_ms=25.0, stalls=0.03)
+    warmed(server, 32)
+    for id in range(2000, 2020):
+        server.add(id, 4000, max_tokens=3)
+    server.step(100)
+    loads = mixed(server.batches)
+    assert sum(load.prompt_tokens for load in loads) / len(loads) > 600
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    server = Server()
+    warmed(server, 8)
+    server.add(2000, 16_000)
+    server.add(2001, 12_000)
+    server.step(3)
+    server.add(2002, 100)
+    server.step(2)
+    assert 2002 in server.first and 2000 not in server.first
+    server.step(100)
+    assert server.first[2000] < server.first[2001]
+
+
+def test_a_short_prompt_of_lower_priority_waits() -> None:
+    server = Server()
+    warmed(server, 8)
+    server.add(2000, 8000, priority=0)
+    server.step(2)
+    server.add(2001, 100, priority=1)
+    server.step(60)
+    assert server.first[2000] <= server.first[2001]
+
+
+def test_a_long_prompt_ends_however_many_short_ones_come() -> None:
+    server = Server(max_num_seqs=64)
+    warmed(server, 4)
+    server.add(2000, 10_000)
+    steps = 0
+    while 2000 not in server.first:
+        for place in range(4):
+            server.add(10_000 + 4 * steps + place, 200, max_tokens=2)
+        server.step()
+        steps += 1
+        assert steps < 60, "a long prompt starves"
+
+
+def test_a_long_prompt_without_pages_is_not_overtaken_for_ever() -> None:
+    server = Server(num_pages=1000, max_num_seqs=64)
+    for id in range(8):
+        server.add(id, 1500, max_tokens=60)
+    server.step(2)
+    server.add(2000, 12_000, max_tokens=2)
+    steps = 0
+    while 2000 not in server.first:
+        server.add(10_000 + steps, 500, max_tokens=40)
+        server.step()
+        steps += 1
+        assert steps < 400, "a long prompt starves"
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
+    """(step, prompt, answer, priority) of each request."""
+    one = st.tuples(
+        st.integers(0, 40),
+        st.sampled_from([1, 20, 300, 1000, 5000]),
+        st.integers(1, 30),
+        st.sampled_from([0, 0, 0, 1]),
+    )
+    return sorted(draw(st.lists(one, min_size=1, max_size=40)))
+
+
+@given(
+    arrivals(),
+    st.sampled_from([0.0, 8.0, 25.0, 100.0]),
+    st.sampled_from([400, 2000, 20_000]),
+    st.sampled_from([2, 8, 256]),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_request_ends_and_the_first_in_rank_gets_half(
+    requests: list[tuple[int, int, int, int]], target_ms: float, num_pages: int, slots: int
+) -> None:
+    server = Server(target_ms=target_ms, num_pages=num_pages, max_num_seqs=slots)
+    scheduler = server.engine.scheduler
+    expected = 0
+    for id, (at, length, answer, priority) in enumerate(requests):
+        while len(server.batches) < at and not server.engine.idle:
+            server.step()
+        server.add(id, length, answer, priority)
+        expected += answer
+    while not server.engine.idle:
+        under_way = dict(scheduler.running.prefilling)
+        preempted, made = scheduler.num_preemptions, len(server.batches)
+        first = min(under_way.values(), key=lambda one: one.rank, default=None)
+        wanted = (first.todo, first.slot) if first is not None else (0, -1)
+        ahead = scheduler.waiting.head()
+        server.step()
+        batches = server.batches[made:]
+        if first is None or preempted != scheduler.num_preemptions or not batches:
+            continue
+        if ahead is not None and ahead.rank < first.rank:
+            continue
+        batch = batches[0]
+        fed = dict(zip(batch.slots, batch.q_lens, strict=True)).get(wanted[1], 0)
+        prompt_tokens = batch.num_tokens - batch.decode_rows
+        assert 2 * fed >= prompt_tokens or fed == wanted[0]
+    ended = [output for output in server.outputs if output.finish is not None]
+    assert len(ended) == len(requests)
+    answered = {output.id for output in ended if output.finish == "length"}
+    assert answered == {id for id, one in enumerate(requests) if one[1] + one[2] <= num_pages * 16}
+    assert sum(len(output.tokens) for output in server.outputs) == sum(
+        requests[id][2] for id in answered
+    )
+    assert expected >= sum(requests[id][2] for id in answered)

@@ -1,0 +1,52 @@
+"""The waiting line, against a list that is sorted whenever somebody looks."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.messages import Request, SamplingParams
+from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.waiting_queue import WaitingLine
+
+
+def sequence(order: int, priority: int) -> Sequence:
+    request = Request(order, 0, [1] * (order % 7 + 1), SamplingParams(4), priority)
+    return Sequence(request, seed=0, order=order, max_model_len=100)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "take", "end", "back"]), st.integers(0, 400)),
+        max_size=150,
+    ),
+    st.sampled_from([1, 3, 16]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_front_is_the_first_in_rank_whatever_came_went_or_ended(
+    events: list[tuple[str, int]], front: int
+) -> None:
+    line = WaitingLine()
+    line.FRONT = front
+    waiting: list[Sequence] = []
+    taken: list[Sequence] = []
+    for number, (event, choice) in enumerate(events):
+        if event == "push":
+            waiting.append(sequence(number, choice % 3))
+            line.push(waiting[-1])
+        elif event == "back" and taken:
+            waiting.append(taken.pop(choice % len(taken)))
+            line.push(waiting[-1])
+        elif event == "take" and waiting:
+            first = line.front()
+            taken.append(first[choice % len(first)])
+            waiting.remove(taken[-1])
+            line.take(taken[-1])
+        elif event == "end" and waiting:
+            ended = waiting.pop(choice % len(waiting))
+            ended.finish = "abort"
+            line.note_end(ended)
+        waiting.sort(key=lambda one: one.rank)
+        assert line.front() == waiting[:front]
+        assert len(line) == len(waiting)
+        assert line.num_tokens == sum(len(one.tokens) for one in waiting)

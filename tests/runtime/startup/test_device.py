@@ -1,0 +1,116 @@
+"""What is chosen where the operator leaves the choice to us."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.config import ConfigError
+from runtime.executor.transfers import Download
+from runtime.startup import device
+from runtime.startup.device import (
+    choose_device,
+    choose_dtype,
+    choose_threads,
+    physical_cores,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "model", "has_bfloat16", "chosen"),
+    [
+        ("auto", "bfloat16", True, "bfloat16"),
+        ("auto", "bfloat16", False, "float32"),
+        ("auto", "float16", True, "float32"),
+        ("auto", "float32", True, "float32"),
+        ("float16", "bfloat16", True, "float16"),
+    ],
+)
+def test_cpu_computes_in_the_type_it_is_fast_at(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, model: str, has_bfloat16: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(device, "_cpu_has_bfloat16", lambda: has_bfloat16)
+    assert choose_dtype(wanted, model, CPU) == chosen  # type: ignore[arg-type]
+
+
+def test_one_core_is_left_to_the_api_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (8, 7)):
+        monkeypatch.setattr(device, "physical_cores", lambda cores=cores: cores)
+        assert choose_threads(0) == threads
+        assert choose_threads(5) == 5
+
+
+def test_cores_are_counted_within_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = physical_cores()
+    monkeypatch.setattr(device, "_cpu_quota", lambda: 0.5)
+    assert physical_cores() == 1 <= whole
+
+
+def test_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == CPU
+    with pytest.raises(ConfigError, match="--device cuda"):
+        choose_device("cuda")
+
+
+def test_free_memory_is_a_number_of_bytes_that_this_host_could_have() -> None:
+    assert 2**20 < device.free_bytes(CPU) < 2**46
+
+
+def test_files_that_a_container_has_read_leave_its_memory_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("9000000\n")
+    (tmp_path / "memory.current").write_text("8000000\n")
+    (tmp_path / "memory.stat").write_text("anon 2000000\ninactive_file 5000000\nslab 5\n")
+    assert device.free_bytes(CPU) == 6_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert device.free_bytes(CPU) > 2**23
+
+
+def test_step_without_results_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking
+
+        def record(self) -> None:
+            told.append("record")
+
+        def synchronize(self) -> None:
+            told.append("synchronize")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert Download([], torch.device("cuda")).wait() == []
+    assert told == ["record", "synchronize"]
+    assert Download([], CPU).wait() == []
+    assert len(told) == 2
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="for glibc's allocator")
+def test_memory_that_a_step_frees_is_there_for_the_next_one() -> None:
+    code = """
+import resource
+import numpy as np
+from runtime.startup.device import keep_freed_memory
+keep_freed_memory()
+def step():
+    for megabytes in (11, 40, 23, 70):
+        np.ones(megabytes << 20, dtype=np.uint8)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(found.stdout) < 1000, "pages of 4 KiB: 36,000 a step are new otherwise"

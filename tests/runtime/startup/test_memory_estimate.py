@@ -1,0 +1,79 @@
+"""What is reckoned of a start: exact where it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from loaded_model import load_model
+from model_shapes import QWEN3_8B
+from tiny_checkpoints import write_checkpoint
+
+from model_zoo.config import read_config
+from runtime.config import EngineConfig
+from runtime.memory_plan import MemoryPlan
+from runtime.startup import loading
+from runtime.startup.fit_report import Place, settle
+from runtime.startup.loading import load
+from runtime.startup.memory_estimate import StepSizes, copy_bytes, estimate, weight_bytes
+
+MIB = 2**20
+STEPS = StepSizes(tokens=8192, rows=256, max_len=40_960, page_size=16)
+
+
+@pytest.mark.parametrize("kind", ["qwen3-tied", "llama3", "gpt2", "gpt2-untied"])
+def test_weights_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
+    write_checkpoint(kind, tmp_path)
+    config = read_config(tmp_path)
+    model = load_model(
+        config, tmp_path, dtype=torch.bfloat16, device=torch.device("cpu"), load_format="dummy"
+    )
+    found = {id(parameter): parameter.nbytes for parameter in model.parameters()}
+    assert weight_bytes(config, torch.bfloat16) >= sum(found.values())  # a CPU packs some away
+    assert weight_bytes(config, torch.float32) == 2 * weight_bytes(config, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "gpt2"])
+def test_the_weights_of_a_cpu_are_those_of_its_start(kind: str, tmp_path: Path) -> None:
+    """Of an embedding that is the head, too, it keeps both ways to lay it out."""
+    write_checkpoint(kind, tmp_path)
+    wanted = EngineConfig(
+        model=str(tmp_path), device="cpu", dtype="float32", threads=1, kv_tokens=64
+    )
+    found = load(wanted, lambda phase, done, total: None).ready.weight_bytes
+    config = read_config(tmp_path)
+    buffers = 4 * config.head_dim  # frequencies of rotations
+    planned = weight_bytes(config, torch.float32) + copy_bytes(config, torch.float32)
+    assert 0 <= found - planned <= buffers
+
+
+def plan_of(**changes: int) -> MemoryPlan:
+    config = replace(QWEN3_8B, num_layers=36)
+    steps = replace(STEPS, **changes)
+    return estimate(config, torch.bfloat16, steps, free=80 << 30, share=0.9)
+
+
+def test_larger_steps_and_more_sequences_take_more_of_everything() -> None:
+    usual = plan_of()
+    assert plan_of(tokens=16_384).work > usual.work
+    fewer = plan_of(rows=64)
+    assert fewer.state < usual.state and fewer.graphs < usual.graphs
+    assert plan_of(max_len=131_072).state > usual.state
+
+
+def test_the_plan_of_a_cpu_is_that_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of half of what is free besides the weights."""
+    write_checkpoint("qwen3", tmp_path)
+    free = [20 * MIB + weight_bytes(read_config(tmp_path), torch.float32), 20 * MIB]
+    monkeypatch.setattr(loading, "free_bytes", lambda device: free.pop(0))
+    wanted = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
+    started = load(wanted, lambda phase, done, total: None).resolved
+    config = read_config(tmp_path)
+    place = Place("cpu", "", 20 * MIB + weight_bytes(config, torch.float32), "float32")
+    planned = settle(wanted, config, place)
+    assert planned.num_pages == started.num_pages < 64 * 32, "not what all slots could use"
+    assert planned.max_batched_tokens == started.max_batched_tokens

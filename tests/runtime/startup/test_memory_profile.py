@@ -1,0 +1,218 @@
+"""What loading does for a GPU, on a CPU: the steps are run, the counters of memory are made up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from msgspec.structs import replace
+from tiny_checkpoints import write_checkpoint
+
+from runtime.config import ConfigError, EngineConfig, Resolved
+from runtime.memory_plan import MemoryPlan
+from runtime.scheduler.batch import Batch, Masks
+from runtime.startup import loading, memory_profile
+from runtime.startup.engine_spec import Blueprint, draw_up
+from runtime.startup.timeline import Timeline
+from runtime.startup.warm_up import every_kind, largest
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3")
+    write_checkpoint("qwen3", directory)
+    return directory
+
+
+def blueprint_for(checkpoint: Path, **wishes: object) -> Blueprint:
+    config = EngineConfig(
+        model=str(checkpoint), device="cpu", dtype="float32", max_num_seqs=4,
+        max_batched_tokens=64, threads=1, gpu_memory=0.5,
+    )  # fmt: skip
+    return draw_up(replace(config, **wishes))
+
+
+class Memory:
+    """Counters of a device of 64 MiB on which every step keeps one MiB more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.allocated = 0
+        self.steps: list[Batch] = []
+        self.fits: Callable[[Batch], bool] = lambda batch: True
+        monkeypatch.setattr(torch.cuda, "memory_allocated", self._allocate)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(memory_profile, "compiling_only", contextlib.nullcontext)
+        monkeypatch.setattr(memory_profile, "free_bytes", self._free)
+        monkeypatch.setattr(loading, "free_bytes", self._free)
+        really = memory_profile.run
+
+        def run(runner: object, batch: Batch, masks: Masks | None = None) -> None:
+            if not self.fits(batch):
+                raise torch.OutOfMemoryError("made up")
+            self.steps.append(batch)
+            really(runner, batch, masks)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(memory_profile, "run", run)
+
+    def _allocate(self, device: torch.device) -> int:
+        self.allocated += 3 * MIB  # the second call finds 3 MiB of state
+        return self.allocated
+
+    def _free(self, device: torch.device) -> int:
+        return (64 - len(self.steps)) * MIB
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+    yield Memory(monkeypatch)
+
+
+def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memory) -> None:
+    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    sizes = dict(made.memory)
+    pages_of_trial = made.kv.num_bytes // made.kv.num_pages * memory_profile.PAGES
+    assert sizes["state"] == 3 * MIB
+    assert (
+        sizes["weights"] + sizes["state"] + sizes["work"] + pages_of_trial
+        == len(memory.steps) * MIB
+    )
+    assert sum(sizes.values()) == 64 * MIB
+    asked = int(64 * MIB * 0.5) - sizes["weights"] - sizes["state"] - sizes["work"]
+    whole = 4 * -(-made.resolved.max_model_len // 16)  # more would never be used
+    fits = asked // (made.kv.num_bytes // made.kv.num_pages)
+    assert made.resolved.num_pages == made.kv.num_pages == min(fits, whole)
+
+
+def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory) -> None:
+    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    batch = next(every_kind(made.resolved))
+    batch = replace(batch, new_pages=[made.kv.num_pages - 1] * len(batch.new_pages))
+    made.runner.forward(batch)
+    assert made.runner.sample(batch).wait().tokens[0] >= 0
+    assert made.kv.k[:, -1].any() and not made.kv.k[:, :-1].any()
+
+
+def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory: Memory) -> None:
+    memory.fits = lambda batch: batch.num_tokens <= 40
+    with pytest.raises(ConfigError, match=r"--max-batched-tokens 256 .* --max-batched-tokens 64,"):
+        loading._on_gpu(
+            blueprint_for(checkpoint, max_batched_tokens=256),
+            lambda *report: None,
+            Timeline(),
+        )
+
+
+@pytest.fixture
+def resolved(checkpoint: Path) -> Resolved:
+    plan = MemoryPlan(free=1 << 30, share=1.0)
+    return replace(blueprint_for(checkpoint).settle(plan), device="cuda", max_num_seqs=12)
+
+
+def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: Resolved) -> None:
+    batches = list(every_kind(resolved))
+    for batch in batches:
+        assert batch.num_tokens <= resolved.max_batched_tokens
+        assert len(batch.slots) == len(set(batch.slots)) <= resolved.max_num_seqs
+        assert max(map(sum, zip(batch.starts, batch.q_lens, strict=True))) < resolved.max_model_len
+    decodes = [len(batch.slots) for batch in batches if batch.decode_rows == batch.num_tokens]
+    assert decodes[:5] == [1, 2, 4, 8, 12]
+    prompts = [batch.num_tokens for batch in batches if not batch.decode_rows]
+    assert prompts == [8, 16, 32, 64]
+    assert any(0 < batch.decode_rows < batch.num_tokens for batch in batches)
+
+
+def test_the_largest_steps_end_the_longest_sequence_and_fill_all_rows(resolved: Resolved) -> None:
+    (prompt, _), (rows, masks) = largest(resolved, resolved.max_batched_tokens, 97)
+    assert prompt.num_tokens == resolved.max_batched_tokens
+    assert prompt.starts[0] + prompt.q_lens[0] == resolved.max_model_len - 1
+    assert len(rows.slots) == resolved.max_num_seqs
+    assert masks is not None and len(masks.bits) == 13 * len(masks.rows) == 13 * len(rows.slots)
+    short = replace(resolved, max_model_len=20)
+    (prompt, _), _ = largest(short, short.max_batched_tokens, 97)
+    assert (prompt.starts, prompt.q_lens) == ([0], [19])
+
+
+def test_the_time_from_the_beginning_is_divided_among_phases() -> None:
+    clock = iter([10.0, 11.5, 12.0, 15.0])
+    timeline = Timeline(9.0, lambda: next(clock))
+    for phase in ("imports", "weights", "memory", "weights"):
+        timeline.mark(phase)
+    assert timeline.phases() == [("imports", 1.0), ("weights", 4.5), ("memory", 0.5)]
+    assert timeline.seconds == 6.0 == sum(seconds for _, seconds in timeline.phases())
+
+
+def test_graphs_that_do_not_fit_name_numbers_too(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure() -> int:
+        raise torch.OutOfMemoryError("made up")
+
+    monkeypatch.setattr(memory_profile, "run", lambda runner, batch, masks=None: None)
+    blueprint = blueprint_for(checkpoint)
+    plan = MemoryPlan(free=64 * MIB, share=0.5)
+    loaded = memory_profile.Trial(plan, blueprint, blueprint.begin_loading(64 * MIB).model)
+    graphs = SimpleNamespace(graphs=SimpleNamespace(measure=measure))
+    monkeypatch.setattr(loaded.runner, "steps", graphs)
+    with pytest.raises(ConfigError, match=r"try --max-batched-tokens \d+, --max-num-seqs \d+"):
+        loaded.measure()
+
+
+def test_the_largest_steps_are_run_again_when_all_else_is_there(
+    checkpoint: Path, memory: Memory
+) -> None:
+    """Through two layers: what follows them takes the same memory."""
+    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    assert made.trial is not None
+    before = len(memory.steps)
+    made.trial.hold()
+    prompt, rows = memory.steps[before:]
+    assert prompt.num_tokens == made.resolved.max_batched_tokens
+    assert len(rows.slots) == made.resolved.max_num_seqs
+    assert len(made.model.layers) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_memory_that_runs_out_while_loading_names_what_took_it_and_three_numbers(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    def fail(self: Blueprint, *sizes: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Blueprint, "kv_pool", fail)
+    wanted = (
+        r"of 64.0 MiB that were free .* weights in float32 take \S+ \S+; --max-batched-tokens 64, "
+        r"--max-num-seqs 4 and --gpu-memory 0.5 of it need more .* try --max-batched-tokens 64, "
+        r"--max-num-seqs 4, --gpu-memory 0.5"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+
+
+def test_other_mistakes_while_loading_are_not_taken_for_a_lack_of_memory(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Blueprint, *sizes: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Blueprint, "kv_pool", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(checkpoint: Path) -> None:
+    blueprint = blueprint_for(checkpoint)
+    with pytest.raises(ConfigError, match=r"weights in float32 take \S+ KiB, 1.0 KiB are free"):
+        blueprint.begin_loading(1024)

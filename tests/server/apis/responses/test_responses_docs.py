@@ -1,0 +1,29 @@
+"""docs/api.md tells of every field of /v1/responses."""
+
+from __future__ import annotations
+
+import re
+
+from paths import ROOT
+
+from server.apis.responses.database import Limits
+from server.apis.responses.schema import RESPONSES_UNSUPPORTED, ResponsesRequest
+
+DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
+SECTION = DOCS.partition("\n## Responses\n")[2].partition("\n## ")[0]
+TABLE = [line for line in SECTION.partition("\n\nRefused")[0].splitlines() if line[:3] == "| `"]
+
+
+def test_every_field_has_a_row_and_every_row_a_field():
+    listed = [name for row in TABLE for name in re.findall(r"`([a-z_]+)`", row.split(" | ")[0])]
+    assert sorted(listed) == sorted(ResponsesRequest.model_fields)
+
+
+def test_every_refused_field_is_named():
+    refused = SECTION.partition("Refused by name")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`([a-z_]+)`", refused)) == sorted(RESPONSES_UNSUPPORTED)
+
+
+def test_the_limits_told_are_those_of_the_store():
+    assert Limits() == (256 << 20, 100_000, 30 * 86400)
+    assert "(256m), 100000 responses" in SECTION and "(30) after its last use" in SECTION

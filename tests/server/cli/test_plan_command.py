@@ -1,0 +1,124 @@
+"""`wavefill plan`: what it says to a person, and that it needs neither a GPU nor weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.shapes import SHAPES
+from model_zoo.layers.linear import cpu_packs
+from server.cli.commands.plan import card_bytes
+from server.cli.main import UsageError
+
+COMMAND = Path(sys.executable).parent / "wavefill"
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """No file but config.json."""
+    directory = tmp_path_factory.mktemp("qwen3-8b")
+    (directory / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
+    return directory
+
+
+def plan(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "plan", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+    )
+
+
+def test_a_card_that_is_not_there_is_planned_for_by_config_json_alone(shape: Path) -> None:
+    done = plan(shape, "--card", "80GiB", "--max-model-len", "32k")
+    assert done.returncode == 0, done.stderr
+    assert "8.19 billion parameters" in done.stdout
+    assert re.search(r"weights +15\.26 GiB +bfloat16; 30\.51 GiB in float32; exact", done.stdout)
+    assert "144.0 KiB a token in bfloat16" in done.stdout
+    assert done.stdout.count("estimated") == 4 and "serve` measures what" in done.stdout
+    tokens, most = re.findall(r"KV holds ([\d,]+) tokens.*?([\d.]+) of 32,768", done.stdout)[0]
+    assert float(tokens.replace(",", "")) / 32768 == pytest.approx(float(most), abs=0.06)
+    [halved] = re.findall(r"with --kv-dtype fp8_e4m3: ([\d,]+) tokens", done.stdout)
+    assert int(halved.replace(",", "")) >= 2 * int(tokens.replace(",", ""))
+
+
+def test_changes_are_named_only_where_they_hold_more_and_go_with_the_other_limits(
+    shape: Path,
+) -> None:
+    few = plan(shape, "--card", "80", "--max-batched-tokens", "32", "--max-num-seqs", "16")
+    assert few.returncode == 0, few.stderr
+    assert "16 running, 32 tokens a step" in few.stdout and "with --max-num-seqs" not in few.stdout
+    many = plan(shape, "--card", "24", "--max-num-seqs", "1000", "--max-model-len", "1000")
+    assert "1000 running" in many.stdout and "with --max-num-seqs 64" in many.stdout
+
+
+def test_what_does_not_fit_ends_with_code_2_and_numbers_to_change(shape: Path) -> None:
+    done = plan(shape, "--card", "20", WAVEFILL_MAX_MODEL_LEN="40960")
+    assert done.returncode == 2
+    assert "weights" in done.stdout and "KV holds" not in done.stdout
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: memory: KV for one request of --max-model-len 40960 takes 5.62")
+    assert re.search(r"makes it fit: --max-model-len \d+", line)
+
+
+def test_more_sequences_than_a_plan_of_attention_holds_are_refused_unless_nothing_is_planned(
+    shape: Path,
+) -> None:
+    wish = shape, "--card", "80", "--max-num-seqs", "9000", "--max-batched-tokens", "9000"
+    done = plan(*wish)
+    assert done.returncode == 2 and "KV holds" not in done.stdout
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: --max-num-seqs 9000: --attention flash2 plans at most 8192")
+    assert "--attention flash1" in line
+    assert "9000 running" in plan(*wish, "--attention", "flash1", "--max-model-len", "64").stdout
+
+
+def test_without_a_card_it_is_this_machine_that_is_planned_for() -> None:
+    done = plan("tiny-chat", "--device", "cpu", "--kv-tokens", "4096", "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    assert "this CPU" in done.stdout and "KV holds 4,096 tokens" in done.stdout
+    assert "estimated" not in done.stdout
+    assert ("copies" in done.stdout) == cpu_packs(torch.bfloat16), "of the head, which is tied"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GiB", 80 * GIB), ("80g", 80 * GIB), ("24", 24 * GIB), ("1.5 GB", GIB * 3 // 2),
+     ("1536MiB", GIB * 3 // 2), ("1t", 1024 * GIB)],
+)  # fmt: skip
+def test_a_card_may_be_written_in_the_usual_ways(text: str, size: int) -> None:
+    assert card_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["0", "large", "-3g", "80 gigabytes", "1e9"])
+def test_other_words_for_a_card_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="24GiB or 80g"):
+        card_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["1m", "1023m", "0.0000001g", "17t", "99999999999999t"])
+def test_a_card_that_no_gpu_could_be_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="1GiB to 16TiB"):
+        card_bytes(text)
+
+
+def test_more_kv_than_fits_is_told_how_much_would(shape: Path) -> None:
+    done = plan(shape, "--card", "80", "--kv-tokens", "100000000000")
+    assert done.returncode == 2
+    most = int(re.findall(r"ask for at most (\d+)", done.stderr)[0])
+    assert plan(shape, "--card", "80", "--kv-tokens", str(most)).returncode == 0
+
+
+def test_a_card_and_a_cpu_together_are_refused() -> None:
+    done = plan("--card", "8g", "--device", "cpu")
+    assert (done.returncode, done.stdout) == (2, "") and "leave one of them out" in done.stderr

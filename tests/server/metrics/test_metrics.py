@@ -1,0 +1,281 @@
+"""The metrics' names, their values, and the aliases that other tools read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.messages import Ready, Stats
+from server.generation.admission import Reason
+from server.metrics.buffered_histogram import Gathered
+from server.metrics.metrics import PER_TOKEN, Metrics
+
+# What vLLM's dashboards, the inference gateway and common autoscalers read.
+READ_BY_OTHERS = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens",
+    "vllm:generation_tokens",
+    "vllm:request_success",
+    "vllm:iteration_tokens_total",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+}
+
+
+def ready() -> Ready:
+    return Ready(
+        epoch=1,
+        model_type="qwen3",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        vocab_size=100,
+        max_model_len=1000,
+        page_size=16,
+        num_pages=250,
+        max_num_seqs=8,
+        max_batched_tokens=64,
+        weight_bytes=1,
+        kv_bytes=1,
+        load_seconds=2.5,
+    )
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    metrics = Metrics("tiny")
+    stats = Stats(running=3, waiting=2, pages_used=50, pages_total=250, cached_tokens=7)
+    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    return metrics
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_native_names_follow_the_rules_of_prometheus(metrics: Metrics):
+    metrics.rejected("queue_full")
+    metrics.aborted("disconnect")
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        if family.name.startswith("vllm:"):
+            continue
+        assert re.fullmatch(r"wavefill_[a-z0-9_]+", family.name)
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "tiny"
+            ends_in_total = sample.name.endswith("_total")
+            assert ends_in_total == (family.type == "counter") or "_created" in sample.name
+
+
+def test_what_has_not_happened_yet_is_counted_as_0(metrics: Metrics):
+    lines = metrics.render().decode().splitlines()
+    for name, label, known in (
+        ("requests", "finished_reason", {"stop", "length", "abort", "error"}),
+        ("admission_rejections", "reason", set(get_args(Reason))),
+        ("aborted", "by", {"disconnect", "error"}),
+        ("batch_lines", "outcome", {"completed", "failed"}),
+    ):
+        found = {line for line in lines if line.startswith(f"wavefill_{name}_total{{")}
+        labels = {re.search(f'{label}="(.*?)"', line)[1] for line in found}  # type: ignore[index]
+        assert labels == known and all(line.endswith(" 0.0") for line in found)
+
+
+def test_the_engines_numbers_are_read_at_the_scrape(metrics: Metrics):
+    found = values(metrics)
+    assert found["wavefill_requests_running"] == found["vllm:num_requests_running"] == 3
+    assert found["wavefill_requests_waiting"] == 2
+    assert found["wavefill_kv_cache_usage_ratio"] == 0.2
+    assert found["wavefill_kv_capacity_tokens"] == 4000
+    assert found["wavefill_max_concurrency"] == 4
+    assert found["wavefill_prefix_cache_hits_total"] == 7
+    assert found["wavefill_model_load_seconds"] == 2.5
+    assert found["wavefill_engine_up"] == 1
+
+
+def test_a_request_is_split_into_its_phases(metrics: Metrics):
+    metrics.request_finished("stop", 10, 5, arrived=1.0, started=1.5, first_token=2.0, ended=4.0)
+    found = values(metrics)
+    assert found["wavefill_request_queue_time_seconds_sum"] == 0.5
+    assert found["wavefill_request_prefill_time_seconds_sum"] == 0.5
+    assert found["wavefill_time_to_first_token_seconds_sum"] == 1.0
+    assert found["wavefill_request_decode_time_seconds_sum"] == 2.0
+    assert found["wavefill_time_per_output_token_seconds_sum"] == 0.5
+    assert found["wavefill_e2e_request_latency_seconds_sum"] == 3.0
+
+
+def test_a_request_that_never_started_has_no_phases(metrics: Metrics):
+    metrics.request_finished("abort", 10, 0, arrived=1.0, started=0.0, first_token=0.0, ended=4.0)
+    found = values(metrics)
+    assert found["wavefill_e2e_request_latency_seconds_count"] == 1
+    assert found["wavefill_time_to_first_token_seconds_count"] == 0
+    assert found["wavefill_request_queue_time_seconds_count"] == 0
+
+
+def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
+    counts = (1, 0, 2, *(0,) * 13)
+    stats = Stats(step_tokens_counts=counts, step_tokens_sum=9)
+    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    text = metrics.render().decode()
+    for name in ("wavefill_iteration_tokens", "vllm:iteration_tokens_total"):
+        assert f'{name}_bucket{{le="1.0",model_name="tiny"}} 1.0' in text
+        assert f'{name}_bucket{{le="4.0",model_name="tiny"}} 3.0' in text
+        assert f'{name}_count{{model_name="tiny"}} 3.0' in text
+        assert f'{name}_sum{{model_name="tiny"}} 9.0' in text
+
+
+def test_a_token_time_below_a_millisecond_is_told_from_one_above(metrics: Metrics):
+    metrics.inter_token(0.0007)
+    text = metrics.render().decode()
+    assert 'inter_token_latency_seconds_bucket{le="0.0005",model_name="tiny"} 0.0' in text
+    assert 'inter_token_latency_seconds_bucket{le="0.001",model_name="tiny"} 1.0' in text
+
+
+def test_every_name_that_other_tools_read_is_there_with_the_native_value(metrics: Metrics):
+    metrics.request_finished("stop", 10, 5, arrived=1.0, started=1.5, first_token=2.0, ended=4.0)
+    names = {f.name for f in text_string_to_metric_families(metrics.render().decode())}
+    assert names >= READ_BY_OTHERS
+    found = values(metrics)
+    for phase in ("queue", "prefill", "decode"):
+        name = f"request_{phase}_time_seconds_sum"
+        assert found[f"vllm:{name}"] == found[f"wavefill_{name}"]
+
+
+def test_the_aliases_can_be_left_out():
+    assert "vllm:" not in Metrics("tiny", "none").render().decode()
+
+
+def test_what_several_processes_counted_is_summed(tmp_path: Path):
+    count = """
+import sys
+from server.metrics.buffered_histogram import Gathered
+from server.metrics.metrics import PER_TOKEN, Metrics
+metrics = Metrics("tiny", shared=sys.argv[1])
+times = {"arrived": 100.0, "started": 100.1, "first_token": 100.2, "ended": 101.0}
+metrics.request_finished("stop", 10, 5, **times)
+metrics.http_request("/health", 200)
+print(metrics.render().decode())
+"""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error", "-c", count, str(tmp_path)]
+    for _ in range(3):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+    for line in (
+        'wavefill_requests_total{finished_reason="stop",model_name="tiny"} 3.0',
+        'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 3.0',
+        'wavefill_http_requests_total{code="200",model_name="tiny",route="/health"} 3.0',
+        'wavefill_request_generation_tokens_sum{model_name="tiny"} 15.0',
+        'vllm:time_to_first_token_seconds_bucket{le="0.25",model_name="tiny"} 3.0',
+        'vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"} 3.0',
+    ):
+        assert line in done.stdout.splitlines(), done.stdout
+    assert done.stdout.count("# TYPE wavefill_requests_total") == 1
+
+
+def engine_totals(metrics: Metrics) -> list[float]:
+    """The engine's counters, and its histograms of one step."""
+    found = values(metrics)
+    names = ("generation_tokens_total", "engine_steps_total", "engine_step_seconds_sum")
+    return [found[f"wavefill_{name}"] for name in (*names, "iteration_tokens_count")]
+
+
+def stats_of(steps: int) -> Stats:
+    return Stats(
+        steps=steps,
+        generated_tokens=10 * steps,
+        step_seconds_sum=0.5 * steps,
+        step_tokens_counts=(steps, *(0,) * 15),
+    )
+
+
+class Seen:
+    """What an API process knows of the engine."""
+
+    def __init__(self, shared: Path | None) -> None:
+        self.shared = shared
+        self.engine: Ready | None = ready()
+        self.stats = Stats()
+        self.metrics = Metrics("tiny", compat="none", shared=str(shared or ""))
+        self.metrics.watch(ready=lambda: self.engine, stats=lambda: self.stats, alive=lambda: True)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Seen, Seen]:
+    """API processes that count in one folder."""
+    return Seen(tmp_path), Seen(tmp_path)
+
+
+def test_the_engines_counters_are_never_less_than_another_process_has_shown(
+    two: tuple[Seen, Seen],
+):
+    one, other = two
+    one.stats, other.stats = stats_of(4), stats_of(3)
+    assert engine_totals(one.metrics) == engine_totals(other.metrics) == [40, 4, 2.0, 4]
+    other.stats = stats_of(5)
+    assert engine_totals(other.metrics) == engine_totals(one.metrics) == [50, 5, 2.5, 5]
+    started_again = Seen(one.shared)
+    started_again.engine = None
+    assert engine_totals(started_again.metrics) == [50, 5, 2.5, 5]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_engines_counters_go_on_when_it_is_started_again(two: tuple[Seen, Seen], shared: bool):
+    one, other = two if shared else (Seen(None), None)
+    one.stats = stats_of(4)
+    assert engine_totals(one.metrics) == [40, 4, 2.0, 4]
+    one.engine, one.stats = None, Stats()
+    assert engine_totals(one.metrics) == [40, 4, 2.0, 4]
+    one.engine, one.stats = structs.replace(ready(), epoch=2), stats_of(1)
+    assert engine_totals(one.metrics) == [50, 5, 2.5, 5]
+    if other is not None:
+        other.stats = stats_of(3)  # it has not heard of the new engine
+        assert engine_totals(other.metrics) == [50, 5, 2.5, 5]
+
+
+@given(st.lists(st.sampled_from([0.0, *PER_TOKEN, 0.0007, 0.3001, 7.0, 1e4]), max_size=300))
+@settings(max_examples=50, deadline=None)
+def test_many_numbers_at_once_count_as_one_by_one(seconds: list[float]):
+    texts: list[bytes] = []
+    for at_once in (True, False):
+        registry = CollectorRegistry()
+        histogram = Histogram("gaps", "", registry=registry, buckets=PER_TOKEN)
+        if at_once:
+            gathered = Gathered(histogram, PER_TOKEN)
+            for number in seconds:
+                gathered.add(number)
+            gathered.count()
+        else:
+            for number in seconds:
+                histogram.observe(number)
+        lines = generate_latest(registry).splitlines()
+        texts.append(b"\n".join(line for line in lines if b"_created" not in line))
+    assert texts[0] == texts[1]
+
+
+def test_gaps_between_tokens_are_there_when_somebody_asks(metrics: Metrics):
+    for _ in range(300):
+        metrics.inter_token(0.004)
+    line = 'wavefill_inter_token_latency_seconds_bucket{le="0.004",model_name="tiny"} 300.0'
+    assert line in metrics.render().decode().splitlines()

@@ -1,0 +1,358 @@
+"""The launcher and its children: signals, deaths and exit codes, with an engine without a model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import httpx2 as httpx
+import psutil
+import pytest
+from paths import ROOT, SUPPORT
+from server_process import free_port
+
+from server.process.child import MAX_DEATHS, Child
+from server.process.launcher import StoreInUse, store_lock
+
+REQUEST = {"model": "tiny-chat", "prompt": "once upon", "ignore_eos": True, "temperature": 0}
+ENDLESS = {**REQUEST, "max_tokens": 2000, "stream": True}
+
+
+@dataclass(frozen=True)
+class Launched:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    folder: Path  # where it makes the directory of its sockets
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=5)
+
+    def status(self, path: str = "/health") -> int:
+        try:
+            return self.get(path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, module: str) -> psutil.Process:
+        return next(child for child in self.children() if module in child.cmdline())
+
+    def has(self, module: str) -> bool:
+        return any(module in child.cmdline() for child in self.children())
+
+
+Start = Callable[..., Launched]
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie that init has not reaped yet does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def assert_all_end(family: list[psutil.Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [process for process in family if alive(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts launchers with a stub engine; nothing of them is left at the end of a test."""
+    started: list[Launched] = []
+
+    def launch(
+        mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1, store: str = ""
+    ) -> Launched:
+        # The name of a socket has room for a short directory only.
+        port, log, sockets = free_port(), tmp_path / "log", Path(tempfile.mkdtemp(prefix="s-"))
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, SUPPORT / "stub_launcher.py"),
+                    *map(str, (port, drain_seconds, api_workers, store)),
+                ],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "STUB_ENGINE": mode,
+                    "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
+                    "TMPDIR": str(sockets),
+                },
+                start_new_session=True,
+            )
+        started.append(Launched(process, f"http://127.0.0.1:{port}", log, sockets))
+        return started[-1]
+
+    yield launch
+    for launched in started:
+        family = launched.children() if launched.process.poll() is None else []
+        launched.process.kill()
+        launched.process.wait(5)
+        assert_all_end(family, 5)
+        shutil.rmtree(launched.folder)
+
+
+def serving(start: Start, **options: object) -> Launched:
+    launched = start(**options)
+    launched.wait_until(lambda: launched.status() == 200)
+    return launched
+
+
+class Stream(threading.Thread):
+    """Reads an endless answer until something ends it."""
+
+    def __init__(self, launched: Launched, **changes: object) -> None:
+        super().__init__()
+        self._url, self._body = f"{launched.url}/v1/completions", {**ENDLESS, **changes}
+        self.lines: list[str] = []
+        self.broken = False
+        self.start()
+        launched.wait_until(lambda: len(self.lines) > 2)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
+                for line in response.iter_lines():
+                    if line:
+                        self.lines.append(line)
+        except httpx.TransportError:
+            self.broken = True
+
+    def ended(self) -> list[str]:
+        self.join(20)
+        assert not self.is_alive()
+        return self.lines
+
+
+def test_while_draining_new_requests_are_refused_and_the_open_one_ends_whole(start: Start):
+    launched = serving(start)
+    stream = Stream(launched, max_tokens=120)  # more than two seconds
+    launched.process.send_signal(signal.SIGTERM)
+    launched.wait_until(lambda: launched.status() == 503, 2)
+    refused = httpx.post(f"{launched.url}/v1/completions", json=REQUEST)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "draining"
+    assert refused.headers["retry-after"].isdigit()
+    assert refused.headers["connection"] == "close"
+    assert launched.status("/readyz") == 503
+    assert launched.status("/livez") == 200
+    lines = stream.ended()
+    assert lines[-1] == "data: [DONE]" and not stream.broken
+    assert not any('"error"' in line for line in lines)
+    assert launched.process.wait(10) == 0
+
+
+def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
+    launched = serving(start, drain_seconds=0.5)
+    stream = Stream(launched)
+    launched.process.send_signal(signal.SIGINT)
+    lines = stream.ended()
+    assert lines[-1] == "data: [DONE]" and not stream.broken
+    assert "the server is shutting down" in lines[-2]
+    assert launched.process.wait(10) == 0
+
+
+def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
+    launched = serving(start, drain_seconds=60)
+    stream = Stream(launched)
+    launched.process.send_signal(signal.SIGTERM)
+    launched.wait_until(lambda: launched.status() == 503)
+    launched.child("stub_engine").kill()
+    assert launched.process.wait(10) == 0
+    lines = stream.ended()
+    assert lines[-1] == "data: [DONE]" and not stream.broken
+    assert "SIGKILL" in lines[-2]
+
+
+def test_a_second_signal_ends_everything_at_once(start: Start):
+    launched = serving(start, drain_seconds=60)
+    stream, family = Stream(launched), launched.children()
+    launched.process.send_signal(signal.SIGINT)
+    launched.wait_until(lambda: launched.status() == 503)
+    launched.process.send_signal(signal.SIGINT)
+    launched.process.wait(5)
+    stream.ended()
+    assert_all_end(family, 1)
+    assert "did not end" not in launched.log.read_text()
+
+
+def test_a_second_signal_ends_an_engine_that_hears_none(start: Start):
+    launched = serving(start)
+    family, api = launched.children(), launched.child("server.process.api_process")
+    launched.child("stub_engine").suspend()
+    launched.process.send_signal(signal.SIGTERM)
+    launched.wait_until(lambda: not alive(api))
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(5) == 0
+    assert_all_end(family, 1)
+    assert "did not end" not in launched.log.read_text()
+
+
+def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
+    launched = serving(start)
+    stream = Stream(launched)
+    engine = launched.child("stub_engine")
+    engine.kill()
+    launched.wait_until(lambda: launched.status() == 503, 1)
+    assert launched.status("/livez") == 200
+    assert "SIGKILL" in stream.ended()[-2]
+    launched.wait_until(lambda: launched.status() == 200)
+    assert launched.child("stub_engine").pid != engine.pid
+    answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    info = launched.get("/server_info").json()
+    assert info["engine"]["epoch"] == 2
+
+
+def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
+    launched = serving(start)
+    engine = launched.child("stub_engine")
+    first = launched.child("server.process.api_process")
+    first.kill()
+    first.wait(5)
+    launched.wait_until(lambda: launched.status() == 200)
+    assert launched.child("stub_engine").pid == engine.pid
+    answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_several_api_processes_share_the_port_the_engine_and_the_counters(start: Start):
+    launched = start(api_workers=3)
+    launched.wait_until(lambda: all(launched.status() == 200 for _ in range(20)))
+    assert (
+        sum("server.process.api_process" in child.cmdline() for child in launched.children()) == 3
+    )
+    for _ in range(24):  # each on a connection of its own
+        answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 2})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+    for _ in range(6):  # whichever of them is asked
+        text = launched.get("/metrics").text
+        for name in ("wavefill_requests_total", "vllm:request_success_total"):
+            assert f'{name}{{finished_reason="length",model_name="tiny-chat"}} 24.0' in text
+        assert 'vllm:request_generation_tokens_count{model_name="tiny-chat"} 24.0' in text
+    many = {**REQUEST, "prompt": ["a"] * 1000, "max_tokens": 1}  # of 1024 for all of them
+    answer = httpx.post(f"{launched.url}/v1/completions", json=many, timeout=60)
+    assert len(answer.json()["choices"]) == 1000, answer.text[:500]
+    assert answer.headers["x-ratelimit-limit-requests"] == "342"
+    streams = [Stream(launched, max_tokens=60) for _ in range(4)]
+    family = launched.children()
+    launched.process.send_signal(signal.SIGTERM)
+    for stream in streams:
+        assert stream.ended()[-1] == "data: [DONE]" and not stream.broken
+    assert launched.process.wait(10) == 0
+    assert_all_end(family, 1)
+
+
+def test_one_server_has_its_response_store_to_itself_until_it_dies(start: Start, tmp_path: Path):
+    store = tmp_path / "store"
+    launched = serving(start, api_workers=2, store=str(store))
+    launched.wait_until(store.exists)
+    (tmp_path / "link").symlink_to(store)
+    for name in (store, tmp_path / "link"):
+        with pytest.raises(StoreInUse, match="another server"), store_lock(str(name)):
+            pass
+    assert len(launched.children()) == 3, "its two API processes and the engine share the file"
+    launched.process.kill()
+    launched.process.wait(5)
+    with store_lock(str(store)):
+        pass
+
+
+def test_a_response_store_where_no_file_can_be_made_is_named_at_the_start(tmp_path: Path):
+    store = str(tmp_path / "no" / "folder")
+    with (
+        pytest.raises(StoreInUse, match=f"--response-store {store}: No such file"),
+        store_lock(store),
+    ):
+        pass
+
+
+def test_a_wrong_configuration_of_the_engine_ends_all_with_code_2(start: Start):
+    launched = start("wrong")
+    assert launched.process.wait(20) == 2
+    assert launched.log.read_text().count("error: --device moon") == 1
+
+
+def test_while_loading_health_says_what_is_being_loaded(start: Start):
+    launched = start("loading")
+    launched.wait_until(lambda: launched.status() == 503)
+    launched.wait_until(lambda: "load weights 1/4" in launched.get("/readyz").text)
+    assert launched.status("/livez") == 200
+    assert httpx.post(f"{launched.url}/v1/completions", json=REQUEST).status_code == 503
+
+
+def test_a_server_that_is_still_loading_stops_at_once_when_told(start: Start):
+    launched = start("loading", drain_seconds=60)
+    launched.wait_until(lambda: launched.status() == 503)
+    family = launched.children()
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(5) == 0
+    assert_all_end(family, 1)
+
+
+@pytest.mark.parametrize("mode", ["", "loading"])
+def test_no_child_outlives_a_launcher_that_was_killed(start: Start, mode: str):
+    launched = start(mode)
+    launched.wait_until(lambda: launched.status() == (503 if mode else 200))
+    family = launched.children()
+    assert len(family) == 2
+    os.kill(launched.process.pid, signal.SIGKILL)
+    launched.process.wait(5)
+    assert_all_end(family, 5)
+
+
+def test_the_sockets_are_for_this_user_only_and_gone_at_the_end(start: Start):
+    launched = serving(start)
+    (directory,) = launched.folder.iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    names = {path.name for path in directory.iterdir()}
+    assert {"api-0", "engine", "responses"} <= names
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.process.wait(10) == 0
+    assert list(launched.folder.iterdir()) == []
+
+
+def test_a_child_that_keeps_dying_is_started_ever_later_and_then_given_up():
+    child = Child("the engine", "nothing")
+    pauses = [child.died() for _ in range(MAX_DEATHS)]
+    assert pauses[-1] is None
+    waits = [pause for pause in pauses if pause is not None]
+    assert len(waits) == MAX_DEATHS - 1
+    assert all(later == 2 * sooner for sooner, later in pairwise(waits))
+
+
+def test_tokenizers_of_children_start_no_threads_unless_the_operator_wishes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    assert (
+        Child("api", "server.process.api_process").environment["TOKENIZERS_PARALLELISM"] == "false"
+    )
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    assert (
+        Child("api", "server.process.api_process").environment["TOKENIZERS_PARALLELISM"] == "true"
+    )

@@ -1,0 +1,174 @@
+"""What the operator reads: the start-up report, the line while busy, the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_engine import ready
+from msgspec.structs import replace
+
+from runtime.config import EngineConfig
+from runtime.messages import Progress, Ready, Stats
+from server.config import ServerConfig
+from server.process.logs import JsonFormatter
+from server.process.start_report import Reporter, busy_line, start_report
+
+FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len=512)
+
+
+def report(**changes: object) -> str:
+    return start_report(ServerConfig(**changes), FACTS)
+
+
+def test_the_report_tells_what_fits():
+    text = report()
+    assert "weights 3.0 GiB | KV 512 MiB" in text
+    assert "1,024 tokens (16 a page) = 2.0 requests of 512\n" in text
+    whole = replace(FACTS, max_model_len=512 << 10, num_pages=1 << 17)
+    text = start_report(ServerConfig(), whole)
+    assert "= 4.0 requests of 524,288, 1,024.0 requests of 2,048" in text
+
+
+def test_the_report_tells_where_memory_and_time_went():
+    told = replace(
+        FACTS,
+        memory=[("weights", 15 << 30), ("work", 2 << 30), ("KV", 50 << 30), ("left", 512 << 20)],
+        phases=[("imports", 2.94), ("weights", 1.5)],
+    )
+    text = start_report(ServerConfig(), told)
+    assert "memory  weights 15.0 GiB | work 2.0 GiB | KV 50.0 GiB | left 512 MiB\n" in text
+    assert "start   imports 2.9 | weights 1.5 s\n" in text
+
+
+def test_the_report_tells_the_limits():
+    text = report()
+    assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text
+
+
+def test_a_length_that_only_kv_limits_is_told_as_such():
+    little = replace(FACTS, max_model_len=1024)
+    assert "1,024 tokens a request (all that KV holds) | " in start_report(ServerConfig(), little)
+    asked = ServerConfig(engine=EngineConfig(model="x", max_model_len=1024))
+    assert "1,024 tokens a request | " in start_report(asked, little)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("10.0.0.7", "http://10.0.0.7:8000"),
+    ],
+)
+def test_the_report_names_an_address_that_a_caller_can_use(host: str, url: str):
+    assert f"{url}/v1 " in report(host=host)
+
+
+def test_the_command_of_the_report_can_be_pasted():
+    text = report(served_names=("tiny-chat", "alias"))
+    words = shlex.split(text[text.index("curl ") :])
+    assert words[1] == "http://127.0.0.1:8000/v1/chat/completions"
+    assert json.loads(words[words.index("-d") + 1])["model"] == "tiny-chat"
+
+
+def test_the_request_to_try_is_a_completion_where_the_model_takes_no_messages():
+    text = start_report(ServerConfig(api_keys=("k",)), FACTS, chats=False)
+    words = shlex.split(text[text.index("curl ") :])
+    assert (
+        words[1] == "http://127.0.0.1:8000/v1/completions" and "authorization: Bearer KEY" in words
+    )
+    assert json.loads(words[words.index("-d") + 1]) == {"model": "tiny-chat", "prompt": "Hello"}
+
+
+def test_the_report_says_that_a_key_is_needed_and_not_which():
+    text = report(api_keys=("a-secret",))
+    assert "Bearer KEY" in text and "a-secret" not in text
+
+
+def test_the_busy_line_counts_what_happened_since_the_last_one():
+    before = Stats(prompt_tokens=100, cached_tokens=10, generated_tokens=50)
+    now = Stats(
+        running=3,
+        waiting=4,
+        pages_used=16,
+        pages_total=64,
+        prompt_tokens=300,
+        cached_tokens=60,
+        generated_tokens=250,
+    )
+    assert busy_line(now, before, 10.0) == (
+        "running 3 | waiting 4 | KV 25 % | prompt 20 tok/s (25 % cached) | generated 20 tok/s"
+    )
+
+
+def test_a_log_line_is_json_whatever_the_message_holds():
+    record = logging.LogRecord("w", logging.ERROR, "file", 1, 'a "quote"\n%s', ("é",), None)
+    assert json.loads(JsonFormatter().format(record)) | {"time": ""} == {
+        "time": "",
+        "level": "error",
+        "logger": "w",
+        "message": 'a "quote"\né',
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "printed", "logged"),
+    [({}, 1, 0), ({"log_format": "json"}, 0, 1), ({"log_level": "warning"}, 0, 0)],
+)
+async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
+    options: dict[str, Any],
+    printed: int,
+    logged: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
+    moments = iter([None, None])
+
+    async def next_moment(seconds: float) -> None:
+        if next(moments, EOFError) is EOFError:
+            raise EOFError
+
+    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    client = SimpleNamespace(ready=FACTS, progress=None, stats=Stats())
+    with caplog.at_level("INFO"), pytest.raises(EOFError):
+        await Reporter(ServerConfig(**options), client).run()  # type: ignore[arg-type]
+    assert capsys.readouterr().out.count("tokens a request") == printed
+    assert [record.getMessage()[:8] for record in caplog.records] == ["wavefill"] * logged
+
+
+async def test_loading_is_told_in_tenths_and_a_restart_has_a_report_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    client = SimpleNamespace(ready=None, progress=None, stats=Stats())
+    seen = iter(
+        [
+            *(Progress("weights", done, 200) for done in (0, 1, 40, 41, 150, 200)),
+            replace(FACTS, load_seconds=7.04),
+            *(Progress("weights", done, 200) for done in (0, 100)),
+            replace(FACTS, load_seconds=2.0),
+        ]
+    )
+
+    async def next_moment(seconds: float) -> None:
+        now = next(seen, None)
+        if now is None:
+            raise EOFError
+        ready = isinstance(now, Ready)
+        client.ready, client.progress = (now, None) if ready else (None, now)
+
+    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    with pytest.raises(EOFError):
+        await Reporter(ServerConfig(), client).run()  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.strip() for line in lines if "weights" in line and "|" not in line]
+    first = ["weights ...", "weights 20 %", "weights 70 %"]
+    assert told == [*first, "weights ...", "weights 50 %"]
+    assert [line.split()[1] for line in lines if line.startswith("  ready")] == ["7.0", "2.0"]

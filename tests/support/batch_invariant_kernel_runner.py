@@ -1,0 +1,69 @@
+"""Runs the fixed kernel over a case, or over steps that feed parts of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from attention_oracle import Case
+from torch import Tensor
+
+from attention.batch_invariant.kernel import FixedConfig, fixed
+from attention.batch_invariant.plan import FixedPlan, FixedSpec
+from attention.batch_invariant.plan_device import FixedPlanner
+
+# Small tiles, so that a few tokens make several of them and the interpreter stays quick.
+SMALL = FixedConfig(block_m=32, block_n=16, piece=32, warps=4, stages=2, resident=1)
+Part = tuple[int, int, int]  # row of the case, its first position that is fed, and the end
+
+
+def run_parts(
+    case: Case, parts: Sequence[Part], *, config: FixedConfig = SMALL, **options: int
+) -> tuple[Tensor, Tensor, FixedPlan]:
+    """(out, lse) of a step that feeds these parts; the case's rows are whole prompts.
+
+    options  of FixedSpec: programs, units
+    """
+    device = case.q.device
+    spec = FixedSpec(
+        kv_heads=case.kv_heads, group=case.group, block_m=config.block_m, piece=config.piece,
+        window=case.window, **{"programs": 4, "units": 64, **options},
+    )  # fmt: skip
+    q = torch.cat([case.q[case.tokens(row)][first:end] for row, first, end in parts])
+    planner = FixedPlanner(
+        spec, max_tokens=len(q), max_rows=len(parts), head_dim=q.shape[-1], device=device
+    )
+    sums = [0, *accumulate(end - first for _, first, end in parts)]
+    lengths = [end for _, _, end in parts]
+    plan = planner.plan(
+        torch.tensor(sums, dtype=torch.int32, device=device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+    )
+    plan.partial_out.fill_(float("nan"))
+    plan.partial_lse.fill_(float("nan"))
+    table = case.page_table[[row for row, _, _ in parts]]
+    out = torch.full_like(q, float("nan"))
+    lse = out.new_full(out.shape[:2], float("nan"), dtype=torch.float32)
+    fixed(q, case.k, case.v, table, plan, out, lse, config=config, **case.features)
+    return out, lse, plan
+
+
+def run(case: Case, **options: int) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the case, whose rows may have keys before their tokens."""
+    parts = [(row, kv_len - q_len, kv_len) for row, (q_len, kv_len) in enumerate(case.rows)]
+    shifted = _whole(case)
+    out, lse, _ = run_parts(shifted, parts, **options)
+    return out, lse
+
+
+def _whole(case: Case) -> Case:
+    """The case with made-up queries before those of each row, so that positions index them."""
+    rows = [case.q[case.tokens(row)] for row in range(len(case.rows))]
+    padded = [
+        torch.cat([own.new_zeros(kv_len - len(own), *own.shape[1:]), own])
+        for own, (_, kv_len) in zip(rows, case.rows, strict=True)
+    ]
+    lengths = tuple((kv_len, kv_len) for _, kv_len in case.rows)
+    return replace(case, rows=lengths, q=torch.cat(padded))

@@ -1,0 +1,45 @@
+"""What the clients' tests ask, the function that the model calls in them, and what it must say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from tiny_chat_tools import ANNA, MODEL, PERSON, RESULT, TEXT, TOLD, WEATHER
+
+__all__ = ["ANNA", "FRANCE", "FUNCTION", "MODEL", "PERSON", "RESULT", "TEXT", "TOLD", "WEATHER"]
+FRANCE = "What is the capital of France?"
+
+
+class Person(BaseModel):
+    """The form of what TEXT says."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    age: int
+    city: str
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTION: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": SCHEMA,
+}
+
+
+def weather(arguments: str | dict[str, Any]) -> str:
+    """Carry a call out.  Fails unless it is the one that WEATHER asks for."""
+    value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert value == {"city": "Paris"}
+    return RESULT
+
+
+def is_anna(found: object) -> bool:
+    return found == Person.model_validate(ANNA)

@@ -1,0 +1,56 @@
+"""Rows that ask for more than a step does, drawn behind one that there was not."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sampler_cases import Row
+from torch import Tensor
+
+from runtime.executor.slots import Slots
+from runtime.sampling.constrained_rows import Left, SpecialRows
+from runtime.sampling.eager import Allowed
+from runtime.sampling.sampler_output import Drawn
+from runtime.sampling.state import ROW_WORDS, SamplerState, is_special
+from runtime.scheduler.batch import make_batch
+
+Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
+
+
+class Behind:
+    """Rows in slots of their order, behind a step that has chosen the tokens of some."""
+
+    def __init__(self, rows: list[Row], vocab: int, device: str) -> None:
+        where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
+        self.rows, self.slots = rows, Slots(len(rows), 4, vocab, where)
+        self.slots.eager = False
+        self.state = SamplerState(len(rows), vocab, where)
+        self.special_rows = SpecialRows(self.slots, self.state)
+        new_rows = [row.new(slot) for slot, row in enumerate(rows)]
+        self.slots.begin(make_batch(new_rows=new_rows))
+        block = np.zeros((len(rows), ROW_WORDS), dtype=np.int32)
+        self.state.pack(new_rows, block)
+        self.state.apply(torch.from_numpy(block).to(where))
+        for new in new_rows:
+            self.special_rows.start_over(new)
+            if new.params.has_penalties:
+                self.state.count(new.slot, new.history, new.prompt_len)
+
+    def draw(
+        self, logits: Tensor, ends: list[int], masks: Masks, slots: list[int] | None = None
+    ) -> tuple[Drawn, list[int]]:
+        """What was drawn, and the rows of the logits that its entries are of."""
+        slots = list(range(len(self.rows))) if slots is None else slots
+        batch = make_batch(slots=slots, starts=[end - 1 for end in ends], q_lens=[1] * len(slots))
+        special = [is_special(self.rows[slot].params) for slot in slots]
+        scored = [
+            self.rows[slot].params.logprobs is not None and not mine
+            for slot, mine in zip(slots, special, strict=True)
+        ]
+        left = Left(np.flatnonzero(special), np.flatnonzero(scored))
+        places = [left.special.tolist().index(row) for row in masks]
+        bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
+        allowed = Allowed(np.array(places), np.stack(bits)) if masks else None
+        logits = logits.to(self.slots.device)
+        return self.special_rows.draw(logits, left, batch, allowed), left.rows.tolist()

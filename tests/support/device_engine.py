@@ -1,0 +1,154 @@
+"""An engine on a real model and a real runner, for random workloads; and a grammar made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from loaded_model import load_model
+
+from attention.backend import Capacity, Shape
+from attention.dispatch import choose
+from attention.kv_pool import KVPool
+from model_zoo.config import ModelConfig, read_config
+from model_zoo.model import Model
+from runtime.config import Resolved
+from runtime.engine.loop import Engine
+from runtime.executor.torch_executor import Runner
+from runtime.grammar.manager import Answers
+from runtime.messages import Request
+from runtime.scheduler.batch import Masks
+
+POISON = 130  # a token whose embedding is no number: whoever feeds it fails, and nobody else
+
+
+@cache
+def poisoned_model(checkpoint: Path, device: torch.device) -> tuple[ModelConfig, Model]:
+    """The checkpoint in float32, but for POISON's embedding."""
+    config = read_config(checkpoint)
+    assert config.vocab_size > POISON and not config.tie_embeddings
+    model = load_model(config, checkpoint, dtype=torch.float32, device=device)
+    with torch.no_grad():
+        model.get_submodule("embedding").get_parameter("weight")[POISON] = torch.nan
+    return config, model
+
+
+def sizes(
+    *, slots: int, budget: int, pages: int, page_size: int, max_len: int, prefix_cache: bool
+) -> Resolved:
+    return Resolved(
+        model="", device="cpu", dtype="float32", kv_dtype="float32", attention="",
+        load_format="auto", max_model_len=max_len, max_num_seqs=slots, max_batched_tokens=budget,
+        page_size=page_size, num_pages=pages, prefix_cache=prefix_cache, threads=1, seed=0,
+    )  # fmt: skip
+
+
+def device_engine(
+    checkpoint: Path, device: torch.device, resolved: Resolved, *, whole_steps: bool
+) -> tuple[Engine, Runner]:
+    """With kernels and whole steps, or in plain torch; keys and values begin as no numbers."""
+    config, model = poisoned_model(checkpoint, device)
+    shape = Shape(
+        heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        page_size=resolved.page_size, dtype=torch.float32, kv_dtype=torch.float32,
+    )  # fmt: skip
+    kv = KVPool.allocate(
+        layers=config.num_layers, pages=resolved.num_pages, kv_heads=config.num_kv_heads,
+        page_size=resolved.page_size, head_dim=config.head_dim, dtype=torch.float32,
+        device=device,
+    )  # fmt: skip
+    kv.k.fill_(torch.nan)
+    kv.v.fill_(torch.nan)
+    capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
+    runner = Runner(
+        model,
+        resolved=resolved,
+        vocab_size=config.vocab_size,
+        kv=kv,
+        backend=choose(device, "flash2" if whole_steps else "mha", shape, capacity),
+        device=device,
+        whole_steps=whole_steps,
+    )
+    runner.overlap = whole_steps  # interpreted ones, too: what is under way is read a step later
+    grammars = Rules(config.vocab_size)
+    return Engine(resolved, config.vocab_size, runner, grammars=grammars), runner  # type: ignore[arg-type]
+
+
+class Rules:
+    """In place of Grammars.  The grammar "N": N tokens, of which no neighbours are equal modulo 3.
+
+    The tokens that N allows first are those that N does not divide.  Some masks are late.
+    """
+
+    compiling = False
+
+    def __init__(self, vocab_size: int) -> None:
+        self._tokens = np.arange(vocab_size)
+        self._begun: list[tuple[Request, str | None, bool]] = []
+        self._said: dict[int, list[int]] = {}
+        self._most: dict[int, int] = {}
+        self._ended: list[int] = []
+        self._delays: dict[int, int] = {}  # calls of settle() until the mask is here
+        self._draw = random.Random(vocab_size)
+        self.late: set[int] = set()
+
+    @property
+    def live(self) -> Container[int]:
+        return self._said
+
+    @property
+    def open(self) -> bool:
+        return bool(self._said)
+
+    def begin(self, request: Request) -> None:
+        self._begun.append((request, None, False))
+        self._said[request.id], self._most[request.id] = [], int(request.params.grammar)
+        self.compiling = True
+
+    def compiled(self, wait_seconds: float) -> list[tuple[Request, str | None, bool]]:
+        begun, self._begun, self.compiling = self._begun, [], False
+        return begun
+
+    def forget(self, request_id: int) -> bool:
+        waiting = [entry for entry in self._begun if entry[0].id == request_id]
+        self._begun = [entry for entry in self._begun if entry[0].id != request_id]
+        self.compiling = bool(self._begun)
+        self._said.pop(request_id, None)
+        self._delays.pop(request_id, None)
+        self.late.discard(request_id)
+        return bool(waiting)
+
+    def advance(self, tokens: list[tuple[int, int]]) -> None:
+        for id, token in tokens:
+            if id in self._said:
+                assert id not in self._delays, "a token without a mask"
+                self._said[id].append(token)
+                self._delays[id] = self._draw.choice([0, 0, 0, 0, 1, 2, 3, 9])
+                if len(self._said[id]) == self._most[id]:
+                    self._ended.append(id)
+
+    def settle(self, ids: Iterable[int] = ()) -> Answers:
+        self._delays = {id: left - 1 for id, left in self._delays.items() if left}
+        here = {id for id in self.late if id not in self._delays}
+        late = {id for id in ids if id in self._delays}
+        self.late = (self.late - here) | late
+        ended = [id for id in self._ended if id not in self._delays]
+        self._ended = [id for id in self._ended if id in self._delays]
+        return Answers(ended, {}, {}, late, here)
+
+    def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
+        found = [
+            (row, self._mask(id)) for row, id in rows if id in self._said and id not in self._delays
+        ]
+        if not found:
+            return None
+        return Masks([row for row, _ in found], b"".join(mask for _, mask in found))
+
+    def _mask(self, id: int) -> bytes:
+        said = self._said[id]
+        wrong = self._tokens % 3 == said[-1] % 3 if said else self._tokens % self._most[id] == 0
+        return np.packbits(~wrong, bitorder="little").tobytes()

@@ -1,0 +1,318 @@
+"""A strict fake executor: it answers rightly only if every cell of KV is right.
+
+A KV cell holds the token written to it, and the next token is a hash of every cell that the row
+reads through its page table: one stale, lost or aliased cell changes the answer.  It is fed by
+encoded Batch bytes alone, as another rank would be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
+from msgspec import structs
+
+from runtime.config import Resolved
+from runtime.engine.loop import Engine
+from runtime.messages import Output, Request, SamplingParams, TokenLogprob
+from runtime.scheduler.batch import LAST, Batch, Masks, NewRow, Sampled
+
+SPOILT = -9  # in a cell: what was written is no number
+
+
+def resolved(
+    *,
+    page_size: int = 4,
+    num_pages: int = 64,
+    max_num_seqs: int = 8,
+    max_batched_tokens: int = 32,
+    max_model_len: int = 64,
+    prefix_cache: bool = True,
+) -> Resolved:
+    """A configuration as small as a test wants it."""
+    return Resolved(
+        model="fake",
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        attention="mha",
+        load_format="dummy",
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        page_size=page_size,
+        num_pages=num_pages,
+        prefix_cache=prefix_cache,
+        threads=1,
+        seed=0,
+    )
+
+
+def next_token(cells: Sequence[int], params: SamplingParams, prompt_len: int) -> int:
+    """The fake model and sampler: a function of all cells, stop ids masked as params ask."""
+    masked = params.stop_ids if len(cells) - prompt_len < params.min_tokens else ()
+    digest = array("i", cells).tobytes()
+    while True:
+        digest = hashlib.blake2b(digest, digest_size=8).digest()
+        token = int.from_bytes(digest, "little") % VOCAB_SIZE
+        if token not in masked:
+            return token
+
+
+def plain_decoding(
+    tokens: list[int], params: SamplingParams, *, max_model_len: int
+) -> tuple[list[int], str]:
+    """What the engine must answer: its tokens and why it ended."""
+    known = list(tokens)
+    if params.pooling is not None:
+        return [], "stop"
+    while True:
+        token = next_token(known, params, len(tokens))
+        known.append(token)
+        if token in params.stop_ids:
+            return known[len(tokens) :], "stop"
+        if len(known) - len(tokens) == params.max_tokens or len(known) == max_model_len:
+            return known[len(tokens) :], "length"
+
+
+@dataclass
+class FakeSlot:
+    new: NewRow
+    pages: list[int] = field(default_factory=list)
+    last: int | None = None
+    length: int = 0
+    fed: list[int] = field(default_factory=list)  # since a sequence moved in
+    drawn: list[int] = field(default_factory=list)  # the same
+
+
+class FakePending:
+    def __init__(self, run: Callable[[], Sampled]) -> None:
+        self._run = run
+
+    def wait(self) -> Sampled:
+        return self._run()
+
+
+class FakeExecutor:
+    """Overlapping, it computes nothing before somebody waits, in the order of the calls."""
+
+    def __init__(self, config: Resolved, *, overlap: bool) -> None:
+        self.overlap = overlap
+        self.batches: list[Batch] = []  # as decoded
+        self.fail_slots: dict[int, str] = {}  # slot -> error of its next row
+        self.spoils: set[tuple[int, int]] = set()  # number of the batch, slot: writes no numbers
+        self._forwarded = 0
+        self._page_size = config.page_size
+        self._config = config
+        self._cells: list[int | None] = [None] * (config.num_pages * config.page_size)
+        self._slots: dict[int, FakeSlot] = {}
+        self._queue: deque[Callable[[], None]] = deque()
+        self._read: list[list[int]] = []
+
+    def forward(self, batch: Batch) -> None:
+        batch = _as_lists(batch)
+        self._check_shape(batch)
+        self.batches.append(batch)
+        self._submit(lambda: self._forward(batch))
+
+    def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
+        assert batch.slots.tolist() == self.batches[-1].slots
+        batch = self.batches[-1]  # a row that no longer samples is drawn all the same, for nobody
+        rows = [] if masks is None else masks.rows
+        bits = b"" if masks is None else masks.bits
+        assert len(bits) == len(rows) * MASK_BYTES
+        parts = [bits[start : start + MASK_BYTES] for start in range(0, len(bits), MASK_BYTES)]
+        allowed = dict(zip(rows, parts, strict=True))
+        results: list[Sampled] = []
+        self._submit(lambda: results.append(self._sample(batch, allowed)))
+
+        def wait() -> Sampled:
+            while not results:
+                self._queue.popleft()()
+            return results[0]
+
+        return FakePending(wait)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        if self.overlap:
+            self._queue.append(work)
+        else:
+            work()
+
+    def _check_shape(self, batch: Batch) -> None:
+        config, rows = self._config, len(batch.slots)
+        assert 0 < rows <= config.max_num_seqs
+        assert len(set(batch.slots)) == rows, "a slot occurs twice"
+        assert all(0 <= slot < config.max_num_seqs for slot in batch.slots)
+        for column in (batch.starts, batch.q_lens, batch.num_new_pages, batch.sample):
+            assert len(column) == rows
+        assert min(batch.q_lens) > 0, "a row without a token has no logits"
+        assert sum(batch.q_lens) == batch.num_tokens <= config.max_batched_tokens
+        assert sum(batch.num_new_pages) == len(batch.new_pages)
+        assert all(length == 1 for length in batch.q_lens[: batch.decode_rows])
+        assert all(batch.sample[: batch.decode_rows])
+        fresh = [row.slot for row in batch.new_rows]
+        assert len(set(fresh)) == len(fresh) and set(fresh) <= set(batch.slots)
+
+    def _forward(self, batch: Batch) -> None:
+        for new in batch.new_rows:
+            self._slots[new.slot] = FakeSlot(new)
+        pages, tokens = iter(batch.new_pages), iter(batch.tokens)
+        columns = zip(batch.slots, batch.starts, batch.q_lens, batch.num_new_pages, strict=True)
+        spans: list[tuple[FakeSlot, int]] = []
+        number, self._forwarded = self._forwarded, self._forwarded + 1
+        for index, start, q_len, num_new_pages in columns:
+            slot = self._slots[index]
+            slot.pages += [next(pages) for _ in range(num_new_pages)]
+            assert len(slot.pages) <= self._config.max_pages_per_seq
+            for position in range(start, start + q_len):
+                token = next(tokens)
+                if token == LAST:
+                    assert slot.last is not None, "the device has no last token for this slot"
+                    token = slot.last
+                spoilt = (number, index) in self.spoils
+                self._cells[self._where(slot, position)] = SPOILT if spoilt else token
+                slot.fed.append(token)
+            spans.append((slot, start + q_len))
+        # As on a GPU, all writes of a step come before its reads.
+        self._read = [
+            [self._cell(slot, position) for position in range(end)] for slot, end in spans
+        ]
+
+    def _where(self, slot: FakeSlot, position: int) -> int:
+        page = slot.pages[position // self._page_size]
+        return page * self._page_size + position % self._page_size
+
+    def _cell(self, slot: FakeSlot, position: int) -> int:
+        token = self._cells[self._where(slot, position)]
+        assert token is not None, "a cell is read that was never written"
+        return token
+
+    def _sample(self, batch: Batch, allowed: dict[int, bytes]) -> Sampled:
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        prompt_logprobs: list[list[TokenLogprob] | None] = []
+        errors: dict[int, str] = {}
+        vectors: dict[int, bytes] = {}
+        for row, (index, samples) in enumerate(zip(batch.slots, batch.sample, strict=True)):
+            slot, cells = self._slots[index], self._read[row]
+            params, prompt_len = slot.new.params, slot.new.prompt_len
+            token = LAST
+            if samples:
+                token = next_token(cells, params, prompt_len)
+                wanted = mask_after(cells[prompt_len:]) if params.grammar else None
+                if allowed.pop(row, None) != wanted:
+                    token = (token + 1) % VOCAB_SIZE  # drawn under no mask, or a wrong one
+                slot.last = token
+                if params.needs_history and SPOILT not in cells:
+                    assert slot.new.history + slot.drawn == cells, "penalties count other tokens"
+                slot.drawn.append(token)
+            if index in self.fail_slots:
+                errors[row] = self.fail_slots.pop(index)
+            if SPOILT in cells:
+                errors[row] = "a cell that was read holds no number"
+            tokens.append(token)
+            wants = samples and params.logprobs is not None
+            logprobs.append(_score(token) if wants else None)
+            first = max(1, batch.starts[row])
+            fed = cells[first : max(first, min(len(cells), prompt_len))]
+            wants = params.prompt_logprobs is not None
+            prompt_logprobs.append([_score(token) for token in fed] if wants else None)
+            if params.pooling is not None:
+                assert not samples, "a prompt that is pooled samples nothing"
+                if len(cells) == prompt_len and row not in errors:
+                    # A mean is made of all that the slot was fed; the last state reads the cells.
+                    vectors[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
+        assert not allowed, "masks of rows that do not sample"
+        return Sampled(
+            np.array(tokens, dtype=np.int32),
+            logprobs if any(logprobs) else None,
+            prompt_logprobs if any(scores is not None for scores in prompt_logprobs) else None,
+            errors,
+            vectors,
+        )
+
+
+def _as_lists(batch: Batch) -> Any:
+    """The batch with lists for columns."""
+    fields = structs.asdict(batch)
+    columns = {
+        name: value.tolist() for name, value in fields.items() if isinstance(value, np.ndarray)
+    }
+    return structs.replace(batch, **fields | columns)
+
+
+def _score(token: int) -> TokenLogprob:
+    return TokenLogprob(-token / VOCAB_SIZE, 1, [])
+
+
+def request(
+    id: int,
+    tokens: list[int],
+    *,
+    max_tokens: int = 4,
+    priority: int = 0,
+    salt: bytes = b"",
+    client: int = 0,
+    **params: Any,
+) -> Request:
+    return Request(
+        id, client, tokens, SamplingParams(max_tokens=max_tokens, **params), priority, salt
+    )
+
+
+class Bench:
+    """An engine on the fake executor, and what it has said."""
+
+    def __init__(self, *, overlap: bool = True, **config: Any) -> None:
+        self.config = resolved(**config)
+        self.executor = FakeExecutor(self.config, overlap=overlap)
+        self.engine = Engine(self.config, VOCAB_SIZE, self.executor)
+        self.outputs: list[Output] = []
+
+    @property
+    def batches(self) -> list[Batch]:
+        return self.executor.batches
+
+    def add(self, *requests: Request) -> None:
+        for one in requests:
+            self.engine.add(one)
+
+    def step(self, count: int = 1) -> list[Output]:
+        """The Outputs of the last of `count` steps."""
+        new: list[Output] = []
+        for _ in range(count):
+            new = self.engine.step()
+            self.outputs += new
+            self.engine.scheduler.check_integrity()
+        return new
+
+    def run(self, *requests: Request) -> None:
+        """Everything until there is nothing left to do."""
+        self.add(*requests)
+        for _ in range(2000):
+            if self.engine.idle:
+                assert self.engine.stats().pages_used == 0
+                return
+            self.step()
+        raise AssertionError("no end in sight")
+
+    def tokens(self, id: int) -> list[int]:
+        return [token for output in self.of(id) for token in output.tokens]
+
+    def of(self, id: int) -> list[Output]:
+        return [output for output in self.outputs if output.id == id]
+
+    def end(self, id: int) -> Output:
+        ends = [output for output in self.of(id) if output.finish is not None]
+        assert len(ends) == 1 and self.of(id)[-1] is ends[0]
+        return ends[0]
+
+    def plain(self, one: Request) -> list[int]:
+        return plain_decoding(one.tokens, one.params, max_model_len=self.config.max_model_len)[0]

@@ -1,0 +1,339 @@
+"""Mistakes that we might make: each takes the true function and returns a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import runtime.scheduler.request_table
+import runtime.scheduler.sequence
+from runtime.messages import Output
+from runtime.scheduler.batch import LAST, Sampled
+from runtime.scheduler.batch_builder import Columns, Launch
+from runtime.scheduler.decode_columns import DecodeRows, Decoding
+from runtime.scheduler.page_pool import PagePool
+from runtime.scheduler.running import Running
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.waiting_queue import WaitingLine
+
+SCHEDULERS: list[Scheduler] = []  # of the engine that runs
+
+
+def released_twice(true: Callable[..., None]) -> Callable[..., None]:
+    def release(self: PagePool, pages: list[int]) -> None:
+        true(self, pages)
+        true(self, pages[:1])
+
+    return release
+
+
+def never_released(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, pages: true(self, pages[1:])
+
+
+def shared_without_a_reference(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, pages: None
+
+
+def remembered_after_it_was_taken(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    def take(self: PagePool, count: int) -> list[int]:
+        names = dict(self._page_of), dict(self._hash_of)
+        pages = true(self, count)
+        self._page_of, self._hash_of = names
+        return pages
+
+    return take
+
+
+def salt_ignored(true: Callable[..., bytes]) -> Callable[..., bytes]:
+    return lambda salt: true(b"")
+
+
+def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
+    def extend(hashes: list[bytes], root: bytes, tokens: list[int], page_size: int) -> None:
+        for first in range(len(hashes) * page_size, len(tokens) - page_size + 1, page_size):
+            one: list[bytes] = []
+            true(one, root, tokens[first : first + page_size], page_size)
+            hashes += one
+
+    return extend
+
+
+def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
+    def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
+        result = true(self, row, count, new_pages)
+        scheduler = SCHEDULERS[-1]
+        hashes = row.hash_pages(scheduler.resolved.page_size)
+        for page, page_hash in zip(row.pages, hashes, strict=False):
+            scheduler.pool.remember(page, page_hash)
+        return result
+
+    return feed
+
+
+def forgotten_new_page(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    def launch(self: Columns) -> Launch:
+        del self.decoding.crossing[:1], self.decoding.new_pages[:1]
+        return true(self)
+
+    return launch
+
+
+def start_off_by_one(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    def launch(self: Columns) -> Launch:
+        self.starts = [start - (start > 4) for start in self.starts]
+        self.decoding.starts[self.decoding.starts > 4] -= 1
+        return true(self)
+
+    return launch
+
+
+def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
+    def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
+        samples = true(self, row, count, new_pages)
+        if row.preemptions and samples and row.tokens[row.prompt_len :]:
+            self.tokens[-1] = LAST
+        return samples
+
+    return feed
+
+
+def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, row: None if row.preemptions else true(self, row)
+
+
+def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
+    def enter(self: Decoding, sequence: Sequence) -> None:
+        true(self, sequence)
+        self._page_room[sequence.slot] += 1
+        self._due[sequence.slot] += 1
+
+    return enter
+
+
+def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        if len(sequence.tokens) > sequence.prompt_len:
+            sequence.tokens.pop()
+
+    return preempt
+
+
+def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        self.waiting.front()
+        self.waiting.take(sequence)
+
+    return preempt
+
+
+def ended_row_committed(true: Callable[..., object]) -> Callable[..., object]:
+    """A row under way for a sequence that has left its slot is taken for the next one's."""
+
+    def commit(self: Decoding, rows: DecodeRows, *rest: object) -> object:
+        members = rows.members._replace(order=self._order[rows.slots])
+        return true(self, rows._replace(members=members), *rest)
+
+    return commit
+
+
+def newest_tokens_forgotten(true: Callable[..., None]) -> Callable[..., None]:
+    def settle(self: Decoding, sequence: Sequence) -> None:
+        if len(self.slots) == 1:
+            true(self, sequence)
+
+    return settle
+
+
+def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
+    def next_rows(self: Decoding, most: int) -> object:
+        self._kv_limit += 1
+        self._due += 1
+        rows = true(self, most)
+        self._kv_limit -= 1
+        self._due -= 1
+        return rows
+
+    return next_rows
+
+
+def ends_of_others_alone(true: Callable[..., None]) -> Callable[..., None]:
+    def enter(self: Decoding, sequence: Sequence) -> None:
+        true(self, sequence)
+        if len(self.slots) == 1:
+            self._ends[list(sequence.stop_ids)] = False
+
+    return enter
+
+
+def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
+    def abort(self: Scheduler, request_id: int) -> None:
+        true(self, request_id)
+        self._outputs[:] = [output for output in self._outputs if output.finish != "abort"]
+
+    return abort
+
+
+def whole_prompt_looked_up(
+    true: Callable[..., list[int] | None],
+) -> Callable[..., list[int] | None]:
+    def claim(self: Scheduler, sequence: Sequence) -> list[int] | None:
+        sequence.tokens.append(0)  # as if the page border did not matter
+        pages = true(self, sequence)
+        sequence.tokens.pop()
+        return pages
+
+    return claim
+
+
+def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable[..., None]:
+    def preempt(self: Scheduler, sequence: Sequence) -> None:
+        true(self, sequence)
+        sequence.ahead = 0
+        self.num_preemptions = 0
+
+    return preempt
+
+
+def back_at_once_after_making_way(
+    true: Callable[..., list[Sequence]],
+) -> Callable[..., list[Sequence]]:
+    return lambda self, yielded: true(self, False)
+
+
+def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda self, row, count, new_pages: true(self, row, count, [])
+
+
+def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
+    def release(self: PagePool, pages: list[int]) -> None:
+        true(self, pages)
+        self.num_releases -= 1
+
+    return release
+
+
+def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Scheduler, sequence: Sequence) -> None:
+        pages = sequence.pages
+        true(self, sequence)
+        sequence.pages = pages
+
+    return leave
+
+
+def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., bool]:
+    def note(self: Scheduler, sequence: Sequence, index: int, sampled: Sampled) -> bool:
+        return sampled.tokens[index] != LAST and true(self, sequence, index, sampled)
+
+    return note
+
+
+def late_mask_not_waited_for(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    return lambda self, launch, rows: launch
+
+
+def left_out_row_committed(true: Callable[..., Launch]) -> Callable[..., Launch]:
+    return lambda self, rows: true(self, rows)._replace(left_out=[])
+
+
+def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
+    def hold(self: Running, sequence: Sequence, now: float) -> None:
+        true(self, sequence, now)
+        sequence.begins = False
+
+    return hold
+
+
+def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
+    def hold(self: Running, sequence: Sequence, now: float) -> None:
+        true(self, sequence, now)
+        sequence.launched += 1
+        sequence.ahead = 1
+
+    return hold
+
+
+def held_for_ever(true: Callable[..., None]) -> Callable[..., None]:
+    def go_on(self: Scheduler, request_id: int) -> None:
+        sequence = self._live.get(request_id)
+        if sequence is not None and sequence.slot >= 0:
+            true(self, request_id)
+
+    return go_on
+
+
+def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda request, resolved, vocab_size: None
+
+
+def min_tokens_forgotten(true: Callable[..., Output]) -> Callable[..., Output]:
+    def wrong(sequence: Sequence, token: int, logprob: object) -> Output:
+        sequence.prompt_len += 1
+        output = true(sequence, token, logprob)
+        sequence.prompt_len -= 1
+        return output
+
+    return wrong
+
+
+def tokens_counted_when_they_leave(true: Callable[..., None]) -> Callable[..., None]:
+    def take(self: WaitingLine, sequence: Sequence) -> None:
+        sequence.queued = len(sequence.tokens)
+        true(self, sequence)
+
+    return take
+
+
+def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
+    def push(self: WaitingLine, sequence: Sequence) -> None:
+        sequence.limit += 1
+        true(self, sequence)
+
+    return push
+
+
+def means_without_their_prefix(true: Callable[..., bool]) -> property:
+    return property(lambda self: self.request.params.prompt_logprobs is None)
+
+
+MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
+    (PagePool, "release", released_twice),
+    (PagePool, "release", never_released),
+    (PagePool, "release", head_waits_for_ever),
+    (PagePool, "share", shared_without_a_reference),
+    (PagePool, "take", remembered_after_it_was_taken),
+    (runtime.scheduler.sequence, "extend_chain", chain_without_parent),
+    (runtime.scheduler.sequence, "chain_root", salt_ignored),
+    (Sequence, "may_skip", means_without_their_prefix),
+    (Columns, "feed", hit_of_a_page_not_yet_written),
+    (Columns, "feed", last_fed_stale_after_preemption),
+    (Columns, "feed", pages_never_told),
+    (Columns, "launch", forgotten_new_page),
+    (Columns, "launch", start_off_by_one),
+    (Columns, "start", slot_not_started_over),
+    (Decoding, "enter", pages_off_by_one_crossing),
+    (Decoding, "enter", ends_of_others_alone),
+    (Decoding, "settle", newest_tokens_forgotten),
+    (Decoding, "next_rows", one_row_too_many),
+    (Decoding, "commit", ended_row_committed),
+    (Scheduler, "_preempt", preempted_loses_a_token),
+    (Scheduler, "_preempt", preempted_is_lost),
+    (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
+    (Scheduler, "_may_enter", back_at_once_after_making_way),
+    (Scheduler, "_claim_pages", whole_prompt_looked_up),
+    (Scheduler, "abort", abort_without_an_end),
+    (Scheduler, "_leave", pages_kept_after_leaving),
+    (Scheduler, "_note_details", parts_of_prompts_always_usable),
+    (Scheduler, "hold_back", late_mask_not_waited_for),
+    (Scheduler, "go_on", held_for_ever),
+    (Launch, "without", left_out_row_committed),
+    (Running, "hold", held_slot_not_started_over),
+    (Running, "hold", held_token_not_fed_again),
+    (runtime.scheduler.request_table, "refusal", nothing_refused),
+    (runtime.scheduler.request_table, "next_output", min_tokens_forgotten),
+    (WaitingLine, "push", one_token_too_many),
+    (WaitingLine, "take", tokens_counted_when_they_leave),
+]

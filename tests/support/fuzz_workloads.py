@@ -1,0 +1,234 @@
+"""Random workloads for the engine on the strict fake model, and what must hold of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import hypothesis.strategies as st
+from fake_grammar_process import FakeGrammars
+from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
+
+from runtime.config import Resolved
+from runtime.engine.loop import Engine
+from runtime.grammar.manager import COMPILE_SECONDS, PATIENCE_SECONDS, SILENT
+from runtime.messages import BACKGROUND, Output, Pooling, Request, SamplingParams
+from runtime.scheduler.batch_builder import Launch
+
+
+@dataclass
+class Visit:
+    """One request, when it comes and when its caller leaves."""
+
+    request: Request
+    arrives: int
+    leaves: int | None  # step of its abort
+
+
+@dataclass
+class Workload:
+    config: Resolved
+    overlap: bool
+    front: int = 16  # of the waiting line
+    spoils: list[tuple[int, int]] = field(default_factory=list)  # number of a step, of its row
+    visits: list[Visit] = field(default_factory=list)
+    # If some requests have grammars: how long their process takes for each answer.
+    delays: list[float] = field(default_factory=list)
+    tick: float = 0.0  # seconds from step to step
+
+
+TOKENS = st.integers(0, VOCAB_SIZE - 1)
+HUNG = 1.5 * PATIENCE_SECONDS  # without an answer the process is given up
+assert HUNG < COMPILE_SECONDS
+PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn, grammars: bool) -> SamplingParams:
+    if draw(st.integers(0, 5)) == 0:
+        return SamplingParams(0, pooling=Pooling(draw(st.sampled_from(["last", "mean"]))))
+    max_tokens = draw(st.integers(1, 14))
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=draw(st.none() | st.integers(0, 2**64 - 1)),
+        # A third of the vocabulary, so that sequences do end early.
+        stop_ids=draw(st.just(()) | st.just(tuple(range(0, VOCAB_SIZE, 6)))),
+        min_tokens=draw(st.integers(0, max_tokens)),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.1])),
+        logprobs=draw(st.sampled_from([None, None, 0])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        grammar=draw(st.sampled_from(["", "a form"])) if grammars else "",
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    config = resolved(
+        page_size=page_size,
+        num_pages=draw(st.integers(3, 10) | st.integers(3, 30)),
+        max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
+        max_batched_tokens=draw(st.sampled_from([1, 2, 5, 9, 32])),
+        max_model_len=draw(st.sampled_from([20, 40])),
+        prefix_cache=draw(st.sampled_from([True, True, True, False])),
+    )
+    workload = Workload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
+    if draw(st.integers(0, 2)) == 0:
+        workload.spoils = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3))))
+    if draw(st.integers(0, 2)) == 0:
+        workload.tick = draw(st.sampled_from([0.01, 2.0]))
+        longer = [0.05] if workload.tick < 1 else [3.0, HUNG]
+        seconds = st.sampled_from([0.0, 0.015, 0.025, *longer])
+        workload.delays = draw(st.lists(seconds, min_size=1, max_size=6))
+    for number in range(draw(st.integers(1, 10))):
+        prefix = draw(st.sampled_from(PREFIXES))
+        # Whole pages as often as not: the borders are where mistakes hide.
+        shared = draw(st.integers(0, 4)) * page_size + draw(st.sampled_from([0, 0, 1, -1]))
+        tokens = prefix[: max(0, shared)] + draw(st.lists(TOKENS, max_size=5))
+        request = Request(
+            id=100 + number,
+            client=number % 2,
+            tokens=tokens or [1],
+            params=draw(sampling_params(bool(workload.delays))),
+            priority=draw(st.sampled_from([0, 0, 1, -1, BACKGROUND, BACKGROUND])),
+            salt=draw(st.sampled_from([b"", b"", b"other"])),
+        )
+        leaves = draw(st.none() | st.none() | st.integers(0, 25))
+        workload.visits.append(Visit(request, draw(st.integers(0, 12)), leaves))
+    return workload
+
+
+class Play:
+    """Runs a workload and asserts all that must hold on the way."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.executor = FakeExecutor(workload.config, overlap=workload.overlap)
+        self.grammars = FakeGrammars(workload.delays) if workload.delays else None
+        self.engine = Engine(workload.config, VOCAB_SIZE, self.executor, grammars=self.grammars)
+        if self.grammars is not None:
+            self.engine.scheduler.clock = self.grammars.clock
+        self.engine.scheduler.waiting.FRONT = workload.front
+        self.outputs: dict[int, list[Output]] = {visit.request.id: [] for visit in workload.visits}
+        self.spoilt: set[int] = set()  # requests whose keys and values were no numbers
+        self._steps = 0
+        self._schedule = self.engine.scheduler.schedule
+        self.engine.scheduler.schedule = self._spoil  # type: ignore[method-assign]
+
+    def _spoil(self) -> Launch | None:
+        launch = self._schedule()
+        if launch is not None:
+            ids = launch.decoding.members.ids.tolist() + [one.request_id for one in launch.prompts]
+            for number, row in self.workload.spoils:
+                if number == self._steps and row < len(ids):
+                    self.executor.spoils.add((number, int(launch.batch.slots[row])))
+                    self.spoilt.add(ids[row])
+            self._steps += 1
+        return launch
+
+    def run(self) -> None:
+        visits = self.workload.visits
+        last = max(max(visit.arrives, visit.leaves or 0) for visit in visits)
+        tokens = sum(len(v.request.tokens) + v.request.params.max_tokens for v in visits)
+        step = 0
+        while step <= last or self.engine.has_work:
+            self._come_and_go(step)
+            launched = len(self.executor.batches)
+            outputs = self.engine.step()
+            for output in outputs:
+                self._receive(output)
+            self.engine.scheduler.check_integrity()
+            moved = outputs or len(self.executor.batches) > launched
+            waits = False
+            if self.grammars is not None:
+                waits = self.grammars.compiling or bool(self.grammars.late)
+                self.grammars.clock.now += self.workload.tick
+            assert moved or waits or self.engine.idle, "there is work and nothing moves"
+            step += 1
+            assert step < last + 40 * tokens + 20, "no end in sight"
+        assert self.engine.scheduler.pool.num_used == 0, "pages leak"
+        for visit in visits:
+            self._check_answer(visit)
+
+    def _come_and_go(self, step: int) -> None:
+        for visit in self.workload.visits:
+            if visit.arrives == step:
+                self.engine.add(visit.request)
+        for visit in self.workload.visits:
+            if visit.leaves == step:
+                self.engine.abort(visit.request.id)
+                outputs = self.outputs[visit.request.id]
+                alive = visit.arrives <= step and not (outputs and outputs[-1].finish)
+                assert not alive or self.engine.has_work, "an abort waits for an answer"
+        self.engine.scheduler.check_integrity()
+
+    def _receive(self, output: Output) -> None:
+        before = self.outputs[output.id]
+        assert not before or before[-1].finish is None, "something came after the end"
+        assert output.tokens or output.finish, "an Output that says nothing"
+        before.append(output)
+
+    def _check_answer(self, visit: Visit) -> None:
+        request, outputs = visit.request, self.outputs[visit.request.id]
+        config, params = self.workload.config, visit.request.params
+        assert outputs, "a request without an end"
+        end = outputs[-1]
+        assert end.finish is not None, "a request without an end"
+        got = [token for output in outputs for token in output.tokens]
+        prompt_len = len(request.tokens)
+        most = min(prompt_len + params.max_tokens, config.max_model_len)
+        answer = params.pooling is None  # nothing reads its last token
+        too_long = prompt_len + answer > config.max_model_len
+        if too_long or most - answer > config.num_pages * config.page_size:
+            left = params.grammar and visit.leaves is not None  # perhaps before it was looked at
+            assert end.finish == "error" or (left and end.finish == "abort")
+            assert not got, "what can never fit is refused"
+            return
+        want, reason = plain_decoding(request.tokens, params, max_model_len=config.max_model_len)
+        if end.finish == "abort":
+            assert visit.leaves is not None and got == want[: len(got)]
+        elif end.finish == "error":
+            silent = request.params.grammar and HUNG in self.workload.delays
+            assert request.id in self.spoilt or (silent and end.error == SILENT), end.error
+            assert got == want[: len(got)]
+        else:
+            assert (got, end.finish) == (want, reason)
+            assert end.stop_id == (want[-1] if want and reason == "stop" else None)
+        if got:
+            self._check_details(request, outputs)
+        if params.pooling is not None and end.finish == "stop":
+            assert len(outputs) == 1 and end.vector == bytes(request.tokens)
+            assert end.started > 0 and end.cached <= self._most_cached(request)
+            assert params.pooling.kind == "last" or not end.cached
+
+    def _check_details(self, request: Request, outputs: list[Output]) -> None:
+        first, params = outputs[0], request.params
+        assert first.started > 0 and 0 <= first.cached < len(request.tokens)
+        assert first.cached % self.workload.config.page_size == 0
+        assert first.cached <= self._most_cached(request)
+        if params.prompt_logprobs is None:
+            assert first.prompt_logprobs is None
+        else:
+            assert first.cached == 0 and first.prompt_logprobs is not None
+            assert first.prompt_logprobs[0] is None
+            scores = [s.logprob for s in first.prompt_logprobs[1:] if s is not None]
+            assert scores == [-token / VOCAB_SIZE for token in request.tokens[1:]]
+        for output in outputs:
+            scored = None if params.logprobs is None or not output.tokens else output.tokens
+            scores = output.logprobs and [round(-s.logprob * VOCAB_SIZE) for s in output.logprobs]
+            assert scores == scored
+
+    def _most_cached(self, request: Request) -> int:
+        """The longest beginning in common with what another request of its salt computed."""
+        config = self.workload.config
+        longest = 0
+        for visit in self.workload.visits:
+            other = visit.request
+            if other.id != request.id and other.salt == request.salt and config.prefix_cache:
+                answer, _ = plain_decoding(
+                    other.tokens, other.params, max_model_len=config.max_model_len
+                )
+                pairs = zip(request.tokens, other.tokens + answer, strict=False)
+                same = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
+                longest = max(longest, len(same))
+        return longest

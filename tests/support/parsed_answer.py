@@ -1,0 +1,70 @@
+"""What an AnswerParser makes of a text, joined so that two of them can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from server.tool_calls.formats import reasoning_format, tool_format
+from server.tool_calls.parser.answer import AnswerParser
+from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "wind": {"type": "number"},
+            "options": {"type": "object"},
+            "hours": {"type": "array"},
+            "note": {"type": ["string", "null"]},
+        },
+    },
+    "now": {"type": "object", "properties": {}},
+}
+
+
+class Split(NamedTuple):
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()  # name and arguments
+
+
+def parser(tools: str | None, reasoning: str | None, **options: Any) -> AnswerParser:
+    return AnswerParser(
+        tool_format(tools) if tools else None,
+        reasoning_format(reasoning) if reasoning else None,
+        tools=TOOLS,
+        **options,
+    )
+
+
+def joined(deltas: Iterable[Delta]) -> Split:
+    content, reasoning = "", ""
+    calls: list[tuple[str, str]] = []
+    for delta in deltas:
+        if isinstance(delta, ContentDelta):
+            content += delta.text
+        elif isinstance(delta, ReasoningDelta):
+            reasoning += delta.text
+        elif delta.id is not None:
+            assert delta.index == len(calls)
+            assert delta.name
+            calls.append((delta.name, delta.arguments))
+        else:
+            assert delta.index == len(calls) - 1
+            assert delta.name is None
+            name, arguments = calls[-1]
+            calls[-1] = name, arguments + delta.arguments
+    return Split(content, reasoning, tuple(calls))
+
+
+def split_pieces(
+    pieces: Iterable[str], tools: str | None, reasoning: str | None = None, **options: Any
+) -> Split:
+    """What the pieces of one answer are split into."""
+    machine = parser(tools, reasoning, **options)
+    deltas = [delta for piece in pieces for delta in machine.feed(piece)]
+    return joined(deltas + machine.end())

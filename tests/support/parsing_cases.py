@@ -1,0 +1,354 @@
+# ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
+"""Answers with calls, and what they are split into; CASES are all there are."""
+
+from __future__ import annotations
+
+from parsed_answer import Split
+from parsing_edge_cases import BROKEN, REASONING
+from parsing_texts import (
+    BONN,
+    CODER_BONN,
+    CODER_OSLO,
+    DEEP_BONN,
+    DEEP_OSLO,
+    DSML_BONN,
+    DSML_OSLO,
+    GLM_BONN,
+    GLM_OSLO,
+    HARMONY_CALL,
+    HERMES_BONN,
+    HERMES_OSLO,
+    KIMI,
+    KIMI_BONN,
+    KIMI_OSLO,
+    NOW,
+    OSLO,
+    Case,
+)
+
+# Two calls, with words before them.
+CALLS = [
+    Case(name, name, None, f"Let me see.{text}", Split("Let me see.", "", (OSLO, BONN)))
+    for name, text in (
+        ("hermes", f"\n{HERMES_OSLO}\n{HERMES_BONN}"),
+        (
+            "granite",
+            '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}, '
+            '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}]',
+        ),
+        (
+            "nemotron_json",
+            '\n\n<TOOLCALL>[{"name": "weather", "arguments": {"city": "Oslo"}}, '
+            '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}]</TOOLCALL>',
+        ),
+        (
+            "llama3_json",
+            '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}; '
+            '{"name": "weather", "parameters": {"city": "Bonn", "days": 3}}',
+        ),
+        (
+            "pythonic",
+            "<|python_start|>[weather(city='Oslo'), weather(city=\"Bonn\", days=3)]<|python_end|>",
+        ),
+        (
+            "lfm2",
+            "<|tool_call_start|>[weather(city='Oslo'), weather(city=\"Bonn\", days=3)]"
+            "<|tool_call_end|>",
+        ),
+        (
+            "olmo3",
+            "\n<function_calls>\nweather(city='Oslo')\nweather(city='Bonn', days=3)\n"
+            "</function_calls>",
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}, '
+            '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}, "id": "a1b2c3d4e"}]',
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'
+            '[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Bonn", "days": 3}',
+        ),
+        (
+            "deepseek_v3",
+            f"\n\n<｜tool▁calls▁begin｜>{DEEP_OSLO}\n{DEEP_BONN}<｜tool▁calls▁end｜>",
+        ),
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+            '{"city": "Oslo"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>'
+            '{"city": "Bonn", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        ),
+        (
+            "deepseek_v32",
+            f"\n\n<｜DSML｜function_calls>\n{DSML_OSLO}\n{DSML_BONN}\n</｜DSML｜function_calls>",
+        ),
+        ("kimi_k2", KIMI),
+        ("qwen3_coder", f"\n{CODER_OSLO}\n{CODER_BONN}"),
+        (
+            "seed_oss",
+            "\n<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n"
+            "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=weather>\n"
+            "<parameter=city>Bonn</parameter>\n<parameter=days>3</parameter>\n"
+            "</function>\n</seed:tool_call>",
+        ),
+        (
+            "minimax_m2",
+            '\n<minimax:tool_call>\n<invoke name="weather">\n'
+            '<parameter name="city">Oslo</parameter>\n</invoke>\n<invoke name="weather">\n'
+            '<parameter name="city">Bonn</parameter>\n<parameter name="days">3</parameter>\n'
+            "</invoke>\n</minimax:tool_call>",
+        ),
+        ("glm45", f"\n{GLM_OSLO}\n{GLM_BONN}"),
+    )
+]
+
+# The same without words before, and with words after.
+ALONE = [
+    Case(
+        f"{case.name}, alone",
+        case.tools,
+        None,
+        case.text.removeprefix("Let me see.") + "\n\nWell.",
+        Split("Well.", "", (OSLO, BONN)),
+    )
+    for case in CALLS
+]
+
+VARIANTS = [
+    Case("no tools", None, None, HERMES_OSLO, Split(HERMES_OSLO)),
+    Case("words only", "hermes", "think", "  Hi <b>you</b>\n", Split("  Hi <b>you</b>\n")),
+    Case(
+        "content between calls",
+        "hermes",
+        None,
+        f"one \n{HERMES_OSLO}\n two \n\n{HERMES_BONN}\n",
+        Split("one\ntwo", "", (OSLO, BONN)),
+    ),
+    Case(
+        "name after the arguments",
+        "hermes",
+        None,
+        '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}</tool_call>',
+        Split("", "", (OSLO,)),
+    ),
+    Case(
+        "arguments in a string",
+        "hermes",
+        None,
+        r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}</tool_call>',
+        Split("", "", (OSLO,)),
+    ),
+    Case(
+        "no arguments, or null",
+        "hermes",
+        None,
+        '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "now", "arguments": null}'
+        "</tool_call>",
+        Split("", "", (NOW, NOW)),
+    ),
+    Case(
+        "a brace too many and one too few",
+        "hermes",
+        None,
+        HERMES_OSLO.replace("}}", "}}}") + HERMES_BONN.replace("}}", "}"),
+        Split("", "", (OSLO, BONN)),
+    ),
+    Case(
+        "marks inside arguments",
+        "hermes",
+        None,
+        '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call><tool_call>"}}'
+        "</tool_call>",
+        Split("", "", (("weather", '{"city": "</tool_call><tool_call>"}'),)),
+    ),
+    Case(
+        "white space of the model's JSON",
+        "hermes",
+        None,
+        '<tool_call>{"name":"weather","arguments":{ "city" :"Oslo" ,\n "hours": [ 1,2 , [ ] ] }}'
+        "</tool_call>",
+        Split("", "", (("weather", '{ "city" :"Oslo" ,\n "hours": [ 1,2 , [ ] ] }'),)),
+    ),
+    Case(
+        "Python where JSON was asked for",
+        "hermes",
+        None,
+        "<tool_call>{'name': 'weather', 'arguments': {'exact': True, 'note': None, }}</tool_call>",
+        Split("", "", (("weather", "{'exact': true, 'note': null }".replace("'", '"')),)),
+    ),
+    Case(
+        "line ends and lone backslashes in strings",
+        "hermes",
+        None,
+        '<tool_call>{"name": "weather", "arguments": {"city": "a\nb\\d\\u00e9\\x41\\\\"}}'
+        "</tool_call>",
+        Split("", "", (("weather", '{"city": "a\\nb\\\\d\\u00e9A\\\\"}'),)),
+    ),
+    Case(
+        "bare Llama call",
+        "llama3_json",
+        None,
+        '\n{"type": "function", "name": "weather", "parameters": {"city": "Oslo"}}',
+        Split("", "", (OSLO,)),
+    ),
+    Case(
+        "JSON that is no call",
+        "llama3_json",
+        None,
+        '{"name": "Jane", "parameters": {"age": 5}}',
+        Split('{"name": "Jane", "parameters": {"age": 5}}'),
+    ),
+    Case(
+        "JSON with keys of its own",
+        "llama3_json",
+        None,
+        '{"name": "weather", "height": 5}',
+        Split('{"name": "weather", "height": 5}'),
+    ),
+    Case(
+        "a built-in tool of Llama",
+        "llama3_json",
+        None,
+        '<|python_tag|>brave_search.call(query="x")',
+        Split('<|python_tag|>brave_search.call(query="x")'),
+    ),
+    Case(
+        "bare pythonic call",
+        "pythonic",
+        None,
+        "[now(), weather(city='It\\'s \"Oslo\"', options={'a': (1, -2.5), 'b': [True, None]},)]",
+        Split(
+            "",
+            "",
+            (
+                NOW,
+                (
+                    "weather",
+                    '{"city": "It\'s \\"Oslo\\"", "options": {"a": [1, -2.5], "b": [true, null]}}',
+                ),
+            ),
+        ),
+    ),
+    Case(
+        "a list that is no call",
+        "pythonic",
+        None,
+        "[weather](https://example.org) or [other(a=1)]",
+        Split("[weather](https://example.org) or [other(a=1)]"),
+    ),
+    Case(
+        "kimi without the section's mark",
+        "kimi_k2",
+        None,
+        f"ok {KIMI_OSLO} {KIMI_BONN}",
+        Split("ok", "", (OSLO, BONN)),
+    ),
+    Case(
+        "Qwen coder without the section's mark",
+        "qwen3_coder",
+        None,
+        "ok\n" + CODER_OSLO.removeprefix("<tool_call>\n") + "\n" + CODER_BONN,
+        Split("ok", "", (OSLO, BONN)),
+    ),
+    Case(
+        "calls without arguments between marks",
+        "qwen3_coder",
+        None,
+        "<tool_call>\n<function=now>\n</function>\n</tool_call><tool_call><function=now>"
+        "</tool_call>",
+        Split("", "", (NOW, NOW)),
+    ),
+    Case(
+        "types by the schema",
+        "qwen3_coder",
+        None,
+        "<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n"
+        "<parameter=days>\n4.0\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
+        "<parameter=wind>\n.5\n</parameter>\n<parameter=options>\n{'a': [1]}\n</parameter>\n"
+        "<parameter=hours>\n[1, 2]\n</parameter>\n<parameter=note>\nnull\n</parameter>\n"
+        "<parameter=other>\nsome words\n</parameter>\n</function>\n</tool_call>",
+        Split(
+            "",
+            "",
+            (
+                (
+                    "weather",
+                    '{"city": "12", "days": 4, "exact": true, "wind": 0.5, "options": {"a": [1]}, '
+                    '"hours": [1, 2], "note": null, "other": "some words"}',
+                ),
+            ),
+        ),
+    ),
+    Case(
+        "text of several lines as an argument",
+        "qwen3_coder",
+        None,
+        '<tool_call>\n<function=weather>\n<parameter=city>\n\n  if a < b:\n\t"ü"\n\n'
+        "</parameter>\n</function>\n</tool_call>",
+        Split("", "", (("weather", '{"city": "\\n  if a < b:\\n\\t\\"ü\\"\\n"}'),)),
+    ),
+    Case(
+        "a mark that says what is a string",
+        "deepseek_v32",
+        None,
+        f"<｜DSML｜function_calls>{DSML_BONN.replace('false', 'true')}</｜DSML｜function_calls>",
+        Split("", "", (("weather", '{"city": "Bonn", "days": "3"}'),)),
+    ),
+    Case(
+        "glm without arguments",
+        "glm45",
+        None,
+        "<tool_call>now\n</tool_call>",
+        Split("", "", (NOW,)),
+    ),
+    Case(
+        "harmony",
+        "harmony",
+        "harmony",
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary"
+        f"<|message|>Let me see.<|end|><|start|>assistant{HARMONY_CALL}",
+        Split("Let me see.", "Think.", (OSLO,)),
+    ),
+    Case(
+        "harmony, recipient before the channel",
+        "harmony",
+        "harmony",
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}',
+        Split("", "", (OSLO,)),
+    ),
+    Case(
+        "harmony, two thoughts and an answer",
+        "harmony",
+        "harmony",
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b"
+        "<|end|><|start|>assistant<|channel|>final<|message|>Yes.\n",
+        Split("Yes.\n", "a\nb"),
+    ),
+    Case(
+        "harmony without tools",
+        None,
+        "harmony",
+        HARMONY_CALL,
+        Split('{"city": "Oslo"}'),
+    ),
+    Case(
+        "harmony whose reasoning is not told apart",
+        "harmony",
+        None,
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+        Split("a\nb"),
+    ),
+    Case("harmony without heads", "harmony", "harmony", "Hello <b>", Split("Hello <b>")),
+    Case(
+        "harmony, within the analysis",
+        "harmony",
+        "harmony",
+        "a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
+        Split("b", "a"),
+        within=True,
+    ),
+]
+
+CASES = CALLS + ALONE + VARIANTS + REASONING + BROKEN

@@ -1,0 +1,136 @@
+"""Answers with thoughts, and such as only look as if they called something."""
+
+from __future__ import annotations
+
+from parsed_answer import Split
+from parsing_texts import (
+    BONN,
+    GLM_OSLO,
+    HARMONY_CALL,
+    HERMES_BONN,
+    HERMES_OSLO,
+    KIMI,
+    OSLO,
+    Case,
+)
+
+REASONING = [
+    Case("think", None, "think", "<think>\nhm\n</think>\n\nYes.", Split("Yes.", "hm")),
+    Case("opened by the prompt", None, "think", "hm\n</think>\n\nYes.", Split("Yes.", "hm"), True),
+    Case("opened twice", None, "think", "\n<think>hm</think>Yes.", Split("Yes.", "hm"), True),
+    Case("empty", None, "think", "<think>\n\n</think>\n\nYes.", Split("Yes.")),
+    Case("never ends", None, "think", "<think>hm, \n", Split("", "hm, \n")),
+    Case("later in the answer", None, "think", "The <think> tag", Split("The <think> tag")),
+    Case(
+        "then calls",
+        "hermes",
+        "think",
+        f"<think>\nMaybe {HERMES_OSLO}?\n</think>\n\n{HERMES_BONN}",
+        Split("", f"Maybe {HERMES_OSLO}?", (BONN,)),
+    ),
+    Case("glm45", "glm45", "think", f"\n<think>hm</think>\n{GLM_OSLO}", Split("", "hm", (OSLO,))),
+    Case("kimi", "kimi_k2", "kimi_k2", f"hm {KIMI}", Split("", "hm", (OSLO, BONN)), True),
+    Case("seed", None, "seed_oss", "<seed:think>hm</seed:think>Yes.", Split("Yes.", "hm")),
+    Case("mistral", "mistral", "mistral", "[THINK]hm[/THINK]Yes.", Split("Yes.", "hm")),
+    Case(
+        "granite",
+        None,
+        "granite",
+        "Here is my thought process: hm.\nHere is my response: Yes.",
+        Split("Yes.", "hm."),
+    ),
+    Case(
+        "then a call without a mark",
+        "llama3_json",
+        "think",
+        '<think>hm</think>{"name": "weather", "parameters": {"city": "Oslo"}}',
+        Split("", "hm", (OSLO,)),
+    ),
+]
+
+# What only looks like a call, or ends too early.
+BROKEN = [
+    Case(f"broken: {text}"[:60], tools, None, text, Split(content, "", calls))
+    for tools, text, content, calls in (
+        ("hermes", "a\n<tool_call> b", "a\n<tool_call> b", ()),
+        ("hermes", "a <tool_call>", "a <tool_call>", ()),
+        ("hermes", "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", ()),
+        ("hermes", '<tool_call>{"name": 5}', '<tool_call>{"name": 5}', ()),
+        ("hermes", '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', ()),
+        ("hermes", f"<tool_call>x{HERMES_OSLO}", "<tool_call>x", (OSLO,)),
+        ("hermes", f"<tool_call>\n{HERMES_OSLO}", "<tool_call>", (OSLO,)),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"city": "Os',
+            "",
+            (("weather", '{"city": "Os'),),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"exact": tr',
+            "",
+            (("weather", '{"exact": tr'),),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"city": ?}}</tool_call>',
+            "?}}</tool_call>",
+            (("weather", '{"city": '),),
+        ),
+        ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", ()),
+        ("mistral", "[TOOL_CALLS]weather please", "[TOOL_CALLS]weather please", ()),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=weather>\n<parameter=days>\n1",
+            "",
+            (("weather", '{"days": 1'),),
+        ),
+        ("qwen3_coder", "<tool_call>\n<function=we", "<tool_call>\n<function=we", ()),
+        ("glm45", "<tool_call>hello you</tool_call>", "<tool_call>hello you</tool_call>", ()),
+        ("pythonic", "[weather(city", "[weather(city", ()),
+        ("pythonic", "[weather(city=Oslo)]", "Oslo)]", (("weather", '{"city": '),)),
+        ("harmony", "<|channel|>ana", "<|channel|>ana", ()),
+        (
+            "harmony",
+            f"{HARMONY_CALL}<|start|>assistant<|chan",
+            "<|start|>assistant<|chan",
+            (OSLO,),
+        ),
+        (
+            "harmony",
+            '<|channel|>commentary to=functions.now<|message|>{"a": ?}<|end|><|start|>assis',
+            "?}<|end|><|start|>assis",
+            (("now", '{"a": '),),
+        ),
+        (
+            "llama3_json",
+            '{"name": "weather", "parameters": 5}',
+            '{"name": "weather", "parameters": 5}',
+            (),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}, "x',
+            "",
+            (OSLO,),
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"city": ?} <tool_call>{"na',
+            '?} <tool_call>{"na',
+            (("weather", '{"city": '),),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</func",
+            "",
+            (("weather", '{"city": "Oslo"'),),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=></function></tool_call>",
+            "<tool_call><function=></function></tool_call>",
+            (),
+        ),
+    )
+]

@@ -1,0 +1,71 @@
+"""Kernels over a small case, for compute-sanitizer to watch: python tests/support/sanitized_attention.py NAME ...
+
+decode   by the plan of each planner, and combine
+flash1   and write_kv
+prefill  by a plan that cuts tiles, and their merge
+backend  flash2 as a model runs it: planners on the device, and the kernels chosen for it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from attention_oracle import Case, check, make_case
+from backend_step import attended, back_end
+from decode_kernel_runner import PLANNERS, decoded, most
+from prefill_kernel_runner import run as prefilled
+
+from attention.common.flash1 import flash1
+from attention.common.write_kv import write_kv
+
+# The last row is the longest, so that its pages end where the table's memory does.
+ROWS = [(1, 70), (1, 0), (3, 50), (40, 90), (0, 20), (1, 129)]
+
+
+def decode(case: Case) -> None:
+    for planner in PLANNERS:
+        check(case, *decoded(case, planner, max_q_len=4), served=most(4))
+
+
+def flash(case: Case) -> None:
+    out, lse = case.results()
+    flash1(
+        *(case.q, case.k, case.v, case.page_table, case.cu_seqlens_q, case.cache_seqlens),
+        *(out, lse),
+        window=case.window,
+        **case.features,
+    )
+    check(case, out, lse)
+    new = torch.randn(len(case.q), case.kv_heads, 128, device="cuda").to(case.k.dtype)
+    write_kv(new, new, case.k, case.v, case.write_slots)
+
+
+def prefill(case: Case) -> None:
+    out, lse, tiles = prefilled(case, programs=60)
+    assert tiles.counts[1] > 0
+    check(case, out, lse)
+
+
+def backend(case: Case) -> None:
+    check(case, *attended(case, back_end(case, "flash2", windows=(case.window,))))
+
+
+KERNELS: dict[str, Callable[[Case], None]] = {
+    "decode": decode, "flash1": flash, "prefill": prefill, "backend": backend,
+}  # fmt: skip
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        for features in ({}, {"window": 20, "sinks": True}):
+            case = make_case(ROWS, head_dim=128, device="cuda", **features)
+            table = case.page_table[:, :9].contiguous()
+            KERNELS[name](replace(case, page_table=table))
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

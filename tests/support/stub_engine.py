@@ -1,0 +1,97 @@
+"""An engine process without a model: `python -m stub_engine`, for tests of the launcher.
+
+It speaks to the API processes as runtime.engine.process does, and answers every request with the token
+of its name until `max_tokens`.  The environment variable STUB_ENGINE chooses how it fails:
+"wrong" ends with the code of a configuration error, "broken" with a traceback, "loading" never
+gets ready.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import msgspec
+
+from runtime.engine.process import Start
+from runtime.ipc.channel import Receiver, Sender
+from runtime.ipc.client import CLIENT_BITS
+from runtime.ipc.parent_watch import begin
+from runtime.messages import (
+    Abort,
+    FromEngine,
+    Output,
+    Progress,
+    Ready,
+    Request,
+    Stats,
+    StepOutput,
+    ToEngine,
+)
+
+STEP_SECONDS = 0.02
+
+
+def ready(epoch: int) -> Ready:
+    return Ready(
+        epoch=epoch,
+        model_type="stub",
+        device="cpu",
+        dtype="float32",
+        attention="mha",
+        vocab_size=1000,
+        max_model_len=4096,
+        page_size=16,
+        num_pages=1024,
+        max_num_seqs=64,
+        max_batched_tokens=512,
+        weight_bytes=0,
+        kv_bytes=0,
+        load_seconds=0.0,
+    )
+
+
+def main() -> None:
+    start = begin(Start)
+    mode = os.environ.get("STUB_ENGINE", "")
+    if mode == "wrong":
+        print("error: --device moon: there is none", file=sys.stderr)
+        sys.exit(2)
+    if mode == "broken":
+        raise RuntimeError("a seeded fault")
+    decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+    receiver = Receiver(start.own_address, decoder)
+    senders: list[Sender[FromEngine]] = [Sender(address) for address in start.client_addresses]
+
+    def tell(message: FromEngine) -> None:
+        for sender in senders:
+            sender.send(message)
+
+    tell(Progress("load weights", 1, 4))
+    if mode == "loading":
+        signal.pause()
+    tell(ready(start.epoch))
+    left: dict[int, int] = {}
+    while True:
+        for message in receiver.receive(0.0 if left else 0.2):
+            if isinstance(message, Request):
+                left[message.id] = message.params.max_tokens
+            elif isinstance(message, Abort):
+                left.pop(message.id, None)
+            else:
+                left = {id: n for id, n in left.items() if id >> CLIENT_BITS != message.client}
+                senders[message.client].send(ready(start.epoch))
+        time.sleep(STEP_SECONDS)
+        outputs = [
+            Output(id, [300], finish="length" if count == 1 else None) for id, count in left.items()
+        ]
+        left = {id: count - 1 for id, count in left.items() if count > 1}
+        for index, sender in enumerate(senders):
+            own = [output for output in outputs if output.id >> CLIENT_BITS == index]
+            sender.send(StepOutput(own, Stats(running=len(outputs))))
+
+
+if __name__ == "__main__":
+    main()

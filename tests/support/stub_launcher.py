@@ -1,0 +1,30 @@
+"""The real launcher around stub_engine.
+
+`python stub_launcher.py PORT DRAIN_SECONDS WORKERS STORE`
+"""
+
+from __future__ import annotations
+
+import sys
+
+from server.cli.model_source import built_in_directory
+from server.config import ServerConfig
+from server.process.launcher import bind, launch
+from server.process.logs import set_up_logging
+
+
+def main() -> int:
+    port, drain_seconds, api_workers = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    set_up_logging("info", "text")
+    config = ServerConfig(
+        port=port,
+        drain_seconds=drain_seconds,
+        api_workers=api_workers,
+        model_directory=str(built_in_directory()),
+        response_store=sys.argv[4],
+    )
+    return launch(config, bind(config.host, port), engine_module="stub_engine")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What tests of grammars for tools have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fake_engine import write_tokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from server.apis.openai.chat_schema import ChatRequest
+from server.constrained.grammar_text import GrammarMarks
+from server.constrained.response_format import Grammar
+from server.tool_calls.formats import TOOL_FORMATS
+from server.tool_calls.grammar import tool_grammar
+
+EOS = "<|last|>"
+SPECIAL = [
+    *("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "</think>", "<|tool_call_begin|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
+]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def marks_of(tokenizer: Tokenizer) -> GrammarMarks:
+    ids = {word: tokenizer.token_to_id(word) for word in SPECIAL}
+    return GrammarMarks({id: word for word, id in ids.items() if id is not None})
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def request(**more: Any) -> ChatRequest:
+    tools = [tool("weather", parameters=PARAMETERS), tool("now")]
+    messages = [{"role": "user", "content": "x"}]
+    return ChatRequest.model_validate({"model": "m", "messages": messages, "tools": tools, **more})
+
+
+def accepts(tokenizer: Tokenizer, grammar: Grammar, text: str, *, whole: bool = True) -> bool:
+    """Whether the text may be said; `whole`: and then the answer may end."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    library = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(EOS))
+    matcher = LLMatcher(library, json.dumps({"grammars": grammar.grammars}))
+    assert not matcher.get_error(), matcher.get_error()
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    taken = matcher.try_consume_tokens(tokens)
+    return taken == len(tokens) and (not whole or matcher.is_accepting())
+
+
+def grammar_of(tokenizer: Tokenizer, name: str, wanted: Grammar | None = None, **more: Any):
+    format = TOOL_FORMATS["mistral" if name == "old mistral" else name]
+    template = "" if name == "old mistral" else "[ARGS]"
+    return tool_grammar(request(**more), wanted, format, template, marks_of(tokenizer))
+
+
+def tokenizer_with_marks(folder: Path) -> Tokenizer:
+    """A small one that has SPECIAL."""
+    tokenizer = Tokenizer.from_file(str(write_tokenizer(folder) / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in (*SPECIAL, EOS)])
+    return tokenizer
