@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 
 # A program of a plan kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
 # Compiled for so many rows it takes ten seconds, for twice as many a minute.
-MOST_PLANNED_ROWS = 8192
+MAX_PLANNED_ROWS = 8192
 
 
 class UnsupportedAttention(ValueError):
@@ -26,12 +26,12 @@ class Backend(Protocol):
     # All lengths are read on the device, so that a CUDA graph may hold a step.
     reads_lengths_on_device: bool
 
-    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+    def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
         """Prepare once a step what every layer will use; kv is the pool that the step will use."""
         ...
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
-        """Store k, v [T, kv_heads, head_dim] of this step at meta.write_slots.
+    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
+        """Store k, v [T, kv_heads, head_dim] of this step at meta.slot_mapping.
 
         In float8 pages: value / scale, cut to the largest number that there is.
         A model may do it itself, where a kernel of its own turns keys and stores them at once.
@@ -43,7 +43,7 @@ class Backend(Protocol):
         q: Tensor,
         kv: KVPool,
         layer: int,
-        meta: ForwardMeta,
+        meta: AttentionMetadata,
         *,
         scale: float,
         window: int = 0,
@@ -66,7 +66,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
 
     backend: str
@@ -76,9 +76,9 @@ class Choice:
     reason: str = ""  # why `auto` took nothing better
 
     @property
-    def most_rows(self) -> int | None:
+    def max_rows(self) -> int | None:
         """Rows of the largest step; None: any number."""
-        return MOST_PLANNED_ROWS if self.backend in ("flash2", "fixed") else None
+        return MAX_PLANNED_ROWS if self.backend in ("flash2", "fixed") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attention.backend import Backend, Capacity, Choice, Shape, UnsupportedAttention
+from attention.backend import Backend, BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.kv_pool import FP8
 
 
@@ -46,13 +46,15 @@ class Kernel:
     planners: tuple[str, ...] | None = None  # whose plans it follows; None: anyone's
     interpretable: bool = True
 
-    def refuses(self, machine: Machine, shape: Shape, planner: str) -> str:
+    def unsupported_reason(self, machine: Machine, shape: Shape, planner: str) -> str:
         """Why the kernel cannot serve this here; empty if it can."""
         if self.planners is not None and planner not in self.planners:
             return f"it follows plans of {' and '.join(self.planners)}, not of {planner}"
-        return self._refuses_machine(machine, shape.kv_dtype == FP8) or self._refuses_shape(shape)
+        return self._unsupported_machine(machine, shape.kv_dtype == FP8) or self._unsupported_shape(
+            shape
+        )
 
-    def _refuses_machine(self, machine: Machine, fp8: bool) -> str:
+    def _unsupported_machine(self, machine: Machine, fp8: bool) -> str:
         if not machine.triton:
             return "Triton is not installed"
         if machine.interpreted:
@@ -66,7 +68,7 @@ class Kernel:
         have, need = (f"{major}.{minor}" for major, minor in (machine.capability, least))
         return f"{what} compute capability {need} or more, this device has {have}"
 
-    def _refuses_shape(self, shape: Shape) -> str:
+    def _unsupported_shape(self, shape: Shape) -> str:
         stored = (shape.dtype, FP8) if self.fp8_since else (shape.dtype,)
         if shape.dtype not in self.dtypes or shape.kv_dtype not in stored:
             return f"it does not serve {shape.dtype} with pages of {shape.kv_dtype}"
@@ -112,11 +114,17 @@ PREFILL = (
     Kernel(name="prefill", since=(8, 0)),
 )
 # Its bits have been compared where one kind of matrix instruction serves all tiles.
-FIXED = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
-TABLE = {"flash1": (FLASH1, FLASH1), "flash2": (DECODE, PREFILL), "fixed": (FIXED, FIXED)}
+BATCH_INVARIANT = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
+TABLE = {
+    "flash1": (FLASH1, FLASH1),
+    "flash2": (DECODE, PREFILL),
+    "fixed": (BATCH_INVARIANT, BATCH_INVARIANT),
+}
 
 
-def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str = "auto") -> Choice:
+def dispatch(
+    machine: Machine, requested: str, shape: Shape, split_planner: str = "auto"
+) -> BackendChoice:
     """What `--attention requested` comes to.  A pure function: the table decides.
 
     `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven.
@@ -134,19 +142,19 @@ def dispatch(machine: Machine, requested: str, shape: Shape, split_planner: str 
     return choice
 
 
-def _from_table(machine: Machine, requested: str, shape: Shape, planner: str) -> Choice:
+def _from_table(machine: Machine, requested: str, shape: Shape, planner: str) -> BackendChoice:
     if requested == "mha" or (requested == "auto" and machine.capability is None):
-        return Choice("mha")
+        return BackendChoice("mha")
     wanted = "flash2" if requested == "auto" else requested
     chosen: list[str] = []
     for kernels in TABLE[wanted]:
-        refusals = [kernel.refuses(machine, shape, planner) for kernel in kernels]
+        refusals = [kernel.unsupported_reason(machine, shape, planner) for kernel in kernels]
         if all(refusals):  # the last kernel is the most general one
             if requested == "auto":
-                return Choice("mha", reason=refusals[-1])
+                return BackendChoice("mha", reason=refusals[-1])
             raise UnsupportedAttention(f"--attention {requested}: {refusals[-1]}: {REMEDY}")
         chosen.append(kernels[refusals.index("")].name)
-    return Choice(wanted, *chosen)
+    return BackendChoice(wanted, *chosen)
 
 
 REMEDY = (
@@ -156,7 +164,7 @@ REMEDY = (
 
 
 def build(
-    choice: Choice,
+    choice: BackendChoice,
     shape: Shape,
     capacity: Capacity,
     device: torch.device,
@@ -177,9 +185,9 @@ def build(
     if choice.backend == "flash1":
         return Flash1Backend()
     if choice.backend == "fixed":
-        from attention.batch_invariant.backend import FixedBackend
+        from attention.batch_invariant.backend import BatchInvariantBackend
 
-        return FixedBackend(shape, capacity, device, windows=windows)
+        return BatchInvariantBackend(shape, capacity, device, windows=windows)
     return TritonBackend(choice, shape, capacity, device, windows=windows)
 
 

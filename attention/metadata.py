@@ -1,4 +1,4 @@
-"""ForwardMeta: what attention must know about one step, as device tensors."""
+"""AttentionMetadata: what attention must know about one step, as device tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardMeta:
+class AttentionMetadata:
     """B rows feed T tokens; row b feeds q_len[b] tokens that end at KV length cache_seqlens[b].
 
     cu_seqlens_q  [B + 1] int32  prefix sums of the tokens each row feeds
     cache_seqlens [B]     int32  KV length of each row, this step included
     page_table    [B, max_pages] int32  pages of each row in order; entries past its length are junk
-    write_slots   [T]     int64  where each token's K and V go: page * page_size + offset in page
+    slot_mapping   [T]     int64  where each token's K and V go: page * page_size + offset in page
     max_seqlen_q  no row feeds more tokens
     decode_rows   the first so many rows feed exactly one token
     """
@@ -35,7 +35,7 @@ class ForwardMeta:
     cu_seqlens_q: Tensor
     cache_seqlens: Tensor
     page_table: Tensor
-    write_slots: Tensor
+    slot_mapping: Tensor
     max_seqlen_q: int
     decode_rows: int
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host
@@ -46,7 +46,7 @@ class ForwardMeta:
     def num_rows(self) -> int:
         return len(self.q_lens)
 
-    def of_last_tokens(self) -> ForwardMeta:
+    def of_last_tokens(self) -> AttentionMetadata:
         """As if each row fed its last token alone, the rest being in the cache; not planned yet."""
         rows = self.num_rows
         counted = torch.arange(rows + 1, dtype=torch.int32, device=self.cu_seqlens_q.device)

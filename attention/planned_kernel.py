@@ -12,18 +12,18 @@ from torch import Tensor
 from attention.backend import Shape
 from attention.planner.costs import device_costs
 from attention.planner.prefill_tiles import TilePlan, TileSpec
-from attention.planner.split_plan import PlanSpec, SplitPlan
+from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 
 # Programs an SM of the Hopper decode kernel in steps that only decode, from so many rows on: what
 # one waits for at the end of a piece, the other hides.  On an H100, steps of 128 and 256 rows of an
 # 8B model take 5 % less, 8 rows of 8,000 tokens 4 % less, of 1,100 tokens 0.6 % more.  Beside
 # prompts they gain nothing, and take the prompts' room; with one KV head, few rows lose up to 13 %.
-CROWDED, CROWDED_ROWS = 2, 8
-CROWDED_REGISTERS = 128  # a thread: of more, an SM has too few for two programs
+DECODE_CTAS_PER_SM, DECODE_CTAS_ROWS = 2, 8
+DECODE_CTAS_REGISTERS = 128  # a thread: of more, an SM has too few for two programs
 # Programs an SM of the plain decode kernel where there are few KV heads.  On an H100, with one KV
 # head and rows of different lengths, a third costs plans of `uneven` up to 20 %; with 8 it gains 2
 # to 5 %.
-FEW_HEADS, FEW_RESIDENT = 2, 2
+FEW_HEADS, FEW_HEADS_CTAS_PER_SM = 2, 2
 INTERPRETED_SMS = 4  # of the interpreter, which runs one program after the other
 
 
@@ -33,13 +33,13 @@ class PlannedKernel:
     run: Callable[..., None]  # (q, k, v, page_table, plan or tiles, out, lse, *, scale, ...)
     block_m: int  # packed query rows of a tile
     block_n: int  # KV positions
-    resident: int  # programs an SM
-    crowded: int = 0  # the same, in steps of more rows that all decode; 0: no difference
+    ctas_per_sm: int  # programs an SM
+    decode_ctas_per_sm: int = 0  # the same, in steps of more rows that all decode; 0: no difference
 
     def programs(self, rows: int, *, prompts: bool) -> int:
         """An SM's, in steps of so many rows, of which some may feed prompts."""
-        crowded = self.crowded and rows >= CROWDED_ROWS and not prompts
-        return self.crowded if crowded else self.resident
+        decode_ctas_per_sm = self.decode_ctas_per_sm and rows >= DECODE_CTAS_ROWS and not prompts
+        return self.decode_ctas_per_sm if decode_ctas_per_sm else self.ctas_per_sm
 
 
 def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
@@ -49,14 +49,14 @@ def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
         from attention.decode.decode_hopper import decode_hopper, hopper_decode_config
 
         config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
-        small = config.registers <= CROWDED_REGISTERS and shape.kv_dtype.itemsize > 1
-        crowded = CROWDED if small and shape.kv_heads > FEW_HEADS else 0
-        return PlannedKernel(name, decode_hopper, queries, config.block_n, 1, crowded)
+        small = config.registers <= DECODE_CTAS_REGISTERS and shape.kv_dtype.itemsize > 1
+        decode_ctas_per_sm = DECODE_CTAS_PER_SM if small and shape.kv_heads > FEW_HEADS else 0
+        return PlannedKernel(name, decode_hopper, queries, config.block_n, 1, decode_ctas_per_sm)
     from attention.decode.decode import decode, decode_config
 
     config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
-    most = FEW_RESIDENT if shape.kv_heads <= FEW_HEADS else config.resident
-    return PlannedKernel(name, decode, queries, config.block_n, min(config.resident, most))
+    most = FEW_HEADS_CTAS_PER_SM if shape.kv_heads <= FEW_HEADS else config.ctas_per_sm
+    return PlannedKernel(name, decode, queries, config.block_n, min(config.ctas_per_sm, most))
 
 
 def decode_spec(
@@ -65,15 +65,15 @@ def decode_spec(
     device: torch.device,
     window: int,
     max_q_len: int,
-    resident: int,
-) -> PlanSpec:
+    ctas_per_sm: int,
+) -> SplitPlanSpec:
     """What a plan for the kernel depends on; raises ValueError for a damaged file of costs.
 
     resident: programs an SM, `resident` or `crowded` of the kernel
     """
     return device_costs(_name(device), kernel.name).spec(
         kv_heads=shape.kv_heads,
-        programs=multiprocessors(device) * resident,
+        programs=multiprocessors(device) * ctas_per_sm,
         group=shape.group,
         head_dim=shape.head_dim,
         item_bytes=shape.kv_dtype.itemsize,
@@ -92,7 +92,7 @@ def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
     from attention.prefill.prefill import prefill, prefill_config
 
     config = prefill_config(shape.head_dim, shape.dtype)
-    return PlannedKernel(name, prefill, config.block_m, config.block_n, config.resident)
+    return PlannedKernel(name, prefill, config.block_m, config.block_n, config.ctas_per_sm)
 
 
 def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[..., None] | None:
@@ -109,9 +109,9 @@ def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[...,
         out: Tensor, lse: Tensor | None = None, **features: Any,
     ) -> None:  # fmt: skip
         def prompts() -> None:
-            prefill.run(q, k, v, page_table, tiles, out, lse, beside=True, **features)
+            prefill.run(q, k, v, page_table, tiles, out, lse, overlap=True, **features)
 
-        decode.run(q, k, v, page_table, plan, out, lse, beside=prompts, **features)
+        decode.run(q, k, v, page_table, plan, out, lse, overlap=prompts, **features)
 
     return run
 
@@ -123,7 +123,7 @@ def tile_spec(
     return TileSpec(
         kv_heads=shape.kv_heads,
         group=shape.group,
-        programs=multiprocessors(device) * kernel.resident,
+        programs=multiprocessors(device) * kernel.ctas_per_sm,
         min_q_len=max_q_len + 1,
         window=window,
         block_m=kernel.block_m,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attention.kv_pool import FP8, KVPool
-from attention.metadata import ForwardMeta
-from attention.reference_plan import Piece, ReferencePlan, factor, make_plan
+from attention.metadata import AttentionMetadata
+from attention.reference_plan import DecodeChunk, ReferencePlan, factor, make_plan
 
 # Measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
 TILE = 64  # queries of a prompt computed at once, for as many KV heads as fit MAX_SCORES
@@ -23,7 +23,7 @@ LARGEST = torch.finfo(FP8).max
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AttendOptions:
     """Of one call of attend, as Backend.attend says."""
 
     scale: float
@@ -41,25 +41,25 @@ class ReferenceBackend:
         """reason: why nothing faster was chosen, for the start report."""
         self.details = f"in torch: {reason}" if reason else "in torch"
 
-    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+    def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
         """Find out once where each row's keys and values are; all layers store them alike."""
         return replace(meta, plan=make_plan(meta, kv))
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
-        """Store k, v [T, kv_heads, head_dim] at meta.write_slots, of which none is negative."""
+    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
+        """Store k, v [T, kv_heads, head_dim] at meta.slot_mapping, of which none is negative."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
         for pool, new, scale in zip((kv.k, kv.v), (k, v), kv.scales(layer), strict=True):
             if scale is not None:
                 new = (new.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
             flat = _bytes(new.reshape(-1, kv.head_dim).to(pool.dtype))
-            _bytes(pool[layer]).flatten(0, 1).index_put_(meta.plan.write_cells, flat)
+            _bytes(pool[layer]).flatten(0, 1).index_put_(meta.plan.write_kv_slots, flat)
 
     def attend(
         self,
         q: Tensor,
         kv: KVPool,
         layer: int,
-        meta: ForwardMeta,
+        meta: AttentionMetadata,
         *,
         scale: float,
         window: int = 0,
@@ -70,16 +70,18 @@ class ReferenceBackend:
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
         grouped = q.reshape(len(q), kv.kv_heads, -1, kv.head_dim)
         by_head = None if sinks is None else sinks.float().view(grouped.shape[1:3])
-        options = Options(scale, window, softcap, by_head, lse is not None)
+        options = AttendOptions(scale, window, softcap, by_head, lse is not None)
         out = torch.zeros_like(grouped)
         sums = None if lse is None else _without_keys(grouped, options)
-        for piece in meta.plan.pieces:
-            found, total = _decode(grouped[piece.rows][:, piece.heads], kv, layer, piece, options)
-            out[piece.rows, piece.heads] = found
+        for chunk_rows in meta.plan.decode_chunks:
+            found, total = _decode(
+                grouped[chunk_rows.rows][:, chunk_rows.heads], kv, layer, chunk_rows, options
+            )
+            out[chunk_rows.rows, chunk_rows.heads] = found
             if sums is not None and total is not None:
-                sums[piece.rows, piece.heads] = total
+                sums[chunk_rows.rows, chunk_rows.heads] = total
         for chunk in meta.plan.chunks:
-            gathered = _gather(kv, layer, chunk.cells, slice(0, kv.kv_heads), q.dtype)
+            gathered = _gather(kv, layer, chunk.kv_slots, slice(0, kv.kv_heads), q.dtype)
             k, v = (pool[:, : chunk.kv_len] for pool in gathered)
             totals = None if sums is None else sums[chunk.tokens]
             _prefill(grouped[chunk.tokens], k, v, options, out[chunk.tokens], totals)
@@ -93,35 +95,35 @@ def _bytes(pool: Tensor) -> Tensor:
     return pool.view(torch.uint8) if pool.dtype == FP8 else pool
 
 
-def _without_keys(grouped: Tensor, options: Options) -> Tensor:
+def _without_keys(grouped: Tensor, options: AttendOptions) -> Tensor:
     """[T, kv_heads, group] float32, log of the sum of a query that sees nothing."""
     sums = torch.full_like(grouped[..., 0], float("-inf"), dtype=torch.float32)
     return sums if options.sinks is None else options.sinks.expand_as(sums).clone()
 
 
 def _gather(
-    kv: KVPool, layer: int, cells: Tensor, heads: slice, dtype: torch.dtype
+    kv: KVPool, layer: int, kv_slots: Tensor, heads: slice, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """K and V [N * H, P * page, D] of `cells` [N, H, P]; the only copy of them."""
     found: list[Tensor] = []
     for pool, scale in zip((kv.k, kv.v), kv.scales(layer), strict=True):
         by_page = _bytes(pool[layer]).flatten(0, 1)
-        picked = by_page.index_select(0, cells.flatten()).view(pool.dtype)
+        picked = by_page.index_select(0, kv_slots.flatten()).view(pool.dtype)
         if scale is not None:
-            by_head = picked.view(*cells.shape[:2], -1).float()
+            by_head = picked.view(*kv_slots.shape[:2], -1).float()
             picked = (by_head * scale[heads, None]).to(dtype)
-        found.append(picked.view(cells.shape[0] * cells.shape[1], -1, kv.head_dim))
+        found.append(picked.view(kv_slots.shape[0] * kv_slots.shape[1], -1, kv.head_dim))
     return found[0], found[1]
 
 
-def _logits(products: Tensor, options: Options) -> Tensor:
+def _logits(products: Tensor, options: AttendOptions) -> Tensor:
     logits = products.float().mul_(options.scale)
     if options.softcap:
         logits.div_(options.softcap).tanh_().mul_(options.softcap)
     return logits
 
 
-def _softmax(logits: Tensor, options: Options, heads: slice) -> tuple[Tensor, Tensor | None]:
+def _softmax(logits: Tensor, options: AttendOptions, heads: slice) -> tuple[Tensor, Tensor | None]:
     """Weights of logits [N, H, group, Q, keys], and the log of their sum [N, H, group, Q]."""
     if options.sinks is None and not options.want_lse:
         return torch.softmax(logits, -1), None
@@ -132,32 +134,32 @@ def _softmax(logits: Tensor, options: Options, heads: slice) -> tuple[Tensor, Te
 
 
 def _decode(
-    q: Tensor, kv: KVPool, layer: int, piece: Piece, options: Options
+    q: Tensor, kv: KVPool, layer: int, chunk_rows: DecodeChunk, options: AttendOptions
 ) -> tuple[Tensor, Tensor | None]:
     """q [N, H, group, D] -> (like q, its log-sum-exp [N, H, group]).
 
     K and V are freed before the next piece's are gathered, into the same memory while in the cache.
     """
-    k, v = _gather(kv, layer, piece.cells, piece.heads, q.dtype)
+    k, v = _gather(kv, layer, chunk_rows.kv_slots, chunk_rows.heads, q.dtype)
     num_rows, num_heads, group, head_dim = q.shape
     size = k.shape[1]
     products = torch.bmm(q.reshape(num_rows * num_heads, group, head_dim), k.transpose(1, 2))
     logits = _logits(products, options).view(num_rows, num_heads, group, 1, size)
     flat = logits.view(num_rows, num_heads * group, size)
-    if piece.outside is not None and piece.junk is not None:
-        flat.masked_fill_(piece.outside, float("-inf"))
+    if chunk_rows.outside is not None and chunk_rows.junk is not None:
+        flat.masked_fill_(chunk_rows.outside, float("-inf"))
         # A cell past the length may hold anything, NaN too, and 0 * NaN is NaN.
-        v.view(-1, head_dim).index_fill_(0, piece.junk, 0)
+        v.view(-1, head_dim).index_fill_(0, chunk_rows.junk, 0)
     if options.window:
-        first = piece.kv_lens[:, None, None] - options.window
+        first = chunk_rows.kv_lens[:, None, None] - options.window
         flat.masked_fill_(torch.arange(size, device=q.device) < first, float("-inf"))
-    weights, total = _softmax(logits, options, piece.heads)
+    weights, total = _softmax(logits, options, chunk_rows.heads)
     out = torch.bmm(weights.to(v.dtype).view(-1, group, size), v).view(q.shape)
     return out, None if total is None else total[..., 0]
 
 
 def _prefill(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, sums: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, options: AttendOptions, out: Tensor, sums: Tensor | None
 ) -> None:
     """One row, in tiles of queries and KV heads: no [q_len, kv_len] matrix is ever whole.
 

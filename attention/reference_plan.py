@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta, upload
+from attention.metadata import AttentionMetadata, upload
 
 # Measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
-PIECE_BYTES = 2 << 20  # keys of decode rows gathered at once
+CHUNK_BYTES = 2 << 20  # keys of decode rows gathered at once
 GPU_FACTOR = 64  # a GPU wants fewer, larger pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DecodeChunk:
     """Decode rows of like length, or some KV heads of a long one, that are computed at once."""
 
     rows: slice | Tensor  # N of the step's rows
     heads: slice  # H of the KV heads
     kv_lens: Tensor  # [N] int32
-    cells: Tensor  # [N, H, P] int64: rows of a pool seen as [pages * kv_heads, page, head_dim]
+    kv_slots: Tensor  # [N, H, P] int64: rows of a pool seen as [pages * kv_heads, page, head_dim]
     outside: Tensor | None  # [N, 1, P * page] bool, cells past a row's length; None: there are none
     junk: Tensor | None  # [num_outside * H] int64: the same cells, rows of [N * H * P * page, D]
 
@@ -37,7 +37,7 @@ class Chunk:
 
     tokens: slice
     kv_len: int
-    cells: Tensor  # [1, kv_heads, P] int64, as Piece.cells
+    kv_slots: Tensor  # [1, kv_heads, P] int64, as Piece.cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class ReferencePlan:
     """Rows without keys are in neither list."""
 
     # [T * kv_heads] int64 each, into a pool seen as [pages * kv_heads, page, head_dim].
-    write_cells: tuple[Tensor, Tensor]
-    pieces: tuple[Piece, ...]
+    write_kv_slots: tuple[Tensor, Tensor]
+    decode_chunks: tuple[DecodeChunk, ...]
     chunks: tuple[Chunk, ...]
 
 
-def make_plan(meta: ForwardMeta, kv: KVPool) -> ReferencePlan:
+def make_plan(meta: AttentionMetadata, kv: KVPool) -> ReferencePlan:
     head = torch.arange(kv.kv_heads, device=meta.page_table.device)
-    page, offset = meta.write_slots // kv.page_size, meta.write_slots % kv.page_size
+    page, offset = meta.slot_mapping // kv.page_size, meta.slot_mapping % kv.page_size
     write = (page[:, None] * kv.kv_heads + head).flatten(), offset.repeat_interleave(kv.kv_heads)
     chunks: list[Chunk] = []
     start = meta.decode_rows
@@ -61,10 +61,10 @@ def make_plan(meta: ForwardMeta, kv: KVPool) -> ReferencePlan:
         if meta.kv_lens[row] and end > start:
             num_pages = -(-meta.kv_lens[row] // kv.page_size)
             pages = meta.page_table[row, :num_pages].long()
-            cells = (pages * kv.kv_heads + head[:, None])[None]
-            chunks.append(Chunk(slice(start, end), meta.kv_lens[row], cells))
+            kv_slots = (pages * kv.kv_heads + head[:, None])[None]
+            chunks.append(Chunk(slice(start, end), meta.kv_lens[row], kv_slots))
         start = end
-    return ReferencePlan(write, tuple(_pieces(meta, kv)), tuple(chunks))
+    return ReferencePlan(write, tuple(_decode_chunks(meta, kv)), tuple(chunks))
 
 
 def factor(tensor: Tensor) -> int:
@@ -72,17 +72,17 @@ def factor(tensor: Tensor) -> int:
     return 1 if tensor.device.type == "cpu" else GPU_FACTOR
 
 
-def _pieces(meta: ForwardMeta, kv: KVPool) -> list[Piece]:
+def _decode_chunks(meta: AttentionMetadata, kv: KVPool) -> list[DecodeChunk]:
     """Cut the rows that decode, longest first, into pieces of like length."""
     lens = meta.kv_lens
     with_keys = (row for row in range(meta.decode_rows) if lens[row])
     by_length = sorted(with_keys, key=lambda row: -lens[row])
-    piece_bytes = PIECE_BYTES * factor(meta.page_table)
+    chunk_bytes = CHUNK_BYTES * factor(meta.page_table)
     page_bytes = kv.kv_heads * kv.page_size * kv.head_dim * kv.k.element_size()
-    pieces: list[Piece] = []
+    decode_chunks: list[DecodeChunk] = []
     while by_length:
         num_pages = -(-lens[by_length[0]] // kv.page_size)
-        most = max(1, piece_bytes // (num_pages * page_bytes))
+        most = max(1, chunk_bytes // (num_pages * page_bytes))
         count = 1
         # A row is padded to at most twice its pages.
         while (
@@ -94,14 +94,16 @@ def _pieces(meta: ForwardMeta, kv: KVPool) -> list[Piece]:
         num_heads = kv.kv_heads
         if count == 1:
             head_bytes = num_pages * page_bytes // kv.kv_heads
-            num_heads = min(kv.kv_heads, max(1, 2 * piece_bytes // head_bytes))
+            num_heads = min(kv.kv_heads, max(1, 2 * chunk_bytes // head_bytes))
         for first in range(0, kv.kv_heads, num_heads):
             heads = slice(first, min(first + num_heads, kv.kv_heads))
-            pieces.append(_piece(meta, kv, rows, num_pages, heads))
-    return pieces
+            decode_chunks.append(_decode_chunk(meta, kv, rows, num_pages, heads))
+    return decode_chunks
 
 
-def _piece(meta: ForwardMeta, kv: KVPool, rows: list[int], num_pages: int, heads: slice) -> Piece:
+def _decode_chunk(
+    meta: AttentionMetadata, kv: KVPool, rows: list[int], num_pages: int, heads: slice
+) -> DecodeChunk:
     device = meta.page_table.device
     together = rows == list(range(rows[0], rows[-1] + 1))
     where = slice(rows[0], rows[-1] + 1) if together else upload(torch.tensor(rows), device)
@@ -119,5 +121,5 @@ def _piece(meta: ForwardMeta, kv: KVPool, rows: list[int], num_pages: int, heads
         # Table entries past a row's length are junk: read a page that exists instead.
         pages = torch.where(outside[:, 0, :: kv.page_size], pages[:, :1], pages)
     head = torch.arange(heads.start, heads.stop, device=device)
-    cells = pages[:, None] * kv.kv_heads + head[:, None]  # [N, H, P]
-    return Piece(where, heads, meta.cache_seqlens[where], cells, outside, junk)
+    kv_slots = pages[:, None] * kv.kv_heads + head[:, None]  # [N, H, P]
+    return DecodeChunk(where, heads, meta.cache_seqlens[where], kv_slots, outside, junk)

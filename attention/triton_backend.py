@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
+from attention.backend import BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.common.flash1 import flash1
 from attention.common.write_kv import write_kv
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from attention.planned_kernel import (
     decode_kernel,
     decode_spec,
@@ -35,7 +35,7 @@ from attention.planner.split_plan import SplitPlan
 
 MAX_DECODE_TOKENS = 1  # a row that feeds more is a prompt
 # A kernel, and what its rows are found by: a plan, or their lengths.
-Launch = tuple[Callable[..., None], tuple[Any, ...]]
+KernelLaunch = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class TritonPlan:
 class KernelBackend(ABC):
     """What back ends of Triton kernels have in common; attend and write as Backend has them."""
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: ForwardMeta) -> None:
+    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
         """A negative slot is skipped."""
-        write_kv(k, v, kv.k[layer], kv.v[layer], meta.write_slots, *kv.scales(layer))
+        write_kv(k, v, kv.k[layer], kv.v[layer], meta.slot_mapping, *kv.scales(layer))
 
     def attend(
         self,
         q: Tensor,
         kv: KVPool,
         layer: int,
-        meta: ForwardMeta,
+        meta: AttentionMetadata,
         *,
         scale: float,
         window: int = 0,
@@ -77,7 +77,7 @@ class KernelBackend(ABC):
         return out
 
     @abstractmethod
-    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
+    def _kernels(self, meta: AttentionMetadata, window: int) -> list[KernelLaunch]:
         """What to run for the step's rows."""
 
 
@@ -86,11 +86,11 @@ class Flash1Backend(KernelBackend):
     reads_lengths_on_device = True
     details = "flash1 for all rows"
 
-    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+    def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
         """Nothing to prepare: each program finds its row."""
         return meta
 
-    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
+    def _kernels(self, meta: AttentionMetadata, window: int) -> list[KernelLaunch]:
         return [(partial(flash1, window=window), (meta.cu_seqlens_q, meta.cache_seqlens))]
 
 
@@ -102,7 +102,7 @@ class TritonBackend(KernelBackend):
 
     def __init__(
         self,
-        choice: Choice,
+        choice: BackendChoice,
         shape: Shape,
         capacity: Capacity,
         device: torch.device,
@@ -116,10 +116,12 @@ class TritonBackend(KernelBackend):
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
 
-        def planners(resident: int) -> dict[int, DevicePlanner]:
+        def planners(ctas_per_sm: int) -> dict[int, DevicePlanner]:
             return {
                 window: DevicePlanner(
-                    decode_spec(self._decode, shape, device, window, MAX_DECODE_TOKENS, resident),
+                    decode_spec(
+                        self._decode, shape, device, window, MAX_DECODE_TOKENS, ctas_per_sm
+                    ),
                     choice.planner,
                     max_rows=capacity.rows,
                     group=shape.group,
@@ -130,8 +132,11 @@ class TritonBackend(KernelBackend):
             }
 
         try:
-            residents = {self._decode.resident, self._decode.crowded or self._decode.resident}
-            self._planners = {resident: planners(resident) for resident in residents}
+            residents = {
+                self._decode.ctas_per_sm,
+                self._decode.decode_ctas_per_sm or self._decode.ctas_per_sm,
+            }
+            self._planners = {ctas_per_sm: planners(ctas_per_sm) for ctas_per_sm in residents}
         except ValueError as error:  # an unknown planner, or a file of costs that is damaged
             raise UnsupportedAttention(f"--split-planner: {error}") from None
         self._tilers = {
@@ -145,12 +150,12 @@ class TritonBackend(KernelBackend):
             for window in windows
         }
 
-    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+    def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
         """Queue the planners of the kernels that the step needs, one launch for each window.
 
         Raises ValueError if the step is larger than the back end was made for.
         """
-        self._capacity.check(meta.num_rows, len(meta.write_slots))
+        self._capacity.check(meta.num_rows, len(meta.slot_mapping))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plan = TritonPlan({}, {})
         prompts = meta.max_seqlen_q > MAX_DECODE_TOKENS
@@ -161,7 +166,7 @@ class TritonBackend(KernelBackend):
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())
         return replace(meta, plan=plan)
 
-    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
+    def _kernels(self, meta: AttentionMetadata, window: int) -> list[KernelLaunch]:
         plan = meta.plan
         assert isinstance(plan, TritonPlan), "plan() comes first"
         if window not in self._tilers:
@@ -171,7 +176,7 @@ class TritonBackend(KernelBackend):
             )
         if self._mixed and window in plan.decode and window in plan.prefill:
             return [(self._mixed, (plan.decode[window], plan.prefill[window]))]
-        launches: list[Launch] = []
+        launches: list[KernelLaunch] = []
         if window in plan.decode:
             launches.append((self._decode.run, (plan.decode[window],)))
         if window in plan.prefill:

@@ -26,7 +26,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CheckpointTensor:
     """One tensor on disk."""
 
     path: Path
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    sources: dict[str, Source]
+    sources: dict[str, CheckpointTensor]
 
     @classmethod
     def open(cls, directory: Path) -> Self:
@@ -55,7 +55,7 @@ class Checkpoint:
 
         Raises ModelError if files are missing, damaged, pickled or of quantized weights.
         """
-        sources: dict[str, Source] = {}
+        sources: dict[str, CheckpointTensor] = {}
         for path in find_files(directory):
             try:
                 path.open("rb").close()  # safe_open calls a file that may not be read missing
@@ -78,7 +78,7 @@ class Checkpoint:
                     )
                 first, last = entry["data_offsets"]
                 dtype, shape = FLOATS[entry["dtype"]], tuple(entry["shape"])
-                sources[name] = Source(
+                sources[name] = CheckpointTensor(
                     path, name, dtype, shape, begin + first, last - first, opened
                 )
         return cls(sources)

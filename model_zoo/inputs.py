@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,6 @@ class ModelInput:
     tokens: Tensor
     positions: Tensor
     ends: Tensor | None
-    meta: ForwardMeta
+    meta: AttentionMetadata
     kv: KVPool
     backend: Backend

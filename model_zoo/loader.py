@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from model_zoo.checkpoint import Checkpoint, Source, shorten
+from model_zoo.checkpoint import Checkpoint, CheckpointTensor, shorten
 from model_zoo.config import ModelConfig, ModelError
 from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.model import Model
 from model_zoo.registry import build
-from model_zoo.weight_reader import Reading
+from model_zoo.weight_reader import WeightReader
 from model_zoo.weights import Weights
 
 ProgressCallback = Callable[[str, int, int], None]  # phase, done, in all
@@ -23,7 +23,7 @@ ProgressCallback = Callable[[str, int, int], None]  # phase, done, in all
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
-class ModelLoading:
+class ModelLoader:
     """`model` on its device, whose weights are on their way: `finish` waits for them.
 
     A GPU's weights are read by threads from the beginning on, a CPU's within `finish`.  Names and
@@ -43,8 +43,8 @@ class ModelLoading:
 
         Raises ModelError if files or tensors are missing, unexpected, damaged or of a wrong shape.
         """
-        self._matched: dict[str, Source] = {}
-        self._reading: Reading | None = None
+        self._matched: dict[str, CheckpointTensor] = {}
+        self._reading: WeightReader | None = None
         if load_format != "dummy":
             checkpoint = Checkpoint.open(Path(directory))
             shapes = build(config, dtype, torch.device("meta")).weights()
@@ -53,7 +53,7 @@ class ModelLoading:
         if not self._matched:
             _fill_randomly(self.model)
         elif device.type == "cuda":
-            self._reading = Reading(self.model.weights(), self._matched)
+            self._reading = WeightReader(self.model.weights(), self._matched)
 
     def finish(self, progress: ProgressCallback) -> Model:
         """The model, ready to run.  progress("weights", bytes done, bytes in all) meanwhile.
@@ -81,10 +81,10 @@ def _fill_randomly(model: nn.Module) -> None:
 
 def _match(
     places: Weights, checkpoint: Checkpoint, config: ModelConfig, directory: Path
-) -> dict[str, Source]:
+) -> dict[str, CheckpointTensor]:
     """Our name -> its tensor on disk.  Every place gets one, and none is left over."""
     outer = next(iter(places)).split(".")[0] + "."  # "model." or "transformer."
-    matched: dict[str, Source] = {}
+    matched: dict[str, CheckpointTensor] = {}
     unexpected: list[str] = []
     for name, source in checkpoint.sources.items():
         # A model that was saved without its head lacks the outer name.
@@ -116,7 +116,9 @@ def _match(
 
 
 @torch.no_grad()
-def _fill(places: Weights, matched: dict[str, Source], progress: ProgressCallback) -> None:
+def _fill(
+    places: Weights, matched: dict[str, CheckpointTensor], progress: ProgressCallback
+) -> None:
     # In the order of the files: a disk reads forward faster than it seeks.
     order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
     total = sum(source.num_bytes for source in matched.values())

@@ -2,7 +2,7 @@
 
 Threads read pieces of the files in their order into pinned buffers of their own, and queue a copy
 of each piece to its place on a stream of their own.  So files are read by several threads at once,
-reading and copying overlap, and the host needs THREADS * BUFFERS * PIECE_BYTES of memory however
+reading and copying overlap, and the host needs THREADS * BUFFERS * CHUNK_BYTES of memory however
 large the model is.  Where a file's type is not that of the place, the device converts.
 
 A page cache gives a thread about 5 GB/s, a disk wants several requests at a time, and the link to
@@ -21,33 +21,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_zoo.checkpoint import Source
+from model_zoo.checkpoint import CheckpointTensor
 from model_zoo.config import ModelError
 from model_zoo.weights import Weights
 
 THREADS = 8
 BUFFERS = 2  # a thread: one is read into while the other is copied
-PIECE_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20
 REPORT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightChunk:
     """Some rows of a tensor, and the part of the model that they fill."""
 
-    source: Source
+    source: CheckpointTensor
     offset: int
     num_bytes: int
     place: Tensor
 
 
-def pieces(places: Weights, matched: Mapping[str, Source], most: int) -> list[Piece]:
+def weight_chunks(
+    places: Weights, matched: Mapping[str, CheckpointTensor], most: int
+) -> list[WeightChunk]:
     """All tensors in the order of the files, cut between rows into pieces of at most `most` bytes.
 
     A row that is longer is a piece of its own.
     """
     order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
-    found: list[Piece] = []
+    found: list[WeightChunk] = []
     for name in order:
         source, place = matched[name], places[name]
         if not source.num_bytes:
@@ -59,35 +61,35 @@ def pieces(places: Weights, matched: Mapping[str, Source], most: int) -> list[Pi
         for first in range(0, len(place), step):
             part = place[first : first + step]
             found.append(
-                Piece(source, source.offset + first * row_bytes, len(part) * row_bytes, part)
+                WeightChunk(source, source.offset + first * row_bytes, len(part) * row_bytes, part)
             )
     return found
 
 
-class Reading:
+class WeightReader:
     """Weights on their way: starts at once, and `finish` waits for the end of it."""
 
     def __init__(
         self,
         places: Weights,
-        matched: Mapping[str, Source],
+        matched: Mapping[str, CheckpointTensor],
         *,
         threads: int = THREADS,
-        piece_bytes: int = PIECE_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Places are filled, in their types and on their device, with what they are matched with.
 
         The memory of the places has to be allocated on the current stream.
         """
-        work = pieces(places, matched, piece_bytes)
-        self.total = sum(piece.num_bytes for piece in work)
+        work = weight_chunks(places, matched, chunk_bytes)
+        self.total = sum(chunk.num_bytes for chunk in work)
         self._done = 0
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
         self._work = iter(work)
         self._stopped = False
         device = next(iter(places.values())).device
-        largest = max((piece.num_bytes for piece in work), default=0)
+        largest = max((chunk.num_bytes for chunk in work), default=0)
         before: torch.cuda.Event | None = None
         if device.type == "cuda":
             before = torch.cuda.Event()
@@ -121,24 +123,24 @@ class Reading:
     def _run(self, device: torch.device, largest: int, before: torch.cuda.Event | None) -> None:
         try:
             with contextlib.closing(_Files()) as files:
-                lane = _Lane(device, largest, before)
-                for piece in self._taken():
-                    lane.fill(piece, files.descriptor(piece.source.path))
+                lane = _CopyStream(device, largest, before)
+                for chunk in self._taken():
+                    lane.fill(chunk, files.descriptor(chunk.source.path))
                     with self._lock:
-                        self._done += piece.num_bytes
+                        self._done += chunk.num_bytes
                 lane.wait()
         except BaseException as error:
             self._errors.append(error)
             self._stopped = True
 
-    def _taken(self) -> Iterator[Piece]:
+    def _taken(self) -> Iterator[WeightChunk]:
         """The next piece that no other thread has, until there is none."""
         while not self._stopped:
             with self._lock:
-                piece = next(self._work, None)
-            if piece is None:
+                chunk = next(self._work, None)
+            if chunk is None:
                 return
-            yield piece
+            yield chunk
 
 
 class _Files:
@@ -163,7 +165,7 @@ class _Files:
             os.close(descriptor)
 
 
-class _Lane:
+class _CopyStream:
     """One thread's buffers and stream.  On a CPU there is no stream and every copy is done at once,
     which serves tests."""
 
@@ -184,44 +186,44 @@ class _Lane:
             self._copied = [torch.cuda.Event(blocking=True) for _ in range(BUFFERS)]
 
     @torch.no_grad()
-    def fill(self, piece: Piece, descriptor: int) -> None:
+    def fill(self, chunk: WeightChunk, descriptor: int) -> None:
         """Read the piece and queue its copy."""
         self._next = (self._next + 1) % BUFFERS
-        buffer = self._buffers[self._next][: piece.num_bytes]
+        buffer = self._buffers[self._next][: chunk.num_bytes]
         if self._stream is None:
-            _read(piece, descriptor, buffer)
-            self._copy(piece, buffer)
+            _read(chunk, descriptor, buffer)
+            self._copy(chunk, buffer)
             return
         copied = self._copied[self._next]
         copied.synchronize()  # at once, if it was not recorded yet
-        _read(piece, descriptor, buffer)
+        _read(chunk, descriptor, buffer)
         with torch.cuda.stream(self._stream):
-            self._copy(piece, buffer)
+            self._copy(chunk, buffer)
             copied.record()
 
-    def _copy(self, piece: Piece, buffer: Tensor) -> None:
-        values = buffer.view(piece.source.dtype).view(piece.place.shape)
-        if values.dtype != piece.place.dtype or not piece.place.is_contiguous():
+    def _copy(self, chunk: WeightChunk, buffer: Tensor) -> None:
+        values = buffer.view(chunk.source.dtype).view(chunk.place.shape)
+        if values.dtype != chunk.place.dtype or not chunk.place.is_contiguous():
             values = values.to(self._device, non_blocking=True)
-        piece.place.copy_(values, non_blocking=True)
+        chunk.place.copy_(values, non_blocking=True)
 
     def wait(self) -> None:
         if self._stream is not None:
             self._stream.synchronize()
 
 
-def _read(piece: Piece, descriptor: int, buffer: Tensor) -> None:
+def _read(chunk: WeightChunk, descriptor: int, buffer: Tensor) -> None:
     view = memoryview(buffer.numpy())
     done = 0
-    while done < piece.num_bytes:
+    while done < chunk.num_bytes:
         try:
-            count = os.preadv(descriptor, [view[done:]], piece.offset + done)
+            count = os.preadv(descriptor, [view[done:]], chunk.offset + done)
         except OSError as error:
-            raise _unreadable(piece.source.path, error) from None
+            raise _unreadable(chunk.source.path, error) from None
         if not count:
             raise ModelError(
-                f"{piece.source}: the file ends at byte {piece.offset + done}, and the tensor at "
-                f"{piece.source.offset + piece.source.num_bytes}: download the file again"
+                f"{chunk.source}: the file ends at byte {chunk.offset + done}, and the tensor at "
+                f"{chunk.source.offset + chunk.source.num_bytes}: download the file again"
             )
         done += count
 

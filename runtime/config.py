@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from runtime.memory_plan import MemoryPlan, remedies, size
 
-Device = Literal["auto", "cpu", "cuda"]
+DeviceOption = Literal["auto", "cpu", "cuda"]
 DeviceName = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 DTypeName = Literal["float32", "bfloat16", "float16"]
-Attention = Literal["auto", "mha", "flash1", "flash2", "fixed"]
+AttentionOption = Literal["auto", "mha", "flash1", "flash2", "fixed"]
 SplitPlanner = Literal["auto", "fa3", "greedy", "uneven"]
 KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 PAGE_SIZES = (16, 32, 64, 128)
-MOST_SEQS, MOST_TOKENS = 65535, 1 << 20  # of a step: a CUDA grid's y; no device gains by more
+MAX_SEQS, MAX_TOKENS = 65535, 1 << 20  # of a step: a CUDA grid's y; no device gains by more
 LARGE_GPU_BYTES = 32 << 30  # free: with so much, the working memory of 8192 tokens is a small part
 
 
@@ -33,9 +33,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """What the operator asked for.  0 means: derive it."""
 
     model: str  # a local directory
-    device: Device = "auto"
+    device: DeviceOption = "auto"
     dtype: DType = "auto"
-    attention: Attention = "auto"
+    attention: AttentionOption = "auto"
     deterministic: bool = False  # no bit of an answer depends on what else runs
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
@@ -61,7 +61,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
 
 
-class Resolved(Struct, frozen=True, kw_only=True):
+class ResolvedConfig(Struct, frozen=True, kw_only=True):
     """What the engine runs with."""
 
     model: str
@@ -79,7 +79,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
     threads: int
     seed: int
     itl_target_ms: float = 0.0  # 0: none was asked for
-    full_steps: tuple[int, ...] = ()  # tokens of steps that suit the device; ascending
+    full_wave_sizes: tuple[int, ...] = ()  # tokens of steps that suit the device; ascending
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -87,37 +87,37 @@ class Resolved(Struct, frozen=True, kw_only=True):
 
 
 def check(
-    wanted: EngineConfig, facts: ModelFacts, attention: str = "", most_rows: int | None = None
+    requested: EngineConfig, facts: ModelFacts, attention: str = "", max_rows: int | None = None
 ) -> None:
     """Raises ConfigError for a wish that no memory could fulfil: before anything is loaded.
 
-    most_rows: of a step that the back end `attention` plans; None: any number
+    max_rows: of a step that the back end `attention` plans; None: any number
     """
-    if wanted.page_size not in PAGE_SIZES:
+    if requested.page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, PAGE_SIZES))
-        raise ConfigError(f"--page-size {wanted.page_size}: choose one of {sizes}")
+        raise ConfigError(f"--page-size {requested.page_size}: choose one of {sizes}")
     for name, value, most in (
-        ("--max-num-seqs", wanted.max_num_seqs, MOST_SEQS),
-        ("--max-batched-tokens", wanted.max_batched_tokens, MOST_TOKENS),
+        ("--max-num-seqs", requested.max_num_seqs, MAX_SEQS),
+        ("--max-batched-tokens", requested.max_batched_tokens, MAX_TOKENS),
     ):
         if value > most:
             raise ConfigError(f"{name} {value}: a step has at most {most} of them: lower it")
-    if most_rows is not None and wanted.max_num_seqs > most_rows:
+    if max_rows is not None and requested.max_num_seqs > max_rows:
         raise ConfigError(
-            f"--max-num-seqs {wanted.max_num_seqs}: --attention {attention} plans at most "
-            f"{most_rows} sequences a step: lower it, or use --attention flash1, which plans none"
+            f"--max-num-seqs {requested.max_num_seqs}: --attention {attention} plans at most "
+            f"{max_rows} sequences a step: lower it, or use --attention flash1, which plans none"
         )
-    if wanted.max_model_len == 1:
+    if requested.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
-    if wanted.max_model_len > facts.max_position:
+    if requested.max_model_len > facts.max_position:
         raise ConfigError(
-            f"--max-model-len {wanted.max_model_len} exceeds the {facts.max_position} positions "
+            f"--max-model-len {requested.max_model_len} exceeds the {facts.max_position} positions "
             f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
         )
 
 
 def resolve(
-    wanted: EngineConfig,
+    requested: EngineConfig,
     facts: ModelFacts,
     *,
     device: DeviceName,
@@ -126,42 +126,42 @@ def resolve(
     attention: str,
     memory: MemoryPlan,
     threads: int,
-) -> Resolved:
+) -> ResolvedConfig:
     """Settle every number of wishes that `check` has passed.
 
     Raises ConfigError if one exceeds what the memory allows.
     """
-    max_num_seqs, max_batched_tokens = step_limits(wanted, device, memory.free)
-    longest = wanted.max_model_len or facts.max_position
+    max_num_seqs, max_batched_tokens = step_limits(requested, device, memory.free)
+    longest = requested.max_model_len or facts.max_position
     num_pages = _num_pages(
-        wanted,
+        requested,
         memory,
-        page_bytes=wanted.page_size * facts.kv_bytes_per_token,
+        page_bytes=requested.page_size * facts.kv_bytes_per_token,
         # More pages than every slot at full length could use would only waste memory.
-        most=max_num_seqs * -(-longest // wanted.page_size),
+        most=max_num_seqs * -(-longest // requested.page_size),
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
     )
-    return Resolved(
-        model=wanted.model,
+    return ResolvedConfig(
+        model=requested.model,
         device=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
         attention=attention,
-        load_format=wanted.load_format,
-        max_model_len=min(longest, num_pages * wanted.page_size),
+        load_format=requested.load_format,
+        max_model_len=min(longest, num_pages * requested.page_size),
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
-        page_size=wanted.page_size,
+        page_size=requested.page_size,
         num_pages=num_pages,
-        prefix_cache=wanted.prefix_cache,
+        prefix_cache=requested.prefix_cache,
         threads=threads,
-        seed=wanted.seed,
-        itl_target_ms=wanted.itl_target_ms,
+        seed=requested.seed,
+        itl_target_ms=requested.itl_target_ms,
     )
 
 
-def step_limits(wanted: EngineConfig, device: DeviceName, free: int) -> tuple[int, int]:
+def step_limits(requested: EngineConfig, device: DeviceName, free: int) -> tuple[int, int]:
     """Most sequences and most tokens of a step, on a device with so many bytes free.
 
     Raises ConfigError if they do not agree.
@@ -169,8 +169,8 @@ def step_limits(wanted: EngineConfig, device: DeviceName, free: int) -> tuple[in
     usual_seqs, usual_tokens = 64, 512
     if device == "cuda":
         usual_seqs, usual_tokens = 256, 8192 if free >= LARGE_GPU_BYTES else 2048
-    budget = wanted.max_batched_tokens
-    max_num_seqs = wanted.max_num_seqs or min(usual_seqs, budget or usual_seqs)
+    budget = requested.max_batched_tokens
+    max_num_seqs = requested.max_num_seqs or min(usual_seqs, budget or usual_seqs)
     max_batched_tokens = budget or max(usual_tokens, max_num_seqs)
     if max_batched_tokens < max_num_seqs:
         raise ConfigError(
@@ -182,7 +182,7 @@ def step_limits(wanted: EngineConfig, device: DeviceName, free: int) -> tuple[in
 
 
 def _num_pages(
-    wanted: EngineConfig,
+    requested: EngineConfig,
     memory: MemoryPlan,
     *,
     page_bytes: int,
@@ -195,20 +195,21 @@ def _num_pages(
     Raises ConfigError if those asked for do not fit, or do not hold a request of --max-model-len.
     """
     fits = memory.for_kv // page_bytes
-    asked = -(-wanted.kv_tokens // wanted.page_size)
-    needed = -(-(wanted.max_model_len or 2) // wanted.page_size)  # for one request
+    asked = -(-requested.kv_tokens // requested.page_size)
+    needed = -(-(requested.max_model_len or 2) // requested.page_size)  # for one request
     if asked and asked < needed:
         raise ConfigError(
-            f"--kv-tokens {wanted.kv_tokens} is less than --max-model-len {wanted.max_model_len}, "
+            f"--kv-tokens {requested.kv_tokens} is less than "
+            f"--max-model-len {requested.max_model_len}, "
             "and a request has to fit: raise the one or lower the other"
         )
     if asked > fits:
         raise ConfigError(
-            f"--kv-tokens {wanted.kv_tokens} needs {size(asked * page_bytes)}: "
-            f"{memory.explained()}: ask for at most {fits * wanted.page_size}"
+            f"--kv-tokens {requested.kv_tokens} needs {size(asked * page_bytes)}: "
+            f"{memory.explained()}: ask for at most {fits * requested.page_size}"
         )
     if fits < needed:
-        length = wanted.max_model_len
+        length = requested.max_model_len
         what = f"one request of --max-model-len {length}" if length else "the shortest request"
         raise ConfigError(
             f"memory: KV for {what} takes {size(needed * page_bytes)}: "
@@ -216,7 +217,7 @@ def _num_pages(
             + remedies(
                 memory,
                 needed * page_bytes,
-                length_that_fits=fits * wanted.page_size,
+                length_that_fits=fits * requested.page_size,
                 batched_tokens=max_batched_tokens,
                 max_num_seqs=max_num_seqs,
             )

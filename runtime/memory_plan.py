@@ -13,7 +13,7 @@ from msgspec import Struct
 
 GIB = 2**30
 HEADROOM = 1.03  # in suggestions: what they change is measured when they are followed
-MOST_SHARE = 0.98  # somebody else, the display or a driver, may want a little
+MAX_MEMORY_SHARE = 0.98  # somebody else, the display or a driver, may want a little
 TOKEN_STEPS = 64  # suggested token budgets are multiples of it
 LIBRARY_BYTES = 600 * 2**20  # of a step's work: loaded kernels and workspaces, whatever its size
 
@@ -77,7 +77,7 @@ def remedies(
         found.append(f"--max-model-len {length_that_fits}")
     missing = (plan.fixed + needed - plan.free * plan.share) * HEADROOM
     share = math.ceil(100 * (plan.fixed + needed * HEADROOM) / max(plan.free, 1)) / 100
-    if plan.share < share <= MOST_SHARE:
+    if plan.share < share <= MAX_MEMORY_SHARE:
         found.append(f"--gpu-memory {share:g}")
     one_of = "each of these makes" if len(found) > 1 else "this makes"
     sure = f"{one_of} it fit: {', '.join(found)}" if found else ""
@@ -96,7 +96,7 @@ def remedies(
             f"--max-num-seqs {max(1, min(max_num_seqs // 4, 32))}, "
             f"--max-batched-tokens {max(TOKEN_STEPS, min(batched_tokens // 4, 2048))}"
         )
-    others = "" if plan.weights > plan.free * MOST_SHARE else "--kv-dtype fp8_e4m3, "
+    others = "" if plan.weights > plan.free * MAX_MEMORY_SHARE else "--kv-dtype fp8_e4m3, "
     return (
         "no --max-model-len, --max-num-seqs, --max-batched-tokens or --gpu-memory changes that: "
         f"use {others}a smaller model or a device with more memory"

@@ -22,7 +22,7 @@ MAX_BANNED_TOKENS = 32  # of one banned sequence
 MAX_LEXER_STATES = 50_000  # of one grammar: some 100 MB; whoever compiles it sets this limit
 
 
-class Pooling(Struct, frozen=True, array_like=True):
+class PoolingParams(Struct, frozen=True, array_like=True):
     """Instead of an answer, one vector made of the prompt's hidden states after the last norm."""
 
     kind: Literal["last", "mean"]  # the state of the last token, or the mean of all
@@ -57,7 +57,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     # The alternatives to report instead of the likeliest; then logprobs is their number.
     logprob_ids: tuple[int, ...] = ()
     grammar: str = ""  # the answer must follow it: JSON as llguidance reads it; "" allows all
-    pooling: Pooling | None = None  # with max_tokens=0: nothing is sampled
+    pooling: PoolingParams | None = None  # with max_tokens=0: nothing is sampled
 
     @property
     def needs_history(self) -> bool:
@@ -73,7 +73,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
         )
 
 
-class Request(Struct, frozen=True, array_like=True, tag="request"):
+class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
     """One prompt that asks for one completion (`n` completions are `n` requests)."""
 
     id: int  # unique among all API processes of a server
@@ -105,7 +105,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]  # (token id, logprob), most likely first
 
 
-class Output(Struct, frozen=True, array_like=True):
+class RequestOutput(Struct, frozen=True, array_like=True):
     """New tokens of one request.  The one with `finish` set is its last."""
 
     id: int
@@ -117,7 +117,7 @@ class Output(Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens found in the prefix cache; in the first Output only
     started: float = 0.0  # when the request was first scheduled; in the first Output only
     error: str | None = None  # with finish="error"
-    vector: bytes = b""  # little-endian float32, in the one Output of a prompt that is pooled
+    embedding: bytes = b""  # little-endian float32, in the one Output of a prompt that is pooled
     preemptions: int = 0  # in the last Output only, as is the next
     mean_batch: float = 0.0  # rows of a step, on average from its first step to its last
     refused: bool = False  # with error: the request asks for what cannot be done
@@ -158,7 +158,7 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     a request, `tokens` 4 bytes, both in the byte order of the host.
     """
 
-    outputs: list[Output]
+    outputs: list[RequestOutput]
     stats: Stats
     ids: bytes = b""
     tokens: bytes = b""
@@ -205,5 +205,5 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
     epoch: int | None = None  # of the engine that ended: a newer one may have said Ready already
 
 
-ToEngine = Hello | Request | Abort
+ToEngine = Hello | EngineRequest | Abort
 FromEngine = StepOutput | Progress | Ready | EngineDown

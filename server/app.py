@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.apis.anthropic import routes as anthropic
-from server.apis.error_format import CallersWords
+from server.apis.error_format import ErrorFormatMiddleware
 from server.apis.ollama import embeddings as ollama_embeddings
 from server.apis.ollama import routes as ollama
 from server.apis.openai import chat, completions, embeddings, models, stored_chats, tokenize
@@ -53,7 +53,7 @@ def create_app(state: ServerState) -> FastAPI:
     """An application that serves `state`; the caller starts and closes what `state` holds."""
     app = _bare_app(state)
     middleware.install(app, state)
-    app.add_middleware(CallersWords)
+    app.add_middleware(ErrorFormatMiddleware)
     return app
 
 

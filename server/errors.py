@@ -93,7 +93,9 @@ class RateLimited(RequestError):
     type = RATE_LIMIT
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
-        """`reason` labels the count of those that were refused; see server/generation/admission.py."""
+        """`reason` labels the count of those that were refused; see
+        server/generation/admission.py.
+        """
         super().__init__(message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
         self.reason = reason
 

@@ -20,7 +20,7 @@ from server.generation.admission import Admission
 from server.generation.request_log import RequestLog
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
-from server.tool_calls.output_parser import AnswerFormats
+from server.tool_calls.output_parser import OutputFormats
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class ServerState:
         )
 
     @cached_property
-    def formats(self) -> AnswerFormats:
+    def formats(self) -> OutputFormats:
         """How the model writes reasoning and calls of tools."""
         config = self.config
-        return AnswerFormats.of(self.tokenizer, config.tool_format, config.reasoning_format)
+        return OutputFormats.of(self.tokenizer, config.tool_format, config.reasoning_format)
 
     @cached_property
     def grammar_marks(self) -> GrammarMarks:

@@ -1,4 +1,4 @@
-"""FixedBackend: attention in which a token's result has the same bits in every step."""
+"""BatchInvariantBackend: attention in which a token's result has the same bits in every step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 import torch
 
 from attention.backend import Capacity, Shape, UnsupportedAttention
-from attention.batch_invariant.kernel import fixed, fixed_config
-from attention.batch_invariant.plan import FixedPlan, FixedSpec
-from attention.batch_invariant.plan_device import FixedPlanner
+from attention.batch_invariant.kernel import batch_invariant_attention, batch_invariant_config
+from attention.batch_invariant.plan import BatchInvariantPlan, BatchInvariantSpec
+from attention.batch_invariant.plan_device import BatchInvariantPlanner
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from attention.planned_kernel import multiprocessors
-from attention.triton_backend import KernelBackend, Launch
+from attention.triton_backend import KernelBackend, KernelLaunch
 
 
-class FixedBackend(KernelBackend):
+class BatchInvariantBackend(KernelBackend):
     """One kernel for all rows; a plan moves work between programs and no bit of a result."""
 
     name = "fixed"
@@ -31,17 +31,17 @@ class FixedBackend(KernelBackend):
         windows: tuple[int, ...] = (0,),
     ) -> None:
         """Takes the memory for plans and partial results; arguments as in `build`."""
-        config = fixed_config(shape.head_dim, shape.dtype)
-        self.details = f"pieces of {config.piece} for all rows"
+        config = batch_invariant_config(shape.head_dim, shape.dtype)
+        self.details = f"pieces of {config.split} for all rows"
         self._capacity = capacity
         self._planners = {
-            window: FixedPlanner(
-                FixedSpec(
+            window: BatchInvariantPlanner(
+                BatchInvariantSpec(
                     kv_heads=shape.kv_heads,
                     group=shape.group,
-                    programs=multiprocessors(device) * config.resident,
+                    programs=multiprocessors(device) * config.ctas_per_sm,
                     block_m=config.block_m,
-                    piece=config.piece,
+                    split=config.split,
                     window=window,
                 ),
                 max_tokens=capacity.tokens,
@@ -52,22 +52,22 @@ class FixedBackend(KernelBackend):
             for window in windows
         }
 
-    def plan(self, meta: ForwardMeta, kv: KVPool) -> ForwardMeta:
+    def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
         """Queue the planners, one launch for each window.
 
         Raises ValueError if the step is larger than the back end was made for.
         """
-        self._capacity.check(meta.num_rows, len(meta.write_slots))
+        self._capacity.check(meta.num_rows, len(meta.slot_mapping))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plans = {window: planner.plan(*lengths) for window, planner in self._planners.items()}
         return replace(meta, plan=plans)
 
-    def _kernels(self, meta: ForwardMeta, window: int) -> list[Launch]:
+    def _kernels(self, meta: AttentionMetadata, window: int) -> list[KernelLaunch]:
         assert isinstance(meta.plan, dict), "plan() comes first"
         plan = meta.plan.get(window)
-        if not isinstance(plan, FixedPlan):
+        if not isinstance(plan, BatchInvariantPlan):
             raise UnsupportedAttention(
                 f"a window of {window} positions: this back end plans {sorted(self._planners)}: "
                 "name all windows of the model when it is made"
             )
-        return [(fixed, (plan,))]
+        return [(batch_invariant_attention, (plan,))]

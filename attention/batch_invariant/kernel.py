@@ -6,15 +6,15 @@ fixed: rows of any number of tokens, by one kernel.
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             of K and V nothing past the last position that a tile sees
   writes    out [T, heads, D], lse [T, heads]; of cut tiles partial_out and partial_lse of the plan,
-            for merge_pieces.py
+            for merge_splits.py
   math      online softmax in base 2 over blocks of BLOCK_N keys, started anew with each piece of
-            spec.piece; pieces are added up in their order by `add_piece`, in registers or through
+            spec.piece; pieces are added up in their order by `add_split`, in registers or through
             memory.  A key that a query does not see is multiplied by 0 and changes none of its
             bits, so neither do the other queries of its tile.  One tile size, one loop and explicit
             fused multiply-adds: the same instructions for every row
   bound     memory for rows that decode, compute for prompts
-  checked   tests/attention/batch_invariant/test_batch_invariant_attention.py: against a float64 oracle, and bit for bit
-            alone, in batches and in chunks
+  checked   tests/attention/batch_invariant/test_batch_invariant_attention.py: against a float64
+            oracle, and bit for bit alone, in batches and in chunks
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.batch_invariant.merge import add_piece, merge_pieces
-from attention.batch_invariant.plan import UNIT_ROWS, FixedPlan
+from attention.batch_invariant.merge import add_split, merge_splits
+from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from attention.common.softmax import LOG2E, NOTHING, dot, finish, to_logits
 
 
 @triton.jit
-def _piece(
+def _kv_split(
     q, position, K, V, table, first, end, k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -82,7 +82,7 @@ def _item(
     head, q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, partial_head, scale, softcap,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr, UNIT_ROWS: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, UNIT_ROWS: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     item = ITEMS + index * 8
@@ -103,17 +103,17 @@ def _item(
     m = tl.full([BLOCK_M], NOTHING, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for piece in range(first, tl.maximum(end, first + 1), PIECE):
-        out, lse = _piece(
+    for split in range(first, tl.maximum(end, first + 1), SPLIT):
+        out, lse = _kv_split(
             q, kv_len - q_len + r // GROUP, K + head.to(tl.int64) * k_head,
             V + head.to(tl.int64) * v_head, TABLE + row.to(tl.int64) * table_row,
-            piece, tl.minimum(piece + PIECE, end), k_page, k_token, v_page, v_token,
+            split, tl.minimum(split + SPLIT, end), k_page, k_token, v_page, v_token,
             scale, softcap, D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
         if V_SCALE is not None:
             out = out * tl.load(V_SCALE + head)
         if unit < 0:
-            m, total, acc = add_piece(m, total, acc, lse, out)
+            m, total, acc = add_split(m, total, acc, lse, out)
         else:
             slot = head.to(tl.int64) * partial_head + unit * UNIT_ROWS + i
             tl.store(PARTIAL_OUT + slot[:, None] * D + d[None, :], out, mask=inside)
@@ -127,12 +127,12 @@ def _item(
 
 
 @triton.jit(do_not_specialize=["table_row"])
-def _fixed(
+def _batch_invariant(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, ITEMS, COUNTS,
     q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, partial_head, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     UNIT_ROWS: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -146,38 +146,42 @@ def _fixed(
             ITEMS, w // KV_HEADS, w % KV_HEADS,
             q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
             out_token, out_head, lse_token, partial_head, scale, softcap, GROUP, BLOCK_M, D,
-            BLOCK_D, PAGE, BLOCK_N, PIECE, UNIT_ROWS, STAGES, WINDOW, SOFTCAP, PRECISION,
+            BLOCK_D, PAGE, BLOCK_N, SPLIT, UNIT_ROWS, STAGES, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
         w += tl.num_programs(0)
 
 
 @dataclass(frozen=True, slots=True)
-class FixedConfig:
+class BatchInvariantConfig:
     """How the kernel is compiled; block_m, block_n and piece decide bits."""
 
     block_m: int
     block_n: int
-    piece: int
+    split: int
     warps: int
     stages: int
-    resident: int  # programs that fit on an SM
+    ctas_per_sm: int  # programs that fit on an SM
 
 
-def fixed_config(head_dim: int, dtype: torch.dtype) -> FixedConfig:
+def batch_invariant_config(head_dim: int, dtype: torch.dtype) -> BatchInvariantConfig:
     """The configuration for q of this type: the same for every row of every step."""
     if dtype == torch.float32:
-        return FixedConfig(block_m=32, block_n=32, piece=512, warps=4, stages=1, resident=1)
+        return BatchInvariantConfig(
+            block_m=32, block_n=32, split=512, warps=4, stages=1, ctas_per_sm=1
+        )
     if head_dim > 128:
-        return FixedConfig(block_m=64, block_n=32, piece=512, warps=8, stages=3, resident=1)
-    return FixedConfig(block_m=64, block_n=64, piece=512, warps=4, stages=3, resident=2)
+        return BatchInvariantConfig(
+            block_m=64, block_n=32, split=512, warps=8, stages=3, ctas_per_sm=1
+        )
+    return BatchInvariantConfig(block_m=64, block_n=64, split=512, warps=4, stages=3, ctas_per_sm=2)
 
 
-def fixed(
+def batch_invariant_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     page_table: Tensor,
-    plan: FixedPlan,
+    plan: BatchInvariantPlan,
     out: Tensor,
     lse: Tensor | None = None,
     *,
@@ -186,7 +190,7 @@ def fixed(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    config: FixedConfig | None = None,
+    config: BatchInvariantConfig | None = None,
 ) -> None:
     """Attention of all rows of the plan.
 
@@ -203,13 +207,13 @@ def fixed(
     """
     spec = plan.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
-    config = config or fixed_config(head_dim, q.dtype)
+    config = config or batch_invariant_config(head_dim, q.dtype)
     assert (kv_heads, kv_heads * spec.group) == (spec.kv_heads, q.shape[1]), "plan of other heads"
     assert plan.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
-    assert (spec.block_m, spec.piece) == (config.block_m, config.piece), "plan of other tiles"
-    assert config.piece % config.block_n == 0
+    assert (spec.block_m, spec.split) == (config.block_m, config.split), "plan of other tiles"
+    assert config.split % config.block_n == 0
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
-    _fixed[(spec.programs,)](
+    _batch_invariant[(spec.programs,)](
         q, k, v, page_table, plan.partial_out, plan.partial_lse, out, lse, sinks,
         k_scale, v_scale, plan.items, plan.counts,
         q.stride(0), q.stride(1), page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
@@ -217,8 +221,8 @@ def fixed(
         plan.partial_lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=spec.group, BLOCK_M=config.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=config.block_n,
-        PIECE=config.piece, UNIT_ROWS=UNIT_ROWS, STAGES=config.stages, WINDOW=spec.window,
+        SPLIT=config.split, UNIT_ROWS=UNIT_ROWS, STAGES=config.stages, WINDOW=spec.window,
         SOFTCAP=softcap > 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, **dependent_launch(q.device),
     )  # fmt: skip
-    merge_pieces(plan, out, lse, sinks)
+    merge_splits(plan, out, lse, sinks)

@@ -1,11 +1,11 @@
-"""merge_pieces: adds up the pieces of KV of tiles that a fixed plan has cut.
+"""merge_splits: adds up the pieces of KV of tiles that a fixed plan has cut.
 
 grid      fixed (2 * plan.spec.programs), so that a graph can replay any step; program p takes work
           p, p + programs and so on, each ROWS packed query rows of a tile and KV head.  All exit at
           once if nothing is cut
 reads     plan.partial_out, partial_lse, items, merges
 writes    out [T, heads, D], lse [T, heads]
-math      float32, base 2: `add_piece` for one piece after the other, as fixed.py does it in
+math      float32, base 2: `add_split` for one piece after the other, as fixed.py does it in
           registers.  Its multiply-adds are written out, so that no compiler fuses others
 bound     memory: the partial results
 checked   tests/attention/batch_invariant/test_batch_invariant_attention.py
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.batch_invariant.plan import UNIT_ROWS, FixedPlan
+from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from attention.common.softmax import NOTHING, finish
 
@@ -25,7 +25,7 @@ ROWS, TOGETHER = 4, 4  # packed query rows of a program, and pieces whose loads 
 
 
 @triton.jit
-def add_piece(m, total, acc, lse, out):
+def add_split(m, total, acc, lse, out):
     """The sum of the pieces so far (maximum, total, weighted values), and the next one."""
     top = tl.maximum(m, lse)
     weight, alpha = tl.exp2(lse - top), tl.exp2(m - top)
@@ -36,7 +36,7 @@ def add_piece(m, total, acc, lse, out):
 
 
 @triton.jit
-def _merge_pieces(
+def _merge_splits(
     PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, ITEMS, MERGES, COUNTS,
     out_token, out_head, lse_token, partial_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
@@ -51,7 +51,7 @@ def _merge_pieces(
     w = tl.program_id(0)
     while w < work:
         merge, head, part = w // (KV_HEADS * parts), w // parts % KV_HEADS, w % parts
-        first, pieces = tl.load(MERGES + merge * 2), tl.load(MERGES + merge * 2 + 1)
+        first, splits = tl.load(MERGES + merge * 2), tl.load(MERGES + merge * 2 + 1)
         item = ITEMS + first * 8
         tile, q_start = tl.load(item + 1), tl.load(item + 4)
         q_len, unit = tl.load(item + 5), tl.load(item + 7)
@@ -66,15 +66,15 @@ def _merge_pieces(
             m = tl.full([ROWS], NOTHING, tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-            for start in range(0, pieces, TOGETHER):
+            for start in range(0, splits, TOGETHER):
                 for i in tl.static_range(TOGETHER):
-                    there = real & (start + i < pieces)
+                    there = real & (start + i < splits)
                     at = slot + (start + i) * height * UNIT_ROWS
                     lse = tl.load(PARTIAL_LSE + at, mask=there, other=float("-inf"))
                     out_at = PARTIAL_OUT + at[:, None] * D + d[None, :]
                     inside = there[:, None] & (d < D)[None, :]
                     out = tl.load(out_at, mask=inside, other=0.0)
-                    m, total, acc = add_piece(m, total, acc, lse, out)
+                    m, total, acc = add_split(m, total, acc, lse, out)
             heads = head * GROUP + r % GROUP
             token = (q_start + r // GROUP).to(tl.int64)
             factor, lse = finish(m, total, SINKS, heads, real)
@@ -86,13 +86,15 @@ def _merge_pieces(
         w += tl.num_programs(0)
 
 
-def merge_pieces(plan: FixedPlan, out: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
+def merge_splits(
+    plan: BatchInvariantPlan, out: Tensor, lse: Tensor | None, sinks: Tensor | None
+) -> None:
     """Write out and lse of the tiles in plan.merges, from plan.partial_out and partial_lse.
 
     out [T, heads, D]; lse [T, heads] float32, natural log; sinks [heads] float32.
     """
     spec, head_dim = plan.spec, out.shape[-1]
-    _merge_pieces[(2 * spec.programs,)](
+    _merge_splits[(2 * spec.programs,)](
         plan.partial_out, plan.partial_lse, out, lse, sinks, plan.items, plan.merges, plan.counts,
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
         plan.partial_lse.stride(0),

@@ -1,4 +1,4 @@
-"""FixedPlan: tiles of queries, and pieces of KV whose borders no step can move.
+"""BatchInvariantPlan: tiles of queries, and pieces of KV whose borders no step can move.
 
 A piece is PIECE positions of a row, counted from its first.  What a query gets of each piece, and
 the order in which pieces are added up, depend on its own keys alone.  A plan only says who does it:
@@ -6,7 +6,8 @@ one program for all pieces of a tile or, where tiles are few, a program for each
 partial results are added up in the same order.  So a plan may follow the load, and no bit does.
 
 Packed query row r of a row of the step is token r // group, head r % group of one KV head; a tile
-is block_m of them.  `plan_fixed` is the plan in numpy, for tests; device_fixed.py makes it on the
+is block_m of them.  `plan_batch_invariant` is the plan in numpy, for tests; device_fixed.py makes
+it on the
 GPU.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention.planner.split_plan import Ints
+from attention.planner.split_plan import Int32Array
 
 # Columns of `items`.  FIRST and END are KV positions; FIRST is a multiple of the piece.  UNIT is
 # where the partial result of the piece begins, or WHOLE for a tile with all its pieces.
@@ -30,14 +31,14 @@ UNITS = 1024  # of partial results: enough for 512k positions of rows that decod
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSpec:
+class BatchInvariantSpec:
     """What a plan depends on besides the rows' lengths; `piece` alone moves bits."""
 
     kv_heads: int
     group: int  # query heads a KV head
     programs: int  # that run at once
     block_m: int  # packed query rows of a tile: a power of two, UNIT_ROWS at least
-    piece: int  # KV positions
+    split: int  # KV positions
     window: int = 0  # a query sees so many positions up to its own; 0: all
     units: int = UNITS
 
@@ -47,7 +48,7 @@ class FixedSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedPlan:
+class BatchInvariantPlan:
     """In device memory, in buffers whose sizes depend on no length: a graph can replay it.
 
     items   [capacity, 8] int32   entries past counts[0] are junk
@@ -57,7 +58,7 @@ class FixedPlan:
     partial_lse  [kv_heads, units * UNIT_ROWS] float32             base 2; -inf: nothing seen
     """
 
-    spec: FixedSpec
+    spec: BatchInvariantSpec
     items: Tensor
     merges: Tensor
     counts: Tensor
@@ -66,8 +67,14 @@ class FixedPlan:
 
     @classmethod
     def allocate(
-        cls, spec: FixedSpec, *, max_tokens: int, max_rows: int, head_dim: int, device: torch.device
-    ) -> FixedPlan:
+        cls,
+        spec: BatchInvariantSpec,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        head_dim: int,
+        device: torch.device,
+    ) -> BatchInvariantPlan:
         """Buffers for steps of at most max_tokens query tokens in max_rows rows."""
         partial = (spec.kv_heads, spec.units * UNIT_ROWS)
 
@@ -84,7 +91,9 @@ class FixedPlan:
         )
 
 
-def plan_fixed(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: FixedSpec) -> tuple[Ints, Ints]:
+def plan_batch_invariant(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: BatchInvariantSpec
+) -> tuple[Int32Array, Int32Array]:
     """cu_seqlens_q [B + 1], cache_seqlens [B] -> (items, merges).
 
     A row is cut if its pieces are more than a program's share of all: it would be the last to end.
@@ -94,41 +103,41 @@ def plan_fixed(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: FixedSpec) -> tupl
     kv_len = cache_seqlens.astype(np.int64)
     before = kv_len - q_len
     tiles = -(-q_len * spec.group // spec.block_m)
-    first = np.maximum(before + 1 - spec.window, 0) // spec.piece if spec.window else 0 * kv_len
-    pieces = np.maximum(-(-kv_len // spec.piece) - first, 1)
-    share = (tiles * pieces).sum() * spec.kv_heads // spec.programs
+    first = np.maximum(before + 1 - spec.window, 0) // spec.split if spec.window else 0 * kv_len
+    splits = np.maximum(-(-kv_len // spec.split) - first, 1)
+    share = (tiles * splits).sum() * spec.kv_heads // spec.programs
     height = np.minimum(spec.block_m, q_len * spec.group)
     units = -(-height // UNIT_ROWS)  # of a piece
-    wants = (tiles > 0) & (pieces > np.maximum(share, 1))
-    ends = np.cumsum(np.where(wants, tiles * pieces * units, 0))
-    starts = ends - tiles * pieces * units
+    wants = (tiles > 0) & (splits > np.maximum(share, 1))
+    ends = np.cumsum(np.where(wants, tiles * splits * units, 0))
+    starts = ends - tiles * splits * units
     cut = wants & (ends <= spec.units)
     items: list[tuple[int, ...]] = []
     merges: list[tuple[int, int]] = []
     for row in np.flatnonzero(tiles).tolist():
-        each = int(pieces[row]) if cut[row] else 1
+        each = int(splits[row]) if cut[row] else 1
         for place in range(int(tiles[row])):
             tile = int(tiles[row]) - 1 - place  # the longest first
             low, high = _extent(tile, int(q_len[row]), int(kv_len[row]), spec)
             if cut[row]:
                 merges.append((len(items), each))
-            for piece in range(each):
+            for split in range(each):
                 begin, end, unit = low, high, WHOLE
                 if cut[row]:
-                    begin = int(first[row] + piece) * spec.piece
-                    end = min(begin + spec.piece, high)
-                    unit = int(starts[row] + (place * each + piece) * units[row])
+                    begin = int(first[row] + split) * spec.split
+                    end = min(begin + spec.split, high)
+                    unit = int(starts[row] + (place * each + split) * units[row])
                 lengths = int(cu_seqlens_q[row]), int(q_len[row]), int(kv_len[row])
                 items.append((row, tile, begin, end, *lengths, unit))
     columns = np.array(items, dtype=np.int32).reshape(-1, COLUMNS)
     return columns, np.array(merges, dtype=np.int32).reshape(-1, 2)
 
 
-def _extent(tile: int, q_len: int, kv_len: int, spec: FixedSpec) -> tuple[int, int]:
+def _extent(tile: int, q_len: int, kv_len: int, spec: BatchInvariantSpec) -> tuple[int, int]:
     """Where the keys begin, at a piece's border, and end that any query of the tile sees."""
     last = min(((tile + 1) * spec.block_m - 1) // spec.group, q_len - 1)
     end = max(kv_len - q_len + last + 1, 0)
     if not spec.window:
         return 0, end
     first_query = kv_len - q_len + tile * spec.block_m // spec.group
-    return max(first_query + 1 - spec.window, 0) // spec.piece * spec.piece, end
+    return max(first_query + 1 - spec.window, 0) // spec.split * spec.split, end

@@ -41,7 +41,7 @@ def _row_of(token, CU_SEQLENS_Q, rows):
 @triton.jit(do_not_specialize=["rows", "table_row"])
 def _flash1(
     Q, K, V, TABLE, CU_SEQLENS_Q, CACHE_SEQLENS, OUT, LSE, SINKS, K_SCALE, V_SCALE,
-    q_token, q_head, table_row, k_page, k_head, k_cell, v_page, v_head, v_cell,
+    q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, rows, scale, softcap,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -71,14 +71,14 @@ def _flash1(
         there = key <= position
         page = tl.load(table + key // PAGE, mask=there, other=0).to(tl.int64)
         mask = there[:, None] & (d < D)[None, :]
-        at = K + kv_head * k_head + (page * k_page + key % PAGE * k_cell)[:, None] + d[None, :]
+        at = K + kv_head * k_head + (page * k_page + key % PAGE * k_token)[:, None] + d[None, :]
         k = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         s = to_logits(tl.sum(k * q[None, :], 1), scale, softcap, SOFTCAP)
         s = tl.where(there, s, float("-inf"))
         top = tl.maximum(m, tl.max(s, 0))
         p = tl.exp2(s - top)
         alpha = tl.exp2(m - top)
-        at = V + kv_head * v_head + (page * v_page + key % PAGE * v_cell)[:, None] + d[None, :]
+        at = V + kv_head * v_head + (page * v_page + key % PAGE * v_token)[:, None] + d[None, :]
         v = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         total = total * alpha + tl.sum(p, 0)
         acc = acc * alpha + tl.sum(v * p[:, None], 0)

@@ -8,10 +8,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 # Triton 3.7 renamed it.
-meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+cta_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 
-def boxes(tensor: Tensor, box: list[int]) -> TensorDescriptor:
+def tma_desc(tensor: Tensor, box: list[int]) -> TensorDescriptor:
     """What a TMA copies at a time of a tensor of 16-bit numbers; what is outside comes as zeros."""
     layout = gl.NVMMASharedLayout(
         swizzle_byte_width=min(128, 2 * box[-1]), element_bitwidth=16, rank=len(box)

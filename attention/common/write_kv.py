@@ -1,7 +1,7 @@
 # write_kv: this step's keys and values go into their pages, both in one launch.
 #   grid      (T, head tiles): a program moves up to 1024 numbers of K and as many of V
 #   reads     new_k, new_v [T, kv_heads, D] bf16, fp16 or fp32, rows and heads at any stride;
-#             write_slots [T] int64; k_scale, v_scale [kv_heads] fp32 if the pages hold fp8
+#             slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if the pages hold fp8
 #   writes    k, v [pages, kv_heads, page_size, D] at (slot // page_size, head, slot % page_size)
 #   skips     tokens whose slot is negative: the padding of a captured graph
 #   math      a cast; for fp8, value / scale, cut to +-448 (the largest e4m3), NaN stays NaN
@@ -36,7 +36,7 @@ def _write_kv(
     new_v,
     k,
     v,
-    write_slots,
+    slot_mapping,
     k_scale,
     v_scale,
     stride_new_k_token,
@@ -45,10 +45,10 @@ def _write_kv(
     stride_new_v_head,
     stride_k_page,
     stride_k_head,
-    stride_k_cell,
+    stride_k_token,
     stride_v_page,
     stride_v_head,
-    stride_v_cell,
+    stride_v_token,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
@@ -58,7 +58,7 @@ def _write_kv(
     DEPENDENT: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(write_slots + token)
+    slot = tl.load(slot_mapping + token)
     if DEPENDENT:
         start_successor_and_wait()
     if slot >= 0:
@@ -72,10 +72,10 @@ def _write_kv(
         source = new_v + token * stride_new_v_token + head[:, None] * stride_new_v_head
         values = tl.load(source + dim[None, :], mask=mask)
         wide = head.to(tl.int64)[:, None]
-        target = k + page * stride_k_page + wide * stride_k_head + cell * stride_k_cell
+        target = k + page * stride_k_page + wide * stride_k_head + cell * stride_k_token
         keys = to_pages(keys, k_scale, head, head_mask, HAS_SCALE, k.dtype.element_ty)
         tl.store(target + dim[None, :], keys, mask=mask)
-        target = v + page * stride_v_page + wide * stride_v_head + cell * stride_v_cell
+        target = v + page * stride_v_page + wide * stride_v_head + cell * stride_v_token
         values = to_pages(values, v_scale, head, head_mask, HAS_SCALE, v.dtype.element_ty)
         tl.store(target + dim[None, :], values, mask=mask)
 
@@ -85,11 +85,11 @@ def write_kv(
     new_v: Tensor,
     k: Tensor,
     v: Tensor,
-    write_slots: Tensor,
+    slot_mapping: Tensor,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Store new_k, new_v [T, kv_heads, head_dim] into one layer's pages at write_slots [T] int64.
+    """Store new_k, new_v [T, kv_heads, head_dim] into one layer's pages at slot_mapping [T] int64.
 
     k, v:     [pages, kv_heads, page_size, head_dim]; the numbers of a head lie side by side, all
               else may have any stride
@@ -101,8 +101,8 @@ def write_kv(
     fp8 = k.dtype == torch.float8_e4m3fn
     assert new_v.shape == new_k.shape and k.shape == v.shape and k.dtype == v.dtype
     assert k.shape[1] == kv_heads and k.shape[3] == head_dim
-    assert write_slots.shape == (tokens,) and write_slots.dtype == torch.int64
-    assert write_slots.is_contiguous()
+    assert slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
+    assert slot_mapping.is_contiguous()
     assert new_k.stride(2) == new_v.stride(2) == k.stride(3) == v.stride(3) == 1
     assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
     if tokens == 0:
@@ -114,7 +114,7 @@ def write_kv(
         new_v,
         k,
         v,
-        write_slots,
+        slot_mapping,
         k_scale,
         v_scale,
         *new_k.stride()[:2],

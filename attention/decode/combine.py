@@ -36,7 +36,7 @@ def _combine(
 ):  # fmt: skip
     merge, r, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(MERGES + merge * 2)
-    pieces = tl.load(MERGES + merge * 2 + 1)
+    work_tiles = tl.load(MERGES + merge * 2 + 1)
     item = WORK + first * 8
     head, q_start, q_len = tl.load(item + 1), tl.load(item + 4), tl.load(item + 5)
     if DEPENDENT:
@@ -46,7 +46,7 @@ def _combine(
             wait_for_launcher()
     if (merge == 0) & (r == 0) & (part == 0):
         tl.store(QUEUE, 0)
-    if (pieces == 0) | (r >= q_len * GROUP):
+    if (work_tiles == 0) | (r >= q_len * GROUP):
         return
     slot = first.to(tl.int64) * QUERIES + r
     d = part * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -54,8 +54,8 @@ def _combine(
     m = NOTHING
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for start in range(0, pieces, BLOCK_P):
-        there = start + i < pieces
+    for start in range(0, work_tiles, BLOCK_P):
+        there = start + i < work_tiles
         at = slot + (start + i) * QUERIES
         lse = tl.load(PARTIAL_LSE + at, mask=there, other=float("-inf"))
         o = tl.load(

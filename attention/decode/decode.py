@@ -29,7 +29,7 @@ from attention.planner.split_plan import SplitPlan
 
 
 @triton.jit
-def _read_piece(item):
+def _read_work_tile(item):
     """row, head, first, end, q_start, q_len, kv_len, partial: an entry of `work` (plan.py)."""
     row, head, first, end = (
         tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
@@ -76,7 +76,7 @@ def _store(
 
 
 @triton.jit
-def _piece(
+def _work_tile(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
     q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, scale, softcap,
@@ -84,7 +84,7 @@ def _piece(
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head, first, end, q_start, q_len, kv_len, partial = _read_piece(WORK + w * 8)
+    row, head, first, end, q_start, q_len, kv_len, partial = _read_work_tile(WORK + w * 8)
     r = tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
@@ -157,7 +157,7 @@ def _decode(
     if QUEUED:  # stop is the number of pieces
         w = tl.atomic_add(QUEUE, 1)
     while w < stop:
-        _piece(
+        _work_tile(
             Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
             q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
             out_token, out_head, lse_token, scale, softcap,
@@ -176,7 +176,7 @@ class DecodeConfig:
     block_n: int
     stages: int
     warps: int
-    resident: int
+    ctas_per_sm: int
 
 
 def decode_config(
@@ -187,10 +187,10 @@ def decode_config(
     kv_dtype: of the pages, dtype if not said
     """
     if dtype == torch.float32 or head_dim > 128 or queries > 16:
-        return DecodeConfig(block_n=32, stages=3, warps=4, resident=1)
+        return DecodeConfig(block_n=32, stages=3, warps=4, ctas_per_sm=1)
     # What is converted on the way takes registers.
     return DecodeConfig(
-        block_n=64, stages=3, warps=4, resident=3 if kv_dtype in (None, dtype) else 2
+        block_n=64, stages=3, warps=4, ctas_per_sm=3 if kv_dtype in (None, dtype) else 2
     )
 
 

@@ -36,10 +36,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.dependent_launch import dependent_launch
-from attention.common.hopper import boxes, meet, write_partial
+from attention.common.hopper import cta_barrier, tma_desc, write_partial
 from attention.common.softmax import LOG2E, NOTHING
 from attention.decode.combine import combine
-from attention.decode.decode_hopper_load import load_pieces, read_piece
+from attention.decode.decode_hopper_load import load_work_tiles, read_work_tile
 from attention.decode.decode_hopper_tile import (
     add_values,
     columns,
@@ -47,8 +47,8 @@ from attention.decode.decode_hopper_tile import (
     no_values,
     scores,
     weights,
-    without_poison,
     write_whole,
+    zero_outside,
 )
 from attention.kv_pool import FP8
 from attention.planner.split_plan import SplitPlan
@@ -71,14 +71,14 @@ def _compute(
     program = gl.program_id(0)
     r = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, tile_layout))
     begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
-    after = read_piece(WORK, begin)
+    after = read_work_tile(WORK, begin)
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
     tile = 0
     for w in range(begin, stop):
         _, head, first, end, q_start, q_len, kv_len, partial = after
-        after = read_piece(WORK, w + 1)
+        after = read_work_tile(WORK, w + 1)
         factor = scale * LOG2E
         if K_SCALE is not None:
             factor = factor * gl.load(K_SCALE + head)
@@ -95,13 +95,13 @@ def _compute(
             mbarrier.wait(full.index(stage), (tile // STAGES) & 1)
             s = scores(q, keys.index(stage).permute((1, 0)).load(right), BLOCK_Q, BLOCK_N, PAIRS)
             v = values.index(stage).load(right)
-            meet()  # every warp has read the tile
+            cta_barrier()  # every warp has read the tile
             mbarrier.arrive(empty.index(stage), count=1)
             tile += 1
             p, m, alpha = weights(
                 s, m, start, end, position, factor, softcap, QUERIES > GROUP, WINDOW, SOFTCAP
             )
-            v = without_poison(v, start, end, lowest, WINDOW)
+            v = zero_outside(v, start, end, lowest, WINDOW)
             sums = sums * alpha[:, None] + p
             acc = add_values(acc, alpha, gl.convert_layout(p.to(q[0].dtype), left), v, PAIRS)
         total = gl.sum(sums, 1)
@@ -119,17 +119,17 @@ def _compute(
 
 @gluon.jit(do_not_specialize=["table_row", "num_pages"])
 def _decode_hopper(
-    Q, k_boxes, v_boxes, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
+    Q, k_desc, v_desc, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
     WORK, STARTS, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token, scale,
     softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    ACROSS: gl.constexpr = k_boxes.block_type.shape[3]
+    ACROSS: gl.constexpr = k_desc.block_type.shape[3]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * ACROSS), 16, 2)
-    keys = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, BLOCK_N, ACROSS], swizzled)
-    values = gl.allocate_shared_memory(k_boxes.dtype, [STAGES, BLOCK_N, ACROSS], swizzled)
+    keys = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, ACROSS], swizzled)
+    values = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, ACROSS], swizzled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -143,8 +143,8 @@ def _decode_hopper(
                 V_SCALE, WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale,
                 softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, DEPENDENT,
             )),
-            (load_pieces, (
-                k_boxes, v_boxes, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
+            (load_work_tiles, (
+                k_desc, v_desc, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
                 num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
             )),
         ],
@@ -193,7 +193,7 @@ def decode_hopper(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    beside: Callable[[], None] | None = None,
+    overlap: Callable[[], None] | None = None,
     config: HopperDecodeConfig | None = None,
 ) -> None:
     """As `decode`, for bfloat16, float16 and float8 pages and plans whose pieces are assigned.
@@ -215,7 +215,7 @@ def decode_hopper(
     assert k.dtype == FP8 or (k_scale is None and v_scale is None)
     assert q.stride(-1) == out.stride(-1) == 1
     _decode_hopper[(spec.programs,)](
-        q, _kv_boxes(k, box), _kv_boxes(v, box), page_table, plan.partial_out,
+        q, _kv_desc(k, box), _kv_desc(v, box), page_table, plan.partial_out,
         plan.partial_lse, out, lse, sinks, k_scale, v_scale, plan.work, plan.starts,
         q.stride(0), q.stride(1), page_table.stride(0), pages, out.stride(0), out.stride(1),
         0 if lse is None else lse.stride(0), scale, softcap,
@@ -224,14 +224,14 @@ def decode_hopper(
         SOFTCAP=softcap > 0, num_warps=4, maxnreg=config.registers,
         **dependent_launch(q.device),
     )  # fmt: skip
-    if beside is not None:
-        beside()
+    if overlap is not None:
+        overlap()
     combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
 
 
-def _kv_boxes(tensor: Tensor, tokens: int) -> TensorDescriptor:
+def _kv_desc(tensor: Tensor, tokens: int) -> TensorDescriptor:
     """Of K or V: tokens of a head; float8 numbers in pairs, as int16."""
     across = max(64, triton.next_power_of_2(tensor.shape[-1]))
     if tensor.dtype == FP8:
         tensor, across = tensor.view(torch.int16), across // 2
-    return boxes(tensor, [1, 1, tokens, across])
+    return tma_desc(tensor, [1, 1, tokens, across])

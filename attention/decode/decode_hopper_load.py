@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_wait
 
 
 @gluon.jit
-def read_piece(WORK, w):
+def read_work_tile(WORK, w):
     """A piece's columns; past the last piece they are junk that is not used."""
     at = WORK + w * 8
     row, head, first, end = gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
@@ -23,8 +23,8 @@ def read_piece(WORK, w):
 
 
 @gluon.jit
-def load_pieces(
-    k_boxes, v_boxes, keys, values, full, empty, WORK, STARTS, TABLE, table_row, num_pages,
+def load_work_tiles(
+    k_desc, v_desc, keys, values, full, empty, WORK, STARTS, TABLE, table_row, num_pages,
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -33,15 +33,15 @@ def load_pieces(
 
     A page that no query sees is replaced by one past the pool's end, of which nothing is read.
     """
-    BOX: gl.constexpr = k_boxes.block_type.shape[2]  # tokens of a page, or of a part of one
-    BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
+    BOX: gl.constexpr = k_desc.block_type.shape[2]  # tokens of a page, or of a part of one
+    BLOCK_D: gl.constexpr = k_desc.block_type.shape[3]
     program = gl.program_id(0)
     begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
-    after = read_piece(WORK, begin)
+    after = read_work_tile(WORK, begin)
     tile = 0
     for w in range(begin, stop):
         row, head, first, end, _, q_len, kv_len, _ = after
-        after = read_piece(WORK, w + 1)
+        after = read_work_tile(WORK, w + 1)
         lowest = 0
         if WINDOW > 0:
             lowest = gl.maximum(kv_len - q_len + 1 - WINDOW, 0)
@@ -58,15 +58,15 @@ def load_pieces(
                 gdc_wait()
             stage = tile % STAGES
             mbarrier.wait(empty.index(stage), ((tile // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(stage), 2 * (BLOCK_N // BOX) * k_boxes.block_type.nbytes)
+            mbarrier.expect(full.index(stage), 2 * (BLOCK_N // BOX) * k_desc.block_type.nbytes)
             k_tile = keys.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
             v_tile = values.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
             for j in gl.static_range(BLOCK_N // BOX):
                 cell = [pages[j], head, (start + j * BOX) % PAGE, 0]
                 tma.async_copy_global_to_shared(
-                    k_boxes, cell, full.index(stage), k_tile.slice(j * BOX, BOX, 2)
+                    k_desc, cell, full.index(stage), k_tile.slice(j * BOX, BOX, 2)
                 )
                 tma.async_copy_global_to_shared(
-                    v_boxes, cell, full.index(stage), v_tile.slice(j * BOX, BOX, 2)
+                    v_desc, cell, full.index(stage), v_tile.slice(j * BOX, BOX, 2)
                 )
             tile += 1

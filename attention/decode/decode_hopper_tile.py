@@ -153,7 +153,7 @@ def weights(
 
 
 @gluon.jit
-def without_poison(v, start, end, lowest, WINDOW: gl.constexpr):
+def zero_outside(v, start, end, lowest, WINDOW: gl.constexpr):
     """Zeros for values that no query sees: there may be NaN, and 0 * NaN is NaN."""
     outside = start + v.shape[0] > end
     if WINDOW > 0:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from attention.planner.split_plan import EIGHTHS, PlanSpec
+from attention.planner.split_plan import EIGHTHS, SplitPlanSpec
 
 PARTIAL_BYTES = 8  # a number of a partial result: four bytes written, and read by the combine
 
@@ -44,23 +44,24 @@ class DeviceCosts:
         block: int,
         max_q_len: int = 1,
         window: int = 0,
-    ) -> PlanSpec:
-        """The PlanSpec of a decode grid; item_bytes: of a stored key's number; group: query heads
+    ) -> SplitPlanSpec:
+        """The SplitPlanSpec of a decode grid; item_bytes: of a stored key's number; group: query
+        heads
         a KV head.  Costs are rounded to eighths of a block."""
         block_us = self.block_us(
             block=block, head_dim=head_dim, item_bytes=item_bytes, programs=programs
         )
         partial_bytes = max_q_len * group * head_dim * PARTIAL_BYTES
         partial_us = partial_bytes * programs / (self.merge_tbs * 1e6)
-        return PlanSpec(
+        return SplitPlanSpec(
             kv_heads=kv_heads,
             programs=programs,
             max_q_len=max_q_len,
             window=window,
             block=block,
-            piece_cost=round(EIGHTHS * self.piece_us / block_us),
+            work_tile_cost=round(EIGHTHS * self.piece_us / block_us),
             merge_cost=round(EIGHTHS * self.merge_us / block_us),
-            merge_piece_cost=round(EIGHTHS * partial_us / block_us),
+            merge_tile_cost=round(EIGHTHS * partial_us / block_us),
         )
 
 

@@ -10,16 +10,16 @@ import torch
 import triton
 from torch import Tensor
 
-from attention.planner.fa3 import MOST_ROWS, split_cap
+from attention.planner.fa3 import MAX_SPLIT_ROWS, split_cap
 from attention.planner.split_counts_device import plan_counts
-from attention.planner.split_plan import EIGHTHS, PlanSpec, SplitPlan
-from attention.planner.stream_k import heads_abreast
-from attention.planner.stream_k_device import plan_uneven
+from attention.planner.split_plan import EIGHTHS, SplitPlan, SplitPlanSpec
+from attention.planner.stream_k import interleaved_heads
+from attention.planner.stream_k_device import plan_stream_k
 
 PLANNERS = ("uneven", "greedy", "fa3")
 # Measured on an H100.
 NUM_WARPS = 8
-UNITS_EACH = 64  # of plan_uneven: rows and KV heads a program
+UNITS_EACH = 64  # of plan_stream_k: rows and KV heads a program
 COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts
 
 
@@ -28,7 +28,7 @@ class DevicePlanner:
 
     def __init__(
         self,
-        spec: PlanSpec,
+        spec: SplitPlanSpec,
         planner: str,
         *,
         max_rows: int,
@@ -44,7 +44,7 @@ class DevicePlanner:
         if planner not in PLANNERS:
             known = f"{', '.join(PLANNERS[:-1])} or {PLANNERS[-1]}"
             raise ValueError(f"no split planner is named `{planner}`: use {known}")
-        assert max_rows >= 1 and spec.piece_cost >= 0 and spec.min_blocks >= 1
+        assert max_rows >= 1 and spec.work_tile_cost >= 0 and spec.min_blocks >= 1
         self.max_rows = max_rows
         self._planner = planner
         self._plan = SplitPlan.allocate(
@@ -72,23 +72,23 @@ class DevicePlanner:
                 "make the planner for more rows"
             )
         if self._planner == "uneven":
-            self._launch_uneven(cu_seqlens_q, cache_seqlens, num_rows)
+            self._launch_stream_k(cu_seqlens_q, cache_seqlens, num_rows)
         else:
             self._launch_counts(cu_seqlens_q, cache_seqlens, num_rows)
         return self._plan
 
-    def _launch_uneven(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
+    def _launch_stream_k(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor, num_rows: int) -> None:
         plan, spec = self._plan, self._plan.spec
         max_rows = triton.next_power_of_2(self.max_rows)
-        abreast = heads_abreast(spec)
-        heads, programs = spec.kv_heads // abreast, spec.programs // abreast
+        interleaved = interleaved_heads(spec)
+        heads, programs = spec.kv_heads // interleaved, spec.programs // interleaved
         row_units = triton.next_power_of_2(heads)
         rows_each = max(UNITS_EACH // row_units, 1)
         boundaries = triton.next_power_of_2(programs + 1)
-        plan_uneven[(1 + triton.cdiv(num_rows, rows_each), abreast)](
+        plan_stream_k[(1 + triton.cdiv(num_rows, rows_each), interleaved)](
             cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
-            ABREAST=abreast, HEADS=heads, PROGRAMS=programs, MAX_Q_LEN=spec.max_q_len,
-            WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
+            INTERLEAVED=interleaved, HEADS=heads, PROGRAMS=programs, MAX_Q_LEN=spec.max_q_len,
+            WINDOW=spec.window, BLOCK=spec.block, WORK_TILE_COST=spec.work_tile_cost,
             MIN_SHARE=EIGHTHS * spec.min_blocks, MAX_ROWS=max_rows,
             BOUNDARIES=boundaries, ROWS_EACH=rows_each, ROW_UNITS=row_units,
             num_warps=NUM_WARPS if boundaries > 64 else NUM_WARPS // 2,
@@ -101,9 +101,9 @@ class DevicePlanner:
         plan_counts[(max(triton.cdiv(num_rows, rows_each), 1),)](
             cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
             HEADS=spec.kv_heads, PROGRAMS=spec.programs, MAX_Q_LEN=spec.max_q_len,
-            WINDOW=spec.window, BLOCK=spec.block, PIECE_COST=spec.piece_cost,
-            MERGE_COST=spec.merge_cost, MERGE_PIECE_COST=spec.merge_piece_cost,
-            CAP=split_cap(spec.kv_heads, spec.programs), MOST_ROWS=MOST_ROWS,
+            WINDOW=spec.window, BLOCK=spec.block, WORK_TILE_COST=spec.work_tile_cost,
+            MERGE_COST=spec.merge_cost, MERGE_TILE_COST=spec.merge_tile_cost,
+            CAP=split_cap(spec.kv_heads, spec.programs), MAX_SPLIT_ROWS=MAX_SPLIT_ROWS,
             GREEDY=self._planner == "greedy", MAX_ROWS=max_rows,
             BOUNDARIES=triton.next_power_of_2(spec.programs + 1),
             CHUNK=min(max_rows, COUNTS_CHUNK), ROWS_EACH=rows_each, LANES=COUNTS_LANES,

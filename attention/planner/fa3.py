@@ -13,23 +13,23 @@ from functools import lru_cache
 import numpy as np
 
 from attention.planner.split_counts import plan_of_counts
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, planned_rows
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec, planned_rows
 
 MARGIN = np.float32(1.1)  # what the mean is raised by, because parts are whole blocks
-MOST_SPLITS = 128  # FlashAttention-3 asks for no more
-MOST_ROWS = 992  # of a batch whose rows it cuts: one block of threads plans them
+MAX_SPLITS = 128  # FlashAttention-3 asks for no more
+MAX_SPLIT_ROWS = 992  # of a batch whose rows it cuts: one block of threads plans them
 
 
 def plan_fa3(
-    cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec, cap: int | None = None
-) -> HostPlan:
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec, cap: int | None = None
+) -> HostSplitPlan:
     """The plan of FlashAttention-3 for spec.programs programs; cap as in `fa3_counts`."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     cap = split_cap(spec.kv_heads, spec.programs) if cap is None else cap
     return plan_of_counts(rows, fa3_counts(rows.blocks, spec, cap), spec)
 
 
-def fa3_counts(blocks: Ints, spec: PlanSpec, cap: int) -> Ints:
+def fa3_counts(blocks: Int32Array, spec: SplitPlanSpec, cap: int) -> Int32Array:
     """blocks [R] -> split counts [R], each between 1 and cap.
 
     share = ceil(float32(sum of blocks) * 1.1f * float32(kv_heads) / float32(programs)), at least 1:
@@ -40,7 +40,7 @@ def fa3_counts(blocks: Ints, spec: PlanSpec, cap: int) -> Ints:
     than one part has more than `share` blocks, so that fewer than programs (row, head) are cut; and
     ceil(blocks / share) adds up to less than rows + programs / kv_heads.
     """
-    if len(blocks) > MOST_ROWS:
+    if len(blocks) > MAX_SPLIT_ROWS:
         return np.ones_like(blocks)
     total = np.float32(blocks.sum(dtype=np.int64))
     share = total * MARGIN * np.float32(spec.kv_heads) / np.float32(spec.programs)
@@ -49,7 +49,7 @@ def fa3_counts(blocks: Ints, spec: PlanSpec, cap: int) -> Ints:
 
 
 @lru_cache
-def split_cap(kv_heads: int, programs: int, max_blocks: int = MOST_SPLITS) -> int:
+def split_cap(kv_heads: int, programs: int, max_blocks: int = MAX_SPLITS) -> int:
     """The most parts FlashAttention-3 would cut a row into; max_blocks: of the longest row.
 
     Its `num_splits_heuristic` for one row: the smallest count whose last wave is filled nearly as
@@ -58,7 +58,7 @@ def split_cap(kv_heads: int, programs: int, max_blocks: int = MOST_SPLITS) -> in
     """
     if kv_heads >= np.float32(0.8) * programs or max_blocks <= 4:
         return 1
-    counts = np.arange(1, min(MOST_SPLITS, programs, max_blocks) + 1)
+    counts = np.arange(1, min(MAX_SPLITS, programs, max_blocks) + 1)
     waves = (kv_heads * counts).astype(np.float32) / np.float32(programs)
     filled = waves / np.ceil(waves)
     return int(counts[filled >= np.float32(0.85) * filled.max()][0])

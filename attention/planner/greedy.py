@@ -22,21 +22,27 @@ import numpy as np
 
 from attention.planner.fa3 import fa3_counts, split_cap
 from attention.planner.split_counts import part_of, plan_of_counts
-from attention.planner.split_plan import EIGHTHS, HostPlan, Ints, PlanSpec, planned_rows
+from attention.planner.split_plan import (
+    EIGHTHS,
+    HostSplitPlan,
+    Int32Array,
+    SplitPlanSpec,
+    planned_rows,
+)
 
 THRESHOLDS = 8  # lengths at which the price counts parts, evenly from the longest part down
 
 
 def plan_greedy(
-    cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec, cap: int | None = None
-) -> HostPlan:
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec, cap: int | None = None
+) -> HostSplitPlan:
     """The cheapest of three plans for spec.programs programs; cap as in `fa3_counts`."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     cap = split_cap(spec.kv_heads, spec.programs) if cap is None else cap
     return plan_of_counts(rows, greedy_counts(rows.blocks, spec, cap), spec)
 
 
-def greedy_counts(blocks: Ints, spec: PlanSpec, cap: int) -> Ints:
+def greedy_counts(blocks: Int32Array, spec: SplitPlanSpec, cap: int) -> Int32Array:
     """blocks [R] -> split counts [R]; all in integers, so that the device finds the same."""
     fewest_waves = -(-len(blocks) * spec.kv_heads // spec.programs)
     candidates = [fa3_counts(blocks, spec, cap)]
@@ -47,7 +53,7 @@ def greedy_counts(blocks: Ints, spec: PlanSpec, cap: int) -> Ints:
     return candidates[prices.index(min(prices))]
 
 
-def largest_part(blocks: Ints, spec: PlanSpec, waves: int) -> int:
+def largest_part(blocks: Int32Array, spec: SplitPlanSpec, waves: int) -> int:
     """The smallest T >= 1 such that rows in ceil(blocks / T) parts fit `waves` waves of programs.
 
     They must fit the buffers of a SplitPlan too: at most 2 * programs parts more than (row, head),
@@ -67,18 +73,18 @@ def largest_part(blocks: Ints, spec: PlanSpec, waves: int) -> int:
     return low
 
 
-def price(blocks: Ints, counts: Ints, spec: PlanSpec) -> int:
+def price(blocks: Int32Array, counts: Int32Array, spec: SplitPlanSpec) -> int:
     """A lower bound of what a queue of these parts takes, combine included, in eighths of a block.
 
     The largest of the mean load and, for 8 lengths x = ceil(longest * j / 8), of the waves that the
     parts of at least x blocks make, each x long.  Parts of one length, last parts of rows counted
     as full: exact.
     """
-    heads, programs, fixed = spec.kv_heads, spec.programs, spec.piece_cost
+    heads, programs, fixed = spec.kv_heads, spec.programs, spec.work_tile_cost
     part, parts = part_of(blocks, counts)
-    pieces = int(parts.sum(dtype=np.int64)) * heads
+    work_tiles = int(parts.sum(dtype=np.int64)) * heads
     total = int(blocks.sum(dtype=np.int64)) * heads * EIGHTHS
-    cost = -(-(total + fixed * pieces) // programs)
+    cost = -(-(total + fixed * work_tiles) // programs)
     longest = int(part.max(initial=0))
     for j in range(1, THRESHOLDS + 1):
         length = -(-longest * j // THRESHOLDS)
@@ -86,5 +92,5 @@ def price(blocks: Ints, counts: Ints, spec: PlanSpec) -> int:
         cost = max(cost, -(-long_pieces // programs) * (fixed + EIGHTHS * length))
     partials = int(parts[parts > 1].sum(dtype=np.int64)) * heads
     if partials:
-        cost += spec.merge_cost + spec.merge_piece_cost * partials // programs
+        cost += spec.merge_cost + spec.merge_tile_cost * partials // programs
     return cost

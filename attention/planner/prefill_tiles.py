@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention.planner.split_plan import Ints
+from attention.planner.split_plan import Int32Array
 
 # Columns of `items`.  TILE counts the tiles of a row; FIRST and END are KV positions: FIRST is a
 # multiple of block_n, END is one or the last position that any query of the tile sees, plus one.
@@ -69,8 +69,8 @@ class HostTiles:
     tokens  KV positions that the rows see, all together, for each KV head
     """
 
-    items: Ints
-    merges: Ints
+    items: Int32Array
+    merges: Int32Array
     tokens: int
 
 
@@ -105,7 +105,7 @@ class TilePlan:
         device: torch.device,
     ) -> TilePlan:
         """Buffers for steps of at most max_tokens query tokens in max_rows rows."""
-        pieces = (spec.split_items, spec.kv_heads, spec.block_m)
+        splits = (spec.split_items, spec.kv_heads, spec.block_m)
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -116,8 +116,8 @@ class TilePlan:
             merges=ints(spec.split_items, 2),
             counts=ints(3),
             queue=ints(1),
-            partial_out=torch.empty(*pieces, head_dim, device=device),
-            partial_lse=torch.empty(*pieces, device=device),
+            partial_out=torch.empty(*splits, head_dim, device=device),
+            partial_lse=torch.empty(*splits, device=device),
         )
 
     def load(self, plan: HostTiles) -> None:
@@ -134,17 +134,17 @@ class TilePlan:
 class Tiles:
     """The tiles of a step, by row and tile."""
 
-    row: Ints  # [T]
-    tile: Ints
-    q_start: Ints
-    q_len: Ints
-    kv_len: Ints
-    first_block: Ints  # blocks before it are outside every query's window
-    end: Ints  # KV position past the last that any query sees; 0: an empty row
-    blocks: Ints  # from first_block to end
+    row: Int32Array  # [T]
+    tile: Int32Array
+    q_start: Int32Array
+    q_len: Int32Array
+    kv_len: Int32Array
+    first_block: Int32Array  # blocks before it are outside every query's window
+    end: Int32Array  # KV position past the last that any query sees; 0: an empty row
+    blocks: Int32Array  # from first_block to end
 
 
-def tiles_of(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> Tiles:
+def tiles_of(cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: TileSpec) -> Tiles:
     """cu_seqlens_q [B + 1], cache_seqlens [B] -> the tiles that the prefill kernel serves."""
     q_lens = np.diff(cu_seqlens_q)
     served = np.flatnonzero((q_lens >= spec.min_q_len) & (q_lens >= 1))
@@ -164,7 +164,7 @@ def tiles_of(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> Tiles:
     return Tiles(*(column.astype(np.int32) for column in columns))
 
 
-def plan_tiles(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> HostTiles:
+def plan_tiles(cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: TileSpec) -> HostTiles:
     """The step's tiles, longest first; if they are fewer than run at once, cut along KV.
 
     Longest by the blocks up to the tile's end, but no more than a window holds: like the blocks it
@@ -177,12 +177,12 @@ def plan_tiles(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: TileSpec) -> HostT
         order = np.argsort(-key, kind="stable")
         items = _items(tiles, order, np.zeros_like(order), np.ones_like(order), spec)
         return HostTiles(items, np.zeros((0, 2), dtype=np.int32), tokens)
-    pieces = _pieces(tiles.blocks, spec)
-    first = np.cumsum(pieces) - pieces
-    index = np.repeat(np.arange(len(pieces)), pieces)
-    piece = np.arange(len(index)) - first[index]
-    merges = np.stack([first, pieces], axis=1)[pieces > 1].astype(np.int32)
-    return HostTiles(_items(tiles, index, piece, pieces[index], spec), merges, tokens)
+    splits = _splits(tiles.blocks, spec)
+    first = np.cumsum(splits) - splits
+    index = np.repeat(np.arange(len(splits)), splits)
+    split = np.arange(len(index)) - first[index]
+    merges = np.stack([first, splits], axis=1)[splits > 1].astype(np.int32)
+    return HostTiles(_items(tiles, index, split, splits[index], spec), merges, tokens)
 
 
 def _tokens(tiles: Tiles, spec: TileSpec) -> int:
@@ -193,7 +193,7 @@ def _tokens(tiles: Tiles, spec: TileSpec) -> int:
     return int(seen.sum())
 
 
-def _pieces(blocks: Ints, spec: TileSpec) -> NDArray[np.int64]:
+def _splits(blocks: Int32Array, spec: TileSpec) -> NDArray[np.int64]:
     """[T] pieces of each tile, at least one, together at most spec.split_items.
 
     Pieces are as short as those of the longest tile cut into k.  The largest k is found by
@@ -201,36 +201,36 @@ def _pieces(blocks: Ints, spec: TileSpec) -> NDArray[np.int64]:
     """
     longest = int(blocks.max(initial=0))
 
-    def pieces(k: int) -> NDArray[np.int64]:
+    def splits(k: int) -> NDArray[np.int64]:
         size = max(-(-longest // k), spec.min_blocks)
         return np.maximum(-(-blocks.astype(np.int64) // size), 1)
 
     low, high = 1, spec.split_items
     while low < high:
         middle = (low + high + 1) // 2
-        if pieces(middle).sum() <= spec.split_items:
+        if splits(middle).sum() <= spec.split_items:
             low = middle
         else:
             high = middle - 1
-    return pieces(low)
+    return splits(low)
 
 
 def _items(
     tiles: Tiles,
     index: NDArray[np.int64],
-    piece: NDArray[np.int64],
-    pieces: NDArray[np.int64],
+    split: NDArray[np.int64],
+    splits: NDArray[np.int64],
     spec: TileSpec,
-) -> Ints:
+) -> Int32Array:
     """Items for piece `piece` of `pieces` equal ones of tiles[index]."""
     blocks, first_block = tiles.blocks[index], tiles.first_block[index]
-    size = -(-blocks // pieces)
+    size = -(-blocks // splits)
     items = np.zeros((len(index), COLUMNS), dtype=np.int32)
     items[:, ROW], items[:, TILE] = tiles.row[index], tiles.tile[index]
-    items[:, FIRST] = (first_block + np.minimum(piece * size, blocks)) * spec.block_n
-    end = (first_block + np.minimum((piece + 1) * size, blocks)) * spec.block_n
+    items[:, FIRST] = (first_block + np.minimum(split * size, blocks)) * spec.block_n
+    end = (first_block + np.minimum((split + 1) * size, blocks)) * spec.block_n
     items[:, END] = np.minimum(end, tiles.end[index])
     items[:, Q_START], items[:, Q_LEN] = tiles.q_start[index], tiles.q_len[index]
     items[:, KV_LEN] = tiles.kv_len[index]
-    items[:, PARTIAL] = pieces > 1
+    items[:, PARTIAL] = splits > 1
     return items

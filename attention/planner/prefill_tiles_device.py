@@ -104,34 +104,34 @@ def _cut_tiles(
         low = tl.where(count <= SPLIT_ITEMS, middle, low)
         high = tl.where(count <= SPLIT_ITEMS, high, middle - 1)
     size = tl.maximum((longest + low - 1) // low, MIN_BLOCKS)
-    pieces = tl.where(real, tl.maximum((blocks + size - 1) // size, 1), 0)
+    splits = tl.where(real, tl.maximum((blocks + size - 1) // size, 1), 0)
 
-    item_ends = tl.cumsum(pieces, 0)
-    cut = pieces > 1
+    item_ends = tl.cumsum(splits, 0)
+    cut = splits > 1
     merge = tl.cumsum(cut.to(tl.int32), 0) - 1
     tl.store(
-        MERGES.to(tl.pointer_type(tl.int64)) + merge, pair_of(item_ends - pieces, pieces), mask=cut
+        MERGES.to(tl.pointer_type(tl.int64)) + merge, pair_of(item_ends - splits, splits), mask=cut
     )
-    items = tl.sum(pieces, 0)
+    items = tl.sum(splits, 0)
     tl.store(COUNTS, items)
     tl.store(COUNTS + 1, tl.sum(cut.to(tl.int32), 0))
 
     owner = tl.cumsum(tl.histogram(item_ends, BLOCK), 0)  # tiles that end before each item
     owner = tl.minimum(owner, BLOCK - 1)
     row, tile = tl.gather(row, owner, 0), tl.gather(tile, owner, 0)
-    piece = index - tl.gather(item_ends - pieces, owner, 0)
-    pieces = tl.gather(pieces, owner, 0)
+    split = index - tl.gather(item_ends - splits, owner, 0)
+    splits = tl.gather(splits, owner, 0)
     real = index < items
     q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
     first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     blocks = (end + (BLOCK_N - 1)) // BLOCK_N - first
-    pieces = tl.maximum(pieces, 1)
-    size = (blocks + pieces - 1) // pieces
-    piece_first = (first + tl.minimum(piece * size, blocks)) * BLOCK_N
-    piece_end = tl.minimum((first + tl.minimum((piece + 1) * size, blocks)) * BLOCK_N, end)
+    splits = tl.maximum(splits, 1)
+    size = (blocks + splits - 1) // splits
+    split_first = (first + tl.minimum(split * size, blocks)) * BLOCK_N
+    split_end = tl.minimum((first + tl.minimum((split + 1) * size, blocks)) * BLOCK_N, end)
     write_line(
-        ITEMS, index, row, tile, piece_first, piece_end, q_start, q_len, kv_len,
-        (pieces > 1).to(tl.int32), real,
+        ITEMS, index, row, tile, split_first, split_end, q_start, q_len, kv_len,
+        (splits > 1).to(tl.int32), real,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def read_rows(
 
 
 @triton.jit
-def write_pieces(
+def write_work_tiles(
     WORK, index, row, head, first, end, q_start, q_len, kv_len, first_block, blocks, mask,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

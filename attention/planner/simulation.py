@@ -1,6 +1,6 @@
 """What a plan takes: the time of its slowest program, in blocks, and the least any plan could take.
 
-Two machines.  Both charge spec.piece_cost for each piece, during which nothing is read.
+Two machines.  Both charge spec.work_tile_cost for each piece, during which nothing is read.
 
   bound by programs   each does a block a unit of time, whatever the others do (`rho` 1)
   bound by memory     all together do `programs` blocks a unit; one does at most `rho` of them, so
@@ -22,27 +22,27 @@ from attention.planner.split_plan import (
     END,
     FIRST,
     PARTIAL,
-    HostPlan,
-    Ints,
-    PlanSpec,
+    HostSplitPlan,
+    Int32Array,
+    SplitPlanSpec,
     planned_rows,
 )
 
 
-def piece_blocks(plan: HostPlan, spec: PlanSpec) -> NDArray[np.int64]:
+def work_tile_blocks(plan: HostSplitPlan, spec: SplitPlanSpec) -> NDArray[np.int64]:
     """Blocks of KV that each piece of the plan reads."""
     work = plan.work.astype(np.int64)
     return -(-work[:, END] // spec.block) - work[:, FIRST] // spec.block
 
 
-def makespan(plan: HostPlan, spec: PlanSpec, rho: float = 1.0) -> float:
+def makespan(plan: HostSplitPlan, spec: SplitPlanSpec, rho: float = 1.0) -> float:
     """Time until the last program ends, combine apart; 0 for an empty plan."""
-    blocks = piece_blocks(plan, spec)
+    blocks = work_tile_blocks(plan, spec)
     if len(blocks) == 0:
         return 0.0
     if rho != 1.0:
         return _shared(plan, blocks, spec, rho)
-    costs = blocks * EIGHTHS + spec.piece_cost
+    costs = blocks * EIGHTHS + spec.work_tile_cost
     if not plan.queued:
         ends = np.append(0, np.cumsum(costs))[plan.starts]
         return int(np.diff(ends).max()) / EIGHTHS
@@ -52,7 +52,9 @@ def makespan(plan: HostPlan, spec: PlanSpec, rho: float = 1.0) -> float:
     return max(ready) / EIGHTHS
 
 
-def _shared(plan: HostPlan, blocks: NDArray[np.int64], spec: PlanSpec, rho: float) -> float:
+def _shared(
+    plan: HostSplitPlan, blocks: NDArray[np.int64], spec: SplitPlanSpec, rho: float
+) -> float:
     """All who work go at one speed, min(rho, programs / workers): so count the blocks each could
     have done since the start, and a worker ends when that count reaches what it is then due."""
     if plan.queued:
@@ -60,14 +62,14 @@ def _shared(plan: HostPlan, blocks: NDArray[np.int64], spec: PlanSpec, rho: floa
         queues = [queue] * spec.programs
     else:
         queues = [iter(range(a, b)) for a, b in zip(plan.starts, plan.starts[1:], strict=False)]
-    latency = spec.piece_cost / EIGHTHS
+    latency = spec.work_tile_cost / EIGHTHS
     now = done = 0.0  # time; blocks that one who worked all along would have done
     filling: list[tuple[float, int, int]] = []  # time when it begins to read, program, piece
     working: list[tuple[float, int]] = []  # `done` when it ends, program
 
     def take(program: int) -> None:
-        if (piece := next(queues[program], None)) is not None:
-            heapq.heappush(filling, (now + latency, program, piece))
+        if (work_tile := next(queues[program], None)) is not None:
+            heapq.heappush(filling, (now + latency, program, work_tile))
 
     for program in range(spec.programs):
         take(program)
@@ -75,25 +77,27 @@ def _shared(plan: HostPlan, blocks: NDArray[np.int64], spec: PlanSpec, rho: floa
         speed = min(rho, spec.programs / len(working)) if working else 1.0
         ends = now + (working[0][0] - done) / speed if working else math.inf
         if filling and filling[0][0] <= ends:
-            begins, program, piece = heapq.heappop(filling)
+            begins, program, work_tile = heapq.heappop(filling)
             done += (begins - now) * speed if working else 0.0
             now = begins
-            heapq.heappush(working, (done + int(blocks[piece]), program))
+            heapq.heappush(working, (done + int(blocks[work_tile]), program))
         else:
             now, done = ends, working[0][0]
             take(heapq.heappop(working)[1])
     return now
 
 
-def combine_time(plan: HostPlan, spec: PlanSpec) -> float:
+def combine_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
     """Time of merging what was cut; 0 if nothing was."""
     partials = int(plan.work[:, PARTIAL].sum())
     if partials == 0:
         return 0.0
-    return (spec.merge_cost + spec.merge_piece_cost * partials / spec.programs) / EIGHTHS
+    return (spec.merge_cost + spec.merge_tile_cost * partials / spec.programs) / EIGHTHS
 
 
-def lower_bound(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec, rho: float = 1.0) -> float:
+def lower_bound(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec, rho: float = 1.0
+) -> float:
     """No plan of these rows has a smaller makespan.
 
     If no piece has more than k blocks, the makespan is at least that of one such piece, at least
@@ -103,15 +107,15 @@ def lower_bound(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec, rho: fl
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     if len(rows.row) == 0:
         return 0.0
-    blocks, fixed = rows.blocks.astype(np.int64), spec.piece_cost
+    blocks, fixed = rows.blocks.astype(np.int64), spec.work_tile_cost
     total = int(blocks.sum()) * spec.kv_heads * EIGHTHS
 
     def alone(largest: int) -> float:
         return fixed + largest * EIGHTHS / rho
 
     def mean(largest: int) -> float:
-        pieces = int(np.maximum(-(-blocks // largest), 1).sum()) * spec.kv_heads
-        return (total / rho + fixed * pieces) / spec.programs
+        work_tiles = int(np.maximum(-(-blocks // largest), 1).sum()) * spec.kv_heads
+        return (total / rho + fixed * work_tiles) / spec.programs
 
     low, high = 1, max(int(blocks.max()), 1)
     while low < high:  # `alone` grows with k and `mean` falls: where they cross

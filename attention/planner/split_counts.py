@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, Rows, pieces_of
+from attention.planner.split_plan import (
+    HostSplitPlan,
+    Int32Array,
+    PlannedRows,
+    SplitPlanSpec,
+    work_tiles_of,
+)
 
 
-def part_of(blocks: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def part_of(blocks: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Array]:
     """Split counts -> (blocks of a part, parts that are not empty).
 
     A part has ceil(blocks / count) blocks and the last one what is left, so that fewer parts than
@@ -21,7 +27,7 @@ def part_of(blocks: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return part, np.maximum(-(-blocks // np.maximum(part, 1)), 1)
 
 
-def plan_of_counts(rows: Rows, counts: Ints, spec: PlanSpec) -> HostPlan:
+def plan_of_counts(rows: PlannedRows, counts: Int32Array, spec: SplitPlanSpec) -> HostSplitPlan:
     """Cut row i of `rows` into counts[i] >= 1 parts for each KV head.
 
     Order of `work`: rows by the length of their parts, longest first and equal ones in the order of
@@ -38,11 +44,11 @@ def plan_of_counts(rows: Rows, counts: Ints, spec: PlanSpec) -> HostPlan:
     index = unit_row[unit]
     first = (np.arange(len(unit)) - unit_first[unit]) * part[index]
     end = np.minimum(first + part[index], rows.blocks[index])
-    work = pieces_of(rows, index, unit % heads, first, end, spec)
+    work = work_tiles_of(rows, index, unit % heads, first, end, spec)
 
     cut = np.flatnonzero(unit_parts > 1)
     assert len(cut) <= spec.programs and len(work) <= len(unit_row) + 2 * spec.programs + 1
     merges = np.zeros((spec.programs, 2), dtype=np.int32)
     merges[: len(cut), 0], merges[: len(cut), 1] = unit_first[cut], unit_parts[cut]
     starts = np.full(spec.programs + 1, len(work), dtype=np.int32)
-    return HostPlan(work, starts, merges, queued=True)
+    return HostSplitPlan(work, starts, merges, queued=True)

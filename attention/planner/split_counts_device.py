@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attention.planner.rows_device import pair_of, read_rows, write_pieces
+from attention.planner.rows_device import pair_of, read_rows, write_work_tiles
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def _largest_parts(
 @triton.jit
 def _price(
     blocks, planned, total, divisor, cap, HEADS: tl.constexpr, PROGRAMS: tl.constexpr,
-    PIECE_COST: tl.constexpr, MERGE_COST: tl.constexpr, MERGE_PIECE_COST: tl.constexpr,
+    WORK_TILE_COST: tl.constexpr, MERGE_COST: tl.constexpr, MERGE_TILE_COST: tl.constexpr,
 ):  # fmt: skip
     """greedy.price of the counts that divisor and cap give."""
     part, parts = _parts_of(blocks, planned, divisor, cap)
@@ -116,10 +116,10 @@ def _price(
     length = _ceil_div(longest * (tl.arange(0, 8) + 1), 8)
     long_parts = tl.sum(tl.where(part[:, None] >= length[None, :], parts[:, None], 0), 0)
     waves = _ceil_div(long_parts * HEADS, PROGRAMS).to(tl.int64)
-    in_waves = tl.max(waves * (PIECE_COST + 8 * length), 0)
-    pieces, partials = _pair_sum(parts, tl.where(parts > 1, parts, 0))
-    mean = _ceil_div(total * 8 + pieces.to(tl.int64) * HEADS * PIECE_COST, PROGRAMS)
-    merge = MERGE_COST + partials * HEADS * MERGE_PIECE_COST // PROGRAMS
+    in_waves = tl.max(waves * (WORK_TILE_COST + 8 * length), 0)
+    work_tiles, partials = _pair_sum(parts, tl.where(parts > 1, parts, 0))
+    mean = _ceil_div(total * 8 + work_tiles.to(tl.int64) * HEADS * WORK_TILE_COST, PROGRAMS)
+    merge = MERGE_COST + partials * HEADS * MERGE_TILE_COST // PROGRAMS
     return tl.maximum(mean, in_waves) + tl.where(partials > 0, merge, 0)
 
 
@@ -159,16 +159,16 @@ def _write_rows(
         CU_SEQLENS_Q, CACHE_SEQLENS, num_rows, row, part, divisor, cap,
         MAX_Q_LEN, WINDOW, BLOCK, CHUNK,
     )[:, None]  # fmt: skip
-    pieces = (parts * HEADS)[:, None]
+    work_tiles = (parts * HEADS)[:, None]
     count = tl.maximum(parts, 1)[:, None]
     part, blocks = part[:, None], blocks[:, None]
     for begin in range(0, tl.max(parts, 0) * HEADS, LANES):
-        piece = begin + tl.arange(0, LANES)[None, :]
-        head = (piece.to(tl.uint32) // count.to(tl.uint32)).to(tl.int32)
-        k = piece - head * count
-        index = (before & 0xFFFFF) * HEADS + piece
-        real = piece < pieces
-        write_pieces(
+        work_tile = begin + tl.arange(0, LANES)[None, :]
+        head = (work_tile.to(tl.uint32) // count.to(tl.uint32)).to(tl.int32)
+        k = work_tile - head * count
+        index = (before & 0xFFFFF) * HEADS + work_tile
+        real = work_tile < work_tiles
+        write_work_tiles(
             WORK, index, row[:, None], head, k * part, tl.minimum((k + 1) * part, blocks),
             q_start[:, None], q_len[:, None], kv_len[:, None], first_block[:, None], blocks,
             real, BLOCK,
@@ -184,8 +184,8 @@ def _write_rows(
 def plan_counts(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
     HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, PIECE_COST: tl.constexpr, MERGE_COST: tl.constexpr,
-    MERGE_PIECE_COST: tl.constexpr, CAP: tl.constexpr, MOST_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr, MERGE_COST: tl.constexpr,
+    MERGE_TILE_COST: tl.constexpr, CAP: tl.constexpr, MAX_SPLIT_ROWS: tl.constexpr,
     GREEDY: tl.constexpr, MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr,
     CHUNK: tl.constexpr, ROWS_EACH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -195,7 +195,7 @@ def plan_counts(
     )
     rows, total = _pair_sum(planned.to(tl.int64), blocks.to(tl.int64))
     divisor = _fa3_share(total, HEADS, PROGRAMS)
-    cap = tl.where(rows > MOST_ROWS, 1, CAP)
+    cap = tl.where(rows > MAX_SPLIT_ROWS, 1, CAP)
     if GREEDY:
         total = total * HEADS
         longest = tl.maximum(tl.max(blocks, 0), 1)
@@ -203,17 +203,17 @@ def plan_counts(
             blocks, planned, rows.to(tl.int32) * HEADS, total, longest, HEADS, PROGRAMS
         )
         best = _price(
-            blocks, planned, total, divisor, cap, HEADS, PROGRAMS, PIECE_COST, MERGE_COST,
-            MERGE_PIECE_COST,
+            blocks, planned, total, divisor, cap, HEADS, PROGRAMS, WORK_TILE_COST, MERGE_COST,
+            MERGE_TILE_COST,
         )  # fmt: skip
         uncapped = 1 << 30
         price_one = _price(
-            blocks, planned, total, one, uncapped, HEADS, PROGRAMS, PIECE_COST, MERGE_COST,
-            MERGE_PIECE_COST,
+            blocks, planned, total, one, uncapped, HEADS, PROGRAMS, WORK_TILE_COST, MERGE_COST,
+            MERGE_TILE_COST,
         )  # fmt: skip
         price_two = _price(
-            blocks, planned, total, two, uncapped, HEADS, PROGRAMS, PIECE_COST, MERGE_COST,
-            MERGE_PIECE_COST,
+            blocks, planned, total, two, uncapped, HEADS, PROGRAMS, WORK_TILE_COST, MERGE_COST,
+            MERGE_TILE_COST,
         )  # fmt: skip
         divisor = tl.where(price_one < best, one, divisor)
         cap = tl.where(price_one < best, uncapped, cap)
@@ -226,9 +226,9 @@ def plan_counts(
     )  # fmt: skip
     if tl.program_id(0) == 0:
         _, parts = _parts_of(blocks, planned, divisor, cap)
-        pieces, cut = _pair_sum(parts, (parts > 1).to(tl.int32))
+        work_tiles, cut = _pair_sum(parts, (parts > 1).to(tl.int32))
         j = tl.arange(0, BOUNDARIES)
-        tl.store(STARTS + j, pieces * HEADS + tl.zeros_like(j), mask=j <= PROGRAMS)
+        tl.store(STARTS + j, work_tiles * HEADS + tl.zeros_like(j), mask=j <= PROGRAMS)
         unused = (j >= cut * HEADS) & (j < PROGRAMS)
         zero = tl.zeros_like(j).to(tl.int64)
         tl.store(MERGES.to(tl.pointer_type(tl.int64)) + j, zero, mask=unused)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 EIGHTHS = 8  # of a block: costs are integers in them, so that host and device agree to the bit
 
 # Columns of `work`.  FIRST and END are KV positions; FIRST is a multiple of the block, END is one
@@ -28,7 +28,7 @@ COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSpec:
+class SplitPlanSpec:
     """What a plan depends on besides the rows' lengths.  Costs are in eighths of a block's time."""
 
     kv_heads: int
@@ -36,9 +36,9 @@ class PlanSpec:
     max_q_len: int = 1  # rows that feed more tokens are left out: the prefill kernel serves them
     window: int = 0  # a query sees so many positions up to its own; 0: all
     block: int = 64  # tokens; cuts are at multiples of it
-    piece_cost: int = 8  # fixed cost of a piece: prologue, pipeline fill, partial write
+    work_tile_cost: int = 8  # fixed cost of a piece: prologue, pipeline fill, partial write
     merge_cost: int = 8  # of having anything to combine
-    merge_piece_cost: int = 1  # of a partial result, times partial results, over programs
+    merge_tile_cost: int = 1  # of a partial result, times partial results, over programs
     min_blocks: int = 1  # a program's share is at least so many blocks
 
     def capacity(self, max_rows: int) -> int:
@@ -47,7 +47,7 @@ class PlanSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class HostPlan:
+class HostSplitPlan:
     """A plan in host memory, for tests and simulation; `SplitPlan` holds the same integers.
 
     work    [n, 8] int32        the pieces; those of one row and KV head are neighbours, in KV order
@@ -58,9 +58,9 @@ class HostPlan:
                                 entries are used, and the combine kernel's grid needs no more
     """
 
-    work: Ints
-    starts: Ints
-    merges: Ints
+    work: Int32Array
+    starts: Int32Array
+    merges: Int32Array
     queued: bool  # pieces are taken from a queue, longest first, not assigned
 
 
@@ -68,15 +68,15 @@ class HostPlan:
 class SplitPlan:
     """A plan in device memory, in buffers whose sizes depend on no length: a graph can replay it.
 
-    work    [capacity, 8] int32     as HostPlan; entries past the pieces are junk
-    starts  [programs + 1] int32    as HostPlan
-    merges  [programs, 2] int32     as HostPlan
+    work    [capacity, 8] int32     as HostSplitPlan; entries past the pieces are junk
+    starts  [programs + 1] int32    as HostSplitPlan
+    merges  [programs, 2] int32     as HostSplitPlan
     queue   [1] int32               next piece to take; 0 between uses
     partial_out  [capacity, max_q_len * group, head_dim] float32   a piece's own softmax applied
     partial_lse  [capacity, max_q_len * group] float32             base 2; -inf: nothing seen
     """
 
-    spec: PlanSpec
+    spec: SplitPlanSpec
     work: Tensor
     starts: Tensor
     merges: Tensor
@@ -88,7 +88,7 @@ class SplitPlan:
     @classmethod
     def allocate(
         cls,
-        spec: PlanSpec,
+        spec: SplitPlanSpec,
         *,
         max_rows: int,
         group: int,
@@ -113,7 +113,7 @@ class SplitPlan:
             queued=queued,
         )
 
-    def load(self, plan: HostPlan) -> None:
+    def load(self, plan: HostSplitPlan) -> None:
         """Take over a plan made on the host; for tests and benchmarks."""
         assert plan.queued == self.queued and len(plan.work) <= len(self.work)
         self.work[: len(plan.work)] = torch.from_numpy(plan.work)
@@ -123,18 +123,22 @@ class SplitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PlannedRows:
     """The planned rows of a step: index, where their queries are, and their blocks of KV."""
 
-    row: Ints  # [R] rows of the step with 1 <= q_len <= max_q_len, in order
-    q_start: Ints
-    q_len: Ints
-    kv_len: Ints
-    first_block: Ints  # blocks before it are outside every query's window
-    blocks: Ints  # blocks from there to the end; 0 for an empty row, which is served all the same
+    row: Int32Array  # [R] rows of the step with 1 <= q_len <= max_q_len, in order
+    q_start: Int32Array
+    q_len: Int32Array
+    kv_len: Int32Array
+    first_block: Int32Array  # blocks before it are outside every query's window
+    blocks: (
+        Int32Array  # blocks from there to the end; 0 for an empty row, which is served all the same
+    )
 
 
-def planned_rows(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> Rows:
+def planned_rows(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
+) -> PlannedRows:
     """cu_seqlens_q [B + 1], cache_seqlens [B] -> the rows that the decode kernel serves."""
     q_lens = np.diff(cu_seqlens_q)
     row = np.flatnonzero((q_lens >= 1) & (q_lens <= spec.max_q_len)).astype(np.int32)
@@ -143,10 +147,17 @@ def planned_rows(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> Row
     if spec.window:
         first = np.maximum(kv_len - q_len + 1 - spec.window, 0) // spec.block
     blocks = -(-kv_len // spec.block) - first
-    return Rows(row, cu_seqlens_q[row].astype(np.int32), q_len, kv_len, first, blocks)
+    return PlannedRows(row, cu_seqlens_q[row].astype(np.int32), q_len, kv_len, first, blocks)
 
 
-def pieces_of(rows: Rows, index: Ints, head: Ints, first: Ints, end: Ints, spec: PlanSpec) -> Ints:
+def work_tiles_of(
+    rows: PlannedRows,
+    index: Int32Array,
+    head: Int32Array,
+    first: Int32Array,
+    end: Int32Array,
+    spec: SplitPlanSpec,
+) -> Int32Array:
     """The `work` entries of blocks first..end of rows[index]; PARTIAL where they are not all."""
     work = np.zeros((len(index), COLUMNS), dtype=np.int32)
     offset = rows.first_block[index]

@@ -24,49 +24,53 @@ import numpy as np
 from attention.planner.split_plan import (
     EIGHTHS,
     HEAD,
-    HostPlan,
-    Ints,
-    PlanSpec,
-    pieces_of,
+    HostSplitPlan,
+    Int32Array,
+    SplitPlanSpec,
     planned_rows,
+    work_tiles_of,
 )
 
 
-def heads_abreast(spec: PlanSpec) -> int:
+def interleaved_heads(spec: SplitPlanSpec) -> int:
     """KV heads that are planned alike, neighbours, each with as many programs as the others."""
     return gcd(spec.kv_heads, spec.programs)
 
 
-def plan_uneven(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
+def plan_stream_k(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
+) -> HostSplitPlan:
     """Cut the rows' KV into spec.programs shares of equal cost.
 
     Shares are at least min_blocks blocks: with little work some programs get none.
-    A program's load is at most its share + one block + piece_cost.
+    A program's load is at most its share + one block + work_tile_cost.
     Program j * (programs / g) + p reads of head h * g + j what program p reads of head h * g, g
-    being heads_abreast(spec).
+    being interleaved_heads(spec).
     """
-    g = heads_abreast(spec)
+    g = interleaved_heads(spec)
     alike = replace(spec, kv_heads=spec.kv_heads // g, programs=spec.programs // g)
-    one = _plan_line(cu_seqlens_q, cache_seqlens, alike)
-    pieces = len(one.work)
+    one = _plan_flat(cu_seqlens_q, cache_seqlens, alike)
+    work_tiles = len(one.work)
     work = np.tile(one.work, (g, 1))
-    work[:, HEAD] = work[:, HEAD] * g + np.repeat(np.arange(g), pieces)
-    offset = np.arange(g, dtype=np.int32) * pieces
-    starts = np.append((offset[:, None] + one.starts[:-1]).ravel(), np.int32(g * pieces))
+    work[:, HEAD] = work[:, HEAD] * g + np.repeat(np.arange(g), work_tiles)
+    offset = np.arange(g, dtype=np.int32) * work_tiles
+    starts = np.append((offset[:, None] + one.starts[:-1]).ravel(), np.int32(g * work_tiles))
     merges = np.repeat(one.merges, g, axis=0)  # of each cut row: g neighbours
     merges[:, 0] += np.where(merges[:, 1] > 0, np.tile(offset, alike.programs), 0)
-    return HostPlan(work, starts, merges, queued=False)
+    return HostSplitPlan(work, starts, merges, queued=False)
 
 
-def _plan_line(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
+def _plan_flat(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
+) -> HostSplitPlan:
     """All KV heads of spec, end to end."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     heads, programs = spec.kv_heads, spec.programs
     starts = np.zeros(programs + 1, dtype=np.int32)
     merges = np.zeros((programs, 2), dtype=np.int32)
     if len(rows.row) == 0:
-        return HostPlan(np.zeros((0, 8), dtype=np.int32), starts, merges, queued=False)
-    cost = np.maximum(rows.blocks.astype(np.int64) * EIGHTHS + spec.piece_cost, 1)
+        return HostSplitPlan(np.zeros((0, 8), dtype=np.int32), starts, merges, queued=False)
+    cost = np.maximum(rows.blocks.astype(np.int64) * EIGHTHS + spec.work_tile_cost, 1)
     ends = np.cumsum(cost * heads)  # [R]
     total = int(ends[-1])
     used = min(max(total // (EIGHTHS * spec.min_blocks), 1), programs)
@@ -76,7 +80,7 @@ def _plan_line(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostP
     row = np.minimum(np.searchsorted(ends, bound, side="right"), len(ends) - 1)
     inside = bound - (ends[row] - cost[row] * heads)
     head, inside = np.divmod(inside, cost[row])
-    block = np.clip((inside - spec.piece_cost + EIGHTHS // 2) // EIGHTHS, 0, rows.blocks[row])
+    block = np.clip((inside - spec.work_tile_cost + EIGHTHS // 2) // EIGHTHS, 0, rows.blocks[row])
     unit = row * heads + head
     past = (block >= rows.blocks[row]) & (block > 0)  # rounded up to the unit's end: to the next
     unit, block = unit + past, np.where(past, 0, block)
@@ -97,11 +101,11 @@ def _plan_line(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostP
     same = np.append(all_units[1:] == all_units[:-1], False)
     end = np.where(same, np.append(first[1:], 0), rows.blocks[unit_row[all_units]])
     index, head = unit_row[all_units], unit_head[all_units]
-    work = pieces_of(rows, index, head, first, end, spec)
+    work = work_tiles_of(rows, index, head, first, end, spec)
 
     # Each unit that is cut is to be merged: one entry for its first cut.
     before = np.append(False, cut[:-1]) & (unit == np.append(-1, unit[:-1]))
     first_cut = np.flatnonzero(cut & ~before)
     merges[: len(first_cut), 0] = starts[first_cut] - 1
     merges[: len(first_cut), 1] = np.bincount(all_units)[unit[first_cut]]
-    return HostPlan(work, starts, merges, queued=False)
+    return HostSplitPlan(work, starts, merges, queued=False)

@@ -1,6 +1,6 @@
 """The uneven plan on the GPU: uneven.py's integers, computed where the lengths are.
 
-plan_uneven
+plan_stream_k
   grid      (1 + ceil(B / ROWS_EACH), ABREAST).  Of the first axis program 0 writes starts, merges
             and the pieces that begin at a cut; the others those that begin a row, ROWS_EACH rows
             each.  The second axis repeats that plan for the heads next to its own: HEADS and
@@ -15,7 +15,7 @@ plan_uneven
   limits    kv_len * HEADS < 2^28 * block; the sum of all rows' costs < 2^44
   bound     latency: two trips to memory, some fifteen barriers and as many divisions as can be
             had in 32 bits
-  checked   tests/attention/planner/test_device_planner.py: equal to plan_uneven in numpy
+  checked   tests/attention/planner/test_device_planner.py: equal to plan_stream_k in numpy
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attention.planner.rows_device import extent_of, pair_of, read_queries, read_rows, write_pieces
+from attention.planner.rows_device import (
+    extent_of,
+    pair_of,
+    read_queries,
+    read_rows,
+    write_work_tiles,
+)
 
 
 @triton.jit
@@ -71,9 +77,9 @@ def _boundary(j, share, rest, used):
 
 
 @triton.jit
-def _block_at(inside, PIECE_COST: tl.constexpr):
+def _block_at(inside, WORK_TILE_COST: tl.constexpr):
     """Eighths into a unit -> the nearest block; 0 inside the fixed cost."""
-    return (tl.maximum(inside - (PIECE_COST - 4), 0) >> 3).to(tl.int32)
+    return (tl.maximum(inside - (WORK_TILE_COST - 4), 0) >> 3).to(tl.int32)
 
 
 @triton.jit
@@ -117,9 +123,11 @@ def _last_up_to(values, j, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _summed(planned, blocks, HEADS: tl.constexpr, PIECE_COST: tl.constexpr, MAX_ROWS: tl.constexpr):
+def _summed(
+    planned, blocks, HEADS: tl.constexpr, WORK_TILE_COST: tl.constexpr, MAX_ROWS: tl.constexpr
+):
     """(what is before each row, for `_apart`; rows that are planned; their costs, 1 at least)."""
-    cost = tl.maximum(blocks * 8 + PIECE_COST, 1).to(tl.int64) * HEADS
+    cost = tl.maximum(blocks * 8 + WORK_TILE_COST, 1).to(tl.int64) * HEADS
     cost = tl.where(planned, cost + (1 << 44), 0)
     up_to = tl.cumsum(cost, 0)
     before = up_to - cost
@@ -132,7 +140,7 @@ def _summed(planned, blocks, HEADS: tl.constexpr, PIECE_COST: tl.constexpr, MAX_
 @triton.jit
 def _cuts(
     CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
-    HEADS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, PIECE_COST: tl.constexpr,
+    HEADS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
     MAX_ROWS: tl.constexpr,
 ):  # fmt: skip
     """The row of each boundary j, and whether the boundary cuts it.
@@ -149,16 +157,16 @@ def _cuts(
     first_block, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
     position = _boundary(j, share, rest, used)
     inside = (position - row_at).to(tl.int32)
-    row_cost = tl.maximum(blocks * 8 + PIECE_COST, 1)
+    row_cost = tl.maximum(blocks * 8 + WORK_TILE_COST, 1)
     head = tl.zeros_like(j)
     if HEADS > 1:
         head = _divide(inside, row_cost)
         inside -= head * row_cost
-    block = _block_at(inside, PIECE_COST)
+    block = _block_at(inside, WORK_TILE_COST)
     cut = (block > 0) & (block < blocks)
     unit_at = position - inside
     position_before = _boundary(tl.maximum(j - 1, 0), share, rest, used)
-    first_cut = cut & (_block_at(position_before - unit_at, PIECE_COST) == 0)
+    first_cut = cut & (_block_at(position_before - unit_at, WORK_TILE_COST) == 0)
     return (
         row, rank, head, block, q_start, q_len, kv_len, first_block, blocks, unit_at, cut, first_cut
     )  # fmt: skip
@@ -166,39 +174,39 @@ def _cuts(
 
 @triton.jit
 def _first_cut_after(
-    unit_at, counts_before, total, used, share, rest, ratio, PIECE_COST: tl.constexpr
+    unit_at, counts_before, total, used, share, rest, ratio, WORK_TILE_COST: tl.constexpr
 ):
     """(the block at which the first piece of a unit ends, unless the unit does; cuts before it)."""
     # The first boundary that may cut the unit: those before it are not cuts of this unit.
-    cutter = tl.minimum(_first_boundary(unit_at + (PIECE_COST + 4), total, used, ratio), used)
-    end = _block_at(_boundary(cutter, share, rest, used) - unit_at, PIECE_COST)
+    cutter = tl.minimum(_first_boundary(unit_at + (WORK_TILE_COST + 4), total, used, ratio), used)
+    end = _block_at(_boundary(cutter, share, rest, used) - unit_at, WORK_TILE_COST)
     return end, tl.gather(counts_before & 0xFFFF, cutter, 0)
 
 
 @triton.jit
 def _write_merges(
     MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
-    ABREAST: tl.constexpr, PROGRAMS: tl.constexpr, PIECE_COST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PROGRAMS: tl.constexpr, WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
     """All boundaries from a unit's first cut to the last inside are cuts.
 
     Units that are cut fill `merges` from the front, the boundaries that are no first cut zero the
     others.  The entries of all plans alternate, so that zeros come last.
     """
-    past = _first_boundary(unit_at + blocks * 8 + (PIECE_COST - 4), total, used, ratio)
+    past = _first_boundary(unit_at + blocks * 8 + (WORK_TILE_COST - 4), total, used, ratio)
     merged = (counts - marks) >> 16
     slot = tl.where(first_cut, merged, PROGRAMS - 1 - (j - merged))
     pair = tl.where(first_cut, pair_of(start - 1, 1 + past - j), 0)
-    line = MERGES.to(tl.pointer_type(tl.int64)) + slot * ABREAST + copy
+    line = MERGES.to(tl.pointer_type(tl.int64)) + slot * INTERLEAVED + copy
     tl.store(line, pair, mask=j < PROGRAMS)
 
 
 @triton.jit
-def _write_cut_pieces(
+def _write_split_work_tiles(
     WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len, first_block,
     blocks, unit_at, cut, first_cut, counts, marks, total, used, share, rest, ratio, copy, copy_at,
-    ABREAST: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE_COST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
+    WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
     """Where each share starts, the pieces that begin at a cut, and what is merged."""
     unit = rank * HEADS + head + ((blocks > 0) & (block >= blocks)).to(tl.int32)
@@ -206,14 +214,14 @@ def _write_cut_pieces(
     start = copy_at + tl.where(j == 0, 0, start)  # also of a batch without rows
     # Where a plan ends the next one begins: both write that entry, and the same.
     tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
-    end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, PIECE_COST)
-    write_pieces(
-        WORK, start, row, head * ABREAST + copy, block, tl.minimum(end, blocks), q_start, q_len,
+    end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, WORK_TILE_COST)
+    write_work_tiles(
+        WORK, start, row, head * INTERLEAVED + copy, block, tl.minimum(end, blocks), q_start, q_len,
         kv_len, first_block, blocks, cut, BLOCK,
     )  # fmt: skip
     _write_merges(
         MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
-        ABREAST, PROGRAMS, PIECE_COST,
+        INTERLEAVED, PROGRAMS, WORK_TILE_COST,
     )  # fmt: skip
 
 
@@ -221,10 +229,11 @@ def _write_cut_pieces(
     do_not_specialize=["num_rows"],
     do_not_specialize_on_alignment=["CU_SEQLENS_Q", "CACHE_SEQLENS"],
 )
-def plan_uneven(
+def plan_stream_k(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
-    ABREAST: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK: tl.constexpr, PIECE_COST: tl.constexpr, MIN_SHARE: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
@@ -242,7 +251,7 @@ def plan_uneven(
     planned, _, _, _, _, blocks = read_rows(
         CU_SEQLENS_Q, CACHE_SEQLENS, all_rows, all_rows < num_rows, MAX_Q_LEN, WINDOW, BLOCK
     )
-    before, rows, total = _summed(planned, blocks, HEADS, PIECE_COST, MAX_ROWS)
+    before, rows, total = _summed(planned, blocks, HEADS, WORK_TILE_COST, MAX_ROWS)
     used = tl.maximum(tl.minimum(total, PROGRAMS * MIN_SHARE).to(tl.int32) // MIN_SHARE, 1)
     share, rest = _divide_wide(total, used, 1.0 / used.to(tl.float32))
     ratio = used.to(tl.float32) / total.to(tl.float32)
@@ -252,32 +261,32 @@ def plan_uneven(
         row, rank, head, block, q_start, q_len, kv_len, first_block, blocks, unit_at, cut, first_cut
     ) = _cuts(
         CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
-        HEADS, WINDOW, BLOCK, PIECE_COST, MAX_ROWS,
+        HEADS, WINDOW, BLOCK, WORK_TILE_COST, MAX_ROWS,
     )  # fmt: skip
     # One prefix sum for two counts: cuts, and from bit 16 up the units that are cut.
     marks = cut.to(tl.int32) + (first_cut.to(tl.int32) << 16)
     counts = tl.cumsum(marks, 0)
     copy = tl.program_id(1)
     copy_at = 0  # in work, after the pieces of the plans before
-    if ABREAST > 1:
+    if INTERLEAVED > 1:
         cuts = tl.gather(counts & 0xFFFF, tl.full([1], BOUNDARIES - 1, tl.int32), 0)
         copy_at = copy * (rows * HEADS + tl.sum(cuts, 0))
 
     if tl.program_id(0) > 0:
         my_rank, my_at = _apart(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
-        my_at += my_head * tl.maximum(my_blocks * 8 + PIECE_COST, 1)
+        my_at += my_head * tl.maximum(my_blocks * 8 + WORK_TILE_COST, 1)
         my_end, cuts_before = _first_cut_after(
-            my_at, counts - marks, total, used, share, rest, ratio, PIECE_COST
+            my_at, counts - marks, total, used, share, rest, ratio, WORK_TILE_COST
         )
-        write_pieces(
+        write_work_tiles(
             WORK, copy_at + my_rank * HEADS + my_head + cuts_before, my_row,
-            my_head * ABREAST + copy, tl.zeros_like(my_row), tl.minimum(my_end, my_blocks),
+            my_head * INTERLEAVED + copy, tl.zeros_like(my_row), tl.minimum(my_end, my_blocks),
             my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks, mine & my_planned, BLOCK,
         )  # fmt: skip
     else:
         tl.store(QUEUE, 0)
-        _write_cut_pieces(
+        _write_split_work_tiles(
             WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len,
             first_block, blocks, unit_at, cut, first_cut, counts, marks, total, used, share, rest,
-            ratio, copy, copy_at, ABREAST, HEADS, PROGRAMS, BLOCK, PIECE_COST,
+            ratio, copy, copy_at, INTERLEAVED, HEADS, PROGRAMS, BLOCK, WORK_TILE_COST,
         )  # fmt: skip

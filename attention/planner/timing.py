@@ -16,7 +16,7 @@ import torch
 from attention.backend import Shape
 from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import PlannedKernel
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, SplitPlan
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
 
 GROUP, HEAD_DIM, PAGE = 8, 128, 16
 DTYPE = torch.bfloat16
@@ -48,7 +48,7 @@ def follows(kernel: str, planner: str) -> bool:
     return planners is None or planner in planners
 
 
-class Device:
+class KernelTimer:
     """The present GPU: keys and values of one KV head in shuffled pages, and plans' times."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Device:
         self.stream = torch.cuda.Stream()
 
     def microseconds(
-        self, kernel: PlannedKernel, plan: HostPlan, spec: PlanSpec, lengths: Ints
+        self, kernel: PlannedKernel, plan: HostSplitPlan, spec: SplitPlanSpec, lengths: Int32Array
     ) -> float:
         """Median of a call with this plan of rows of these lengths, each call over other pages."""
         rows = len(lengths)
@@ -87,7 +87,7 @@ class Device:
 
         return self._timed(call, len(tables))
 
-    def _tables(self, lengths: Ints) -> list[torch.Tensor]:
+    def _tables(self, lengths: Int32Array) -> list[torch.Tensor]:
         """Page tables of the rows, as many as there are pages for; no two share a page."""
         needed = -(-lengths.astype(np.int64) // PAGE)  # pages of each row
         total = int(needed.sum())

@@ -33,14 +33,14 @@ from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
 from attention.planner.simulation import combine_time, makespan
 from attention.planner.split_counts import plan_of_counts
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, planned_rows
-from attention.planner.stream_k import plan_uneven
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec, planned_rows
+from attention.planner.stream_k import plan_stream_k
 from attention.planner.timing import (
     DTYPE,
     GROUP,
     HEAD_DIM,
     SHAPE,
-    Device,
+    KernelTimer,
     follows,
     kernels_of,
 )
@@ -48,32 +48,34 @@ from attention.planner.timing import (
 WHOLE = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), (2, 16), (4, 2), (4, 8))
 BATCHES = ((1, 4096), (1, 16384), (6, 4096), (17, 8192), (32, 4096), (48, 4096), (67, 4096))
 BATCHES += ((140, 4096), (48, 16384))
-PLANNERS = {"uneven": plan_uneven, "greedy": plan_greedy, "fa3": plan_fa3}
-Timer = Callable[[HostPlan, PlanSpec, Ints], float]  # us of a call with a plan
+PLANNERS = {"uneven": plan_stream_k, "greedy": plan_greedy, "fa3": plan_fa3}
+TimeFunction = Callable[
+    [HostSplitPlan, SplitPlanSpec, Int32Array], float
+]  # us of a call with a plan
 
 
-def equal_pieces(
-    spec: PlanSpec, pieces: int, blocks: int, *, cut: int = 0, active: int | None = None
-) -> tuple[HostPlan, PlanSpec, Ints]:
+def equal_work_tiles(
+    spec: SplitPlanSpec, work_tiles: int, blocks: int, *, cut: int = 0, active: int | None = None
+) -> tuple[HostSplitPlan, SplitPlanSpec, Int32Array]:
     """-> a plan that gives each of `active` programs (all) so many pieces of so many blocks, and
     the lengths of its rows.
 
     The first `cut` pieces, an even number, are halves of rows: partial results to be combined.
     """
     active = spec.programs if active is None else active
-    whole = active * pieces - cut
+    whole = active * work_tiles - cut
     counts = np.array([2] * (cut // 2) + [1] * whole, dtype=np.int32)
     lengths = counts * np.int32(blocks * spec.block)
     rows = planned_rows(np.arange(len(counts) + 1, dtype=np.int32), lengths, spec)
     plan = plan_of_counts(rows, counts, spec)
-    starts = np.minimum(np.arange(spec.programs + 1, dtype=np.int32), active) * np.int32(pieces)
-    return HostPlan(plan.work, starts, plan.merges, queued=False), spec, lengths
+    starts = np.minimum(np.arange(spec.programs + 1, dtype=np.int32), active) * np.int32(work_tiles)
+    return HostSplitPlan(plan.work, starts, plan.merges, queued=False), spec, lengths
 
 
-def spec_of(costs: DeviceCosts, kernel: PlannedKernel, sms: int) -> PlanSpec:
+def spec_of(costs: DeviceCosts, kernel: PlannedKernel, sms: int) -> SplitPlanSpec:
     return costs.spec(
         kv_heads=1,
-        programs=sms * kernel.resident,
+        programs=sms * kernel.ctas_per_sm,
         group=GROUP,
         head_dim=HEAD_DIM,
         item_bytes=DTYPE.itemsize,
@@ -88,24 +90,26 @@ class Fit:
     block_us: float
 
 
-def fit_pieces(timer: Timer, spec: PlanSpec) -> Fit:
+def fit_work_tiles(timer: TimeFunction, spec: SplitPlanSpec) -> Fit:
     """Every program serves p pieces of k blocks: launch + p * piece + p * k * block."""
-    measured = [timer(*equal_pieces(spec, pieces, blocks)) for pieces, blocks in WHOLE]
+    measured = [timer(*equal_work_tiles(spec, work_tiles, blocks)) for work_tiles, blocks in WHOLE]
     print("every program p pieces of k blocks, us (measured, fitted)")
-    matrix = np.array([[1, pieces, pieces * blocks] for pieces, blocks in WHOLE], dtype=float)
+    matrix = np.array(
+        [[1, work_tiles, work_tiles * blocks] for work_tiles, blocks in WHOLE], dtype=float
+    )
     weight = 1 / np.array(measured)  # errors count by their share
     found = np.linalg.lstsq(matrix * weight[:, None], np.ones(len(measured)), rcond=None)[0]
-    for (pieces, blocks), us, fitted in zip(WHOLE, measured, matrix @ found, strict=True):
-        print(f"  p {pieces} k {blocks:>2}  {us:8.2f} {fitted:8.2f}")
-    launch, piece, block = (max(float(value), 0.01) for value in found)
-    return Fit(launch, piece, block)
+    for (work_tiles, blocks), us, fitted in zip(WHOLE, measured, matrix @ found, strict=True):
+        print(f"  p {work_tiles} k {blocks:>2}  {us:8.2f} {fitted:8.2f}")
+    launch, work_tile, block = (max(float(value), 0.01) for value in found)
+    return Fit(launch, work_tile, block)
 
 
-def fit_merges(timer: Timer, spec: PlanSpec) -> tuple[float, float]:
+def fit_merges(timer: TimeFunction, spec: SplitPlanSpec) -> tuple[float, float]:
     """-> (us of a call that merges anything, us of a partial result for each program)."""
     programs = spec.programs - spec.programs % 2
     cuts = (0, 2, programs // 4 * 2, programs, 2 * programs)
-    times = [timer(*equal_pieces(spec, 2, 4, cut=cut)) for cut in cuts]
+    times = [timer(*equal_work_tiles(spec, 2, 4, cut=cut)) for cut in cuts]
     print("2 pieces of 4 blocks, so many partial results, us")
     for cut, us in zip(cuts, times, strict=True):
         print(f"  {cut:>5} {us:8.2f}")
@@ -114,13 +118,15 @@ def fit_merges(timer: Timer, spec: PlanSpec) -> tuple[float, float]:
     return max(float(base), 0.01), max(float(slope), 0.01)
 
 
-def fit_rho(timer: Timer, spec: PlanSpec) -> float:
+def fit_rho(timer: TimeFunction, spec: SplitPlanSpec) -> float:
     """How much faster a program reads if only a few do: from pieces of 16 and of 48 blocks."""
     print("active programs, TB/s of their reading")
     speeds: dict[int, float] = {}
     for share in (16, 8, 4, 2, 1):
         active = spec.programs // share
-        few, many = (timer(*equal_pieces(spec, 1, blocks, active=active)) for blocks in (16, 48))
+        few, many = (
+            timer(*equal_work_tiles(spec, 1, blocks, active=active)) for blocks in (16, 48)
+        )
         block_us = max(many - few, 0.01) / 32
         speeds[active] = 1 / block_us
         read_bytes = 2 * spec.block * HEAD_DIM * DTYPE.itemsize * active
@@ -128,9 +134,9 @@ def fit_rho(timer: Timer, spec: PlanSpec) -> float:
     return max(speeds.values()) / speeds[spec.programs]
 
 
-def measure(timer: Timer, spec: PlanSpec) -> DeviceCosts:
+def measure(timer: TimeFunction, spec: SplitPlanSpec) -> DeviceCosts:
     """The costs of the kernel that `timer` times, on a grid of spec.programs."""
-    fit = fit_pieces(timer, spec)
+    fit = fit_work_tiles(timer, spec)
     merge_us, partial_us = fit_merges(timer, spec)
     block_bytes = 2 * spec.block * HEAD_DIM * DTYPE.itemsize * spec.programs
     partial_bytes = GROUP * HEAD_DIM * 8 * spec.programs
@@ -144,7 +150,7 @@ def measure(timer: Timer, spec: PlanSpec) -> DeviceCosts:
     )
 
 
-def compare(timer: Timer, kernel: PlannedKernel, costs: DeviceCosts, sms: int) -> None:
+def compare(timer: TimeFunction, kernel: PlannedKernel, costs: DeviceCosts, sms: int) -> None:
     """Predicted and measured time of whole plans."""
     spec = spec_of(costs, kernel, sms)
     block_us = costs.block_us(
@@ -172,11 +178,11 @@ def compare(timer: Timer, kernel: PlannedKernel, costs: DeviceCosts, sms: int) -
     print(f"correlation of the logarithms {correlation:.4f}, median error {np.median(errors):.1%}")
 
 
-def calibrate(device: Device, kernel: PlannedKernel) -> DeviceCosts:
-    def timer(plan: HostPlan, spec: PlanSpec, lengths: Ints) -> float:
+def calibrate(device: KernelTimer, kernel: PlannedKernel) -> DeviceCosts:
+    def timer(plan: HostSplitPlan, spec: SplitPlanSpec, lengths: Int32Array) -> float:
         return device.microseconds(kernel, plan, spec, lengths)
 
-    print(f"\n{kernel.name}, {kernel.resident} programs an SM, blocks of {kernel.block_n}")
+    print(f"\n{kernel.name}, {kernel.ctas_per_sm} programs an SM, blocks of {kernel.block_n}")
     costs = measure(timer, spec_of(shipped_costs(device.name, kernel.name), kernel, device.sms))
     compare(timer, kernel, costs, device.sms)
     print(costs)
@@ -195,7 +201,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except UnsupportedAttention as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    device = Device()
+    device = KernelTimer()
     print(f"{device.name}, {device.sms} SMs")
     costs = {name: calibrate(device, decode_kernel(name, SHAPE, 1)) for name in names}
     write_tuned(args.file, device.name, costs)

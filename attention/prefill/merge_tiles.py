@@ -37,7 +37,7 @@ def _merge(
     d = tl.arange(0, BLOCK_D)
     for w in range(tl.program_id(0), work, tl.num_programs(0)):
         merge, head, part = w // (KV_HEADS * parts), w // parts % KV_HEADS, w % parts
-        first, pieces = tl.load(MERGES + merge * 2), tl.load(MERGES + merge * 2 + 1)
+        first, splits = tl.load(MERGES + merge * 2), tl.load(MERGES + merge * 2 + 1)
         item = ITEMS + first * 8
         tile, q_start, q_len = tl.load(item + 1), tl.load(item + 4), tl.load(item + 5)
         row = part * ROWS + tl.arange(0, ROWS)
@@ -48,7 +48,7 @@ def _merge(
         m = tl.full([ROWS], NOTHING, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-        for _ in range(pieces):
+        for _ in range(splits):
             lse = tl.load(PARTIAL_LSE + slot, mask=real, other=float("-inf"))
             used = lse > float("-inf")  # what an empty piece left behind is not even read
             at = PARTIAL_OUT + slot[:, None] * D + d[None, :]

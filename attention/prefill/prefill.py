@@ -228,7 +228,7 @@ class PrefillConfig:
     edge_n: int  # keys of a block at the edges of what a tile sees; at most block_n
     warps: int
     stages: int
-    resident: int = 1  # programs that fit on an SM
+    ctas_per_sm: int = 1  # programs that fit on an SM
     registers: int | None = None  # of a thread at most, so that they do
 
 
@@ -241,7 +241,7 @@ def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
     if head_dim > 64:
         return PrefillConfig(block_m=128, block_n=128, edge_n=32, warps=8, stages=3)
     return PrefillConfig(
-        block_m=128, block_n=64, edge_n=32, warps=8, stages=3, resident=2, registers=128
+        block_m=128, block_n=64, edge_n=32, warps=8, stages=3, ctas_per_sm=2, registers=128
     )
 
 

@@ -34,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra import cuda
 
 from attention.common.dependent_launch import dependent_launch
-from attention.common.hopper import boxes, write_partial
+from attention.common.hopper import tma_desc, write_partial
 from attention.common.softmax import LOG2E
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.merge_tiles import merge_tiles
@@ -90,10 +90,10 @@ def _next(current, full, taken, g: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
+    Q, buffers, full, empty, ping_pong_barrier, current, results, q_token, q_head, scale, softcap,
     g: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, TURNS: gl.constexpr,
+    SOFTCAP: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """Four warps: half of the query rows of each tile."""
     queries, keys, values, stages = buffers
@@ -106,8 +106,9 @@ def _consume(
         if Q is not None:
             _fetch_queries(Q, q, packed, head, q_start, q_len, q_token, q_head, GROUP, D)
         p, acc, m, total, block, step = attend(
-            item, q, keys, values, full, empty, turn, block, step, scale * LOG2E, softcap,
-            g, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+            item, q, keys, values, full, empty, ping_pong_barrier, block, step, scale * LOG2E,
+            softcap,
+            g, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PING_PONG,
         )  # fmt: skip
         mbarrier.arrive(empty.index(AT_Q + taken % 2 * 2 + g), count=1)
         stage, phase = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
@@ -130,15 +131,15 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["table_row", "num_pages"])
 def _prefill_hopper(
-    Q, q_boxes, k_boxes, v_boxes, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS,
+    Q, q_desc, k_desc, v_desc, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS,
     ITEMS, COUNTS, QUEUE, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token,
     scale, softcap,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    TURNS: gl.constexpr, BESIDE: gl.constexpr, DEPENDENT: gl.constexpr,
+    PING_PONG: gl.constexpr, OVERLAP: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = k_boxes.dtype
-    BLOCK_D: gl.constexpr = k_boxes.block_type.shape[3]
+    dtype: gl.constexpr = k_desc.dtype
+    BLOCK_D: gl.constexpr = k_desc.block_type.shape[3]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     buffers = (
@@ -150,33 +151,35 @@ def _prefill_hopper(
     current = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], flat)
     full = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ping_pong_barrier = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(AT_V + STAGES):
         mbarrier.init(full.index(i), count=1)
         # Both consumers release a stage of K or V.
         mbarrier.init(empty.index(i), count=1 if i < AT_K else 2)
     for i in gl.static_range(2):
-        mbarrier.init(turn.index(i), count=1)
+        mbarrier.init(ping_pong_barrier.index(i), count=1)
     fence_async_shared()
     if DEPENDENT:
-        if not BESIDE:
+        if not OVERLAP:
             cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    boxes = (q_boxes, k_boxes, v_boxes)
+    tma_desc = (q_desc, k_desc, v_desc)
     results = (OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, out_token, out_head, lse_token)
     gl.warp_specialize(
         [
             (_consume, (
-                Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
-                0, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+                Q, buffers, full, empty, ping_pong_barrier, current, results, q_token, q_head,
+                scale, softcap,
+                0, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, PING_PONG,
             )),
             (_consume, (
-                Q, buffers, full, empty, turn, current, results, q_token, q_head, scale, softcap,
-                1, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, TURNS,
+                Q, buffers, full, empty, ping_pong_barrier, current, results, q_token, q_head,
+                scale, softcap,
+                1, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, PING_PONG,
             )),
             (produce, (
-                boxes, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row,
-                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, BESIDE,
+                tma_desc, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row,
+                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, OVERLAP,
             )),
         ],
         [4, 1], [240, 24],
@@ -189,11 +192,11 @@ class HopperConfig:
 
     block_n: int
     stages: int
-    turns: bool  # the consumers start their products in turns
+    ping_pong: bool  # the consumers start their products in turns
 
 
 def hopper_config(head_dim: int) -> HopperConfig:
-    return HopperConfig(block_n=128, stages=2 if head_dim > 64 else 4, turns=True)
+    return HopperConfig(block_n=128, stages=2 if head_dim > 64 else 4, ping_pong=True)
 
 
 def prefill_hopper(
@@ -210,7 +213,7 @@ def prefill_hopper(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    beside: bool = False,
+    overlap: bool = False,
     config: HopperConfig | None = None,
 ) -> None:
     """As `prefill`, for what the table in dispatch.py says; tiles of 128 packed rows, scale > 0.
@@ -229,17 +232,18 @@ def prefill_hopper(
     assert out.stride(-1) == 1
     config = config or hopper_config(head_dim)
     block_d = 64 if head_dim <= 64 else 128
-    queries, query_boxes = q, None
+    queries, query_desc = q, None
     if HALF.value % group == 0:
-        queries, query_boxes = None, boxes(q, [HALF.value // group, group, block_d])
+        queries, query_desc = None, tma_desc(q, [HALF.value // group, group, block_d])
     kv_box = [1, 1, page, block_d]
     _prefill_hopper[(spec.programs,)](
-        queries, query_boxes, boxes(k, kv_box), boxes(v, kv_box), page_table, tiles.partial_out,
+        queries, query_desc, tma_desc(k, kv_box), tma_desc(v, kv_box), page_table,
+        tiles.partial_out,
         tiles.partial_lse, out, lse, sinks,
         tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1), page_table.stride(0),
         pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
-        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0, TURNS=config.turns,
-        BESIDE=beside, num_warps=4, maxnreg=168, **dependent_launch(q.device),
+        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0, PING_PONG=config.ping_pong,
+        OVERLAP=overlap, num_warps=4, maxnreg=168, **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, out, lse, sinks)

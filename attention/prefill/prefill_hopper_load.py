@@ -34,7 +34,7 @@ def _pick(w, items, together, KV_HEADS: gl.constexpr):
 
 @gluon.jit
 def _load_block(
-    boxes, tiles, full, empty, block, table, start, bottom, end, head, num_pages,
+    tma_desc, tiles, full, empty, block, table, start, bottom, end, head, num_pages,
     AT: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Start the copy of a block's pages into the next stage of K or V.
@@ -42,17 +42,17 @@ def _load_block(
     In place of a page that no query sees there are zeros: its entry in the table may be junk, and
     of a page past the pool's end nothing is read.
     """
-    BLOCK_D: gl.constexpr = boxes.block_type.shape[3]
+    BLOCK_D: gl.constexpr = tma_desc.block_type.shape[3]
     stage = block % STAGES
     mbarrier.wait(empty.index(AT + stage), ((block // STAGES) & 1) ^ 1)
-    mbarrier.expect(full.index(AT + stage), BLOCK_N // PAGE * boxes.block_type.nbytes)
+    mbarrier.expect(full.index(AT + stage), BLOCK_N // PAGE * tma_desc.block_type.nbytes)
     tile = tiles.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
     for j in gl.static_range(BLOCK_N // PAGE):
         key = start + j * PAGE
         there = (key < end) & (key + PAGE > bottom)
         page = gl.load(table + start // PAGE + j, mask=there, other=num_pages)
         tma.async_copy_global_to_shared(
-            boxes, [page, head, 0, 0], full.index(AT + stage), tile.slice(j * PAGE, PAGE, 2)
+            tma_desc, [page, head, 0, 0], full.index(AT + stage), tile.slice(j * PAGE, PAGE, 2)
         )
 
 
@@ -79,28 +79,28 @@ def _announce(current, empty, taken, w, item):
 
 
 @gluon.jit
-def _load_queries(boxes, tiles, full, slot, token, head, GROUP: gl.constexpr):
+def _load_queries(tma_desc, tiles, full, slot, token, head, GROUP: gl.constexpr):
     """Start the copy of both halves of a tile of Q; None: the consumers fetch it themselves."""
     for g in gl.static_range(2):
         ready = full.index(AT_Q + slot * 2 + g)
-        if boxes is None:
+        if tma_desc is None:
             mbarrier.arrive(ready, count=1)
         else:
             tile = tiles.index(slot * 2 + g).reshape([HALF // GROUP, GROUP, tiles.shape[2]])
-            mbarrier.expect(ready, boxes.block_type.nbytes)
+            mbarrier.expect(ready, tma_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                boxes, [token + g * (HALF // GROUP), head * GROUP, 0], ready, tile
+                tma_desc, [token + g * (HALF // GROUP), head * GROUP, 0], ready, tile
             )
 
 
 @gluon.jit
 def produce(
-    boxes, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages,
+    tma_desc, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, BESIDE: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """One warp: takes items from the queue and loads their Q, K and V, K and V backwards."""
-    q_boxes, k_boxes, v_boxes = boxes
+    q_desc, k_desc, v_desc = tma_desc
     queries, keys, values, _ = buffers
     items = gl.load(COUNTS)
     work = items * KV_HEADS
@@ -115,7 +115,7 @@ def produce(
         q_start, q_len, kv_len = gl.load(item + 4), gl.load(item + 5), gl.load(item + 6)
         _announce(current, empty, taken, index * KV_HEADS + head, item)
         token = q_start + tile * (2 * HALF // GROUP)
-        _load_queries(q_boxes, queries, full, taken % 2, token, head, GROUP)
+        _load_queries(q_desc, queries, full, taken % 2, token, head, GROUP)
         taken += 1
         bottom = _bottom(tile, q_len, kv_len, GROUP, WINDOW)
         table = TABLE + row.to(gl.int64) * table_row
@@ -123,11 +123,11 @@ def produce(
         for last in gl.static_range(2):
             while start >= first + (1 - last) * BLOCK_N:
                 _load_block(
-                    k_boxes, keys, full, empty, block, table, start, bottom, end, head, num_pages,
+                    k_desc, keys, full, empty, block, table, start, bottom, end, head, num_pages,
                     AT_K, PAGE, BLOCK_N, STAGES,
                 )  # fmt: skip
                 _load_block(
-                    v_boxes, values, full, empty, block, table, start, bottom, end, head, num_pages,
+                    v_desc, values, full, empty, block, table, start, bottom, end, head, num_pages,
                     AT_V, PAGE, BLOCK_N, STAGES,
                 )  # fmt: skip
                 block += 1
@@ -140,5 +140,5 @@ def produce(
     _load_queries(None, queries, full, taken % 2, 0, 0, GROUP)
     if w == work + gl.num_programs(0) - 1:  # each program ends with one number too many
         gl.store(QUEUE, 0)  # the last of them: for the next layer
-    if BESIDE:
+    if OVERLAP:
         gdc_wait()  # this kernel's end is the end of both

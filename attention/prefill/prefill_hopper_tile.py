@@ -68,22 +68,22 @@ def _scores_of(q, k, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _visit(
-    q, keys, values, full, empty, turn, block, step, start,
+    q, keys, values, full, empty, ping_pong_barrier, block, step, start,
     p, acc, m, total, limit, position, scale, softcap,
     g: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, MASKED: gl.constexpr, TURNS: gl.constexpr,
+    SOFTCAP: gl.constexpr, MASKED: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """Products of block `block` with q, and of the block before it with its weights p."""
     stage, phase = block % STAGES, (block // STAGES) & 1
     before, phase_before = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
     mbarrier.wait(full.index(AT_K + stage), phase)
-    if TURNS:
-        mbarrier.wait(turn.index(g), (step & 1) ^ (1 - g))
+    if PING_PONG:
+        mbarrier.wait(ping_pong_barrier.index(g), (step & 1) ^ (1 - g))
     s = _scores_of(q, keys.index(stage), BLOCK_N)
     mbarrier.wait(full.index(AT_V + before), phase_before)
     product = warpgroup_mma(p, values.index(before), acc, is_async=True)
-    if TURNS:
-        mbarrier.arrive(turn.index(1 - g), count=1)
+    if PING_PONG:
+        mbarrier.arrive(ping_pong_barrier.index(1 - g), count=1)
     s = warpgroup_mma_wait(num_outstanding=1, deps=(s,))
     mbarrier.arrive(empty.index(AT_K + stage), count=1)
     weights, m, total, alpha = _softmax(
@@ -135,9 +135,9 @@ def _steps(tile, first, end, q_len, kv_len, GROUP: gl.constexpr, BLOCK_N: gl.con
 
 @gluon.jit
 def attend(
-    item, q, keys, values, full, empty, turn, block, step, scale, softcap,
+    item, q, keys, values, full, empty, ping_pong_barrier, block, step, scale, softcap,
     g: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """An item's blocks, backwards, but for the last product -> its weights, sums, what is next.
 
@@ -175,9 +175,9 @@ def attend(
         for _ in range(steps[part]):
             start -= BLOCK_N
             p, acc, m, total = _visit(
-                q, keys, values, full, empty, turn, block, step, start,
+                q, keys, values, full, empty, ping_pong_barrier, block, step, start,
                 p, acc, m, total, limit, position, scale, softcap,
-                g, BLOCK_N, STAGES, WINDOW, SOFTCAP, part != 1, TURNS,
+                g, BLOCK_N, STAGES, WINDOW, SOFTCAP, part != 1, PING_PONG,
             )  # fmt: skip
             block += 1
             step += 1

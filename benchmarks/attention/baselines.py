@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.attention.inputs import Inputs
-from benchmarks.attention.subjects import NotHere, Prepared
+from benchmarks.attention.subjects import PeerUnavailable, Prepared
 
 FA3_OPERATORS = "_vllm_fa3_C"
 
@@ -22,12 +22,12 @@ FA3_OPERATORS = "_vllm_fa3_C"
 def load_fa3(file: str) -> None:
     """Register FlashAttention-3's operators.
 
-    Raises NotHere if the file is not the library of a wheel for this torch.
+    Raises PeerUnavailable if the file is not the library of a wheel for this torch.
     """
     try:
         torch.ops.load_library(file)
     except OSError as error:
-        raise NotHere(f"--fa3 {file}: {error}") from error
+        raise PeerUnavailable(f"--fa3 {file}: {error}") from error
 
 
 def flash_attention_3(inputs: Inputs) -> Prepared:
@@ -38,7 +38,7 @@ def flash_attention_3(inputs: Inputs) -> Prepared:
     """
     case, operators = inputs.case, getattr(torch.ops, FA3_OPERATORS)
     if case.kv_dtype == "fp8" or case.dtype == "fp32":
-        raise NotHere("FlashAttention-3 wants q, k and v of one 16-bit type")
+        raise PeerUnavailable("FlashAttention-3 wants q, k and v of one 16-bit type")
     max_q_len, max_kv_len = max(case.q_lens), max(case.kv_lens)
     window = case.window - 1  # tokens before the query's own; -1: all
     right = 0 if case.window else -1
@@ -72,7 +72,7 @@ def contiguous_attention(backend: SDPBackend) -> Callable[[Inputs], Prepared]:
     def prepare(inputs: Inputs) -> Prepared:
         case = inputs.case
         if len(set(case.q_lens)) > 1 or case.q_lens != case.kv_lens:
-            raise NotHere("contiguous attention is timed on prompts of one length")
+            raise PeerUnavailable("contiguous attention is timed on prompts of one length")
         rows, length, dim = case.rows, case.q_lens[0], case.head_dim
         q = inputs.q.view(rows, length, case.heads, dim).transpose(1, 2).contiguous()
         k, v = (

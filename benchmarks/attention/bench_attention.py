@@ -1,10 +1,10 @@
 """Attention kernels on a GPU: microseconds, bandwidth and TFLOP/s, beside their peers and targets.
 
-    python -m benchmarks.attention.bench_attention                          everything, a few minutes
+    python -m benchmarks.attention.bench_attention                         everything, a few minutes
     python -m benchmarks.attention.bench_attention --grid decode,b1,skewed --fa3 _vllm_fa3_C.abi3.so
     python -m benchmarks.attention.bench_attention --grid prefill --sdpa --out results
-    python -m benchmarks.attention.bench_attention --grid decode --subjects ours,FA3 --apart --fa3 FILE
-    python -m benchmarks.attention.bench_attention --plot results/attention.json --out docs/img
+    python -m benchmarks.attention.bench_attention --grid decode --subjects ours,FA3 --apart --fa3
+    FILE python -m benchmarks.attention.bench_attention --plot results/attention.json --out docs/img
 
 Times are medians of CUDA-graph replays on random numbers, over shuffled pages, combine included.
 Cold: KV sets are used in turn, 400 MiB of them; warm: one set.  Shares refer to the read bandwidth
@@ -33,7 +33,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from benchmarks.attention.baselines import contiguous_attention, flash_attention_3, load_fa3
-from benchmarks.attention.cases import Case
+from benchmarks.attention.cases import AttentionCase
 from benchmarks.attention.grids import GRIDS, cases_of
 from benchmarks.attention.inputs import RandomPool
 from benchmarks.attention.measure import measure, why
@@ -46,7 +46,7 @@ from benchmarks.attention.results import (
     GREEDY_PLAN,
     OURS,
     PLAIN,
-    Row,
+    CaseResult,
     complaints,
     header,
     line,
@@ -57,8 +57,8 @@ from benchmarks.attention.timing import (
     Bandwidth,
     GraphTimer,
     Timer,
+    isolated_timer,
     measure_bandwidth,
-    timer_apart,
 )
 
 PLAN = "plan"
@@ -93,10 +93,10 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
 
 def run_grids(
     options: argparse.Namespace, pool: RandomPool, timer: Timer, bandwidth: Bandwidth
-) -> list[Row]:
+) -> list[CaseResult]:
     """Measure and print the grids one after the other; an interrupt ends it early, and so does a
     kernel that breaks the device."""
-    rows: list[Row] = []
+    rows: list[CaseResult] = []
     try:
         for grid in options.grid:
             if grid != PLAN:
@@ -112,7 +112,7 @@ def run_grid(
     pool: RandomPool,
     timer: Timer,
     bandwidth: Bandwidth,
-    rows: list[Row],
+    rows: list[CaseResult],
 ) -> None:
     """Measure and print one grid's cases and add them to rows."""
     decode = grid in DECODE_GRIDS
@@ -129,7 +129,7 @@ def run_grid(
     print(f"({grid}: {time.perf_counter() - began:.0f} s)")
 
 
-def selected_cases(grids: Sequence[str], options: argparse.Namespace) -> list[Case]:
+def selected_cases(grids: Sequence[str], options: argparse.Namespace) -> list[AttentionCase]:
     """The cases of the grids, with another page size where --page asks for one."""
     grids = [grid for grid in grids if grid != PLAN]
     cases = cases_of(grids, options.cases)
@@ -165,22 +165,22 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"copy {bandwidth.copy:.3f} TB/s read and written")
     plan_us = measure_plans(device, timer, options.planner) if PLAN in options.grid else {}
     rows = run_grids(
-        options, pool, timer_apart(options.replays) if options.apart else timer, bandwidth
+        options, pool, isolated_timer(options.replays) if options.apart else timer, bandwidth
     )
     after = bandwidth
     with contextlib.suppress(RuntimeError):  # a broken kernel may have taken the device along
         after = measure_bandwidth(data, timer)
     print(f"\nafterwards: read {after.read:.3f} TB/s, copy {after.copy:.3f} TB/s")
     targets = verdicts(rows, bandwidth, plan_us)
-    foretold = list(predictions(rows))
-    print(*foretold, *targets, sep="\n")
+    predicted = list(predictions(rows))
+    print(*predicted, *targets, sep="\n")
     return {
         "about": about,
         "read_tb_s": [bandwidth.read, after.read],
         "copy_tb_s": [bandwidth.copy, after.copy],
         "plan_us": plan_us,
         "rows": [row.to_json() for row in rows],
-        "predictions": foretold,
+        "predictions": predicted,
         "targets": [str(verdict) for verdict in targets],
     }
 

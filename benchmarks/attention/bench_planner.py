@@ -1,7 +1,7 @@
 """What the split planners' plans take in simulation, over the least any plan could take.
 
     python -m benchmarks.attention.bench_planner                 tables, ten seconds
-    python -m benchmarks.attention.bench_planner --plot docs/img   and the picture of docs/planner.md
+    python -m benchmarks.attention.bench_planner --plot docs/img  and the picture of docs/planner.md
 
 No GPU: attention/planner/simulation.py says what is counted.  A block is 64 tokens; pieces and the
 combine cost what was measured of the decode kernel of an H100 (costs.py).
@@ -20,14 +20,14 @@ import numpy as np
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
 from attention.planner.simulation import combine_time, lower_bound, makespan
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec
-from attention.planner.stream_k import plan_uneven
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec
+from attention.planner.stream_k import plan_stream_k
 from benchmarks.attention.grids import DISTRIBUTIONS
 
-PLANNERS: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
+PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
     "fa3": plan_fa3,
     "greedy": plan_greedy,
-    "uneven": plan_uneven,
+    "uneven": plan_stream_k,
 }
 COLOURS = {"fa3": "#e09f3e", "greedy": "#8f6bb3", "uneven": "#0b6e4f"}
 PROGRAMS = (78, 108, 132)  # H20, A100, H100: one program an SM
@@ -44,34 +44,34 @@ LENGTHS: dict[str, Callable[[random.Random, int], list[int]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlannerOutcome:
     """Times over the lower bound of the makespan."""
 
     makespan: float
     whole: float  # the combine included
 
 
-def outcomes(lengths: Sequence[int], spec: PlanSpec, rho: float) -> dict[str, Outcome]:
+def outcomes(lengths: Sequence[int], spec: SplitPlanSpec, rho: float) -> dict[str, PlannerOutcome]:
     """By planner, for a decode step of rows of these lengths."""
     cu_seqlens_q = np.arange(len(lengths) + 1, dtype=np.int32)
     cache_seqlens = np.array(lengths, dtype=np.int32)
     bound = lower_bound(cu_seqlens_q, cache_seqlens, spec, rho)
-    found: dict[str, Outcome] = {}
+    found: dict[str, PlannerOutcome] = {}
     for name, planner in PLANNERS.items():
         plan = planner(cu_seqlens_q, cache_seqlens, spec)
         time = makespan(plan, spec, rho)
-        found[name] = Outcome(time / bound, (time + combine_time(plan, spec)) / bound)
+        found[name] = PlannerOutcome(time / bound, (time + combine_time(plan, spec)) / bound)
     return found
 
 
-def spec_of(programs: int, kv_heads: int) -> PlanSpec:
-    return PlanSpec(
+def spec_of(programs: int, kv_heads: int) -> SplitPlanSpec:
+    return SplitPlanSpec(
         kv_heads=kv_heads,
         programs=programs,
         block=64,
-        piece_cost=3,
+        work_tile_cost=3,
         merge_cost=1,
-        merge_piece_cost=1,
+        merge_tile_cost=1,
     )
 
 
@@ -89,7 +89,7 @@ def steps(seeds: int) -> Iterator[tuple[str, int, list[int]]]:
 
 def print_sweep(programs: int, kv_heads: int, rho: float, seeds: int) -> None:
     """Mean and worst of each distribution; the worst with its number of rows."""
-    found: dict[str, dict[str, list[tuple[int, Outcome]]]] = {}
+    found: dict[str, dict[str, list[tuple[int, PlannerOutcome]]]] = {}
     for name, rows, lengths in steps(seeds):
         for planner, outcome in outcomes(lengths, spec_of(programs, kv_heads), rho).items():
             found.setdefault(name, {}).setdefault(planner, []).append((rows, outcome))
@@ -116,7 +116,7 @@ def print_sweep(programs: int, kv_heads: int, rho: float, seeds: int) -> None:
 
 def print_published() -> None:
     """The example of the article on wave quantization, and its factor of 1.5."""
-    spec = PlanSpec(kv_heads=1, programs=78, block=176, piece_cost=0, merge_cost=0)
+    spec = SplitPlanSpec(kv_heads=1, programs=78, block=176, work_tile_cost=0, merge_cost=0)
     print("\n8 query heads and one KV head on 78 SMs, blocks of 176: blocks on the busiest SM,")
     print(
         "and microseconds by the article's own figures, 18 + 6.25 a block (118 and 93, 680 -> 453)"
@@ -179,7 +179,7 @@ def draw(folder: Path, seeds: int) -> Path:
 
 def waves(programs: int, planner: str) -> tuple[list[int], list[float]]:
     """Rows, and the makespan over its bound of so many rows of 1000 blocks."""
-    spec = replace(spec_of(programs, 1), piece_cost=1)
+    spec = replace(spec_of(programs, 1), work_tile_cost=1)
     rows = list(range(1, programs + 1))
     return rows, [outcomes([64_000] * n, spec, 1.0)[planner].makespan for n in rows]
 

@@ -10,7 +10,7 @@ MAX_DECODE = 8  # new tokens a row that the decode kernel serves
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AttentionCase:
     """Row b feeds q_lens[b] tokens that end at KV length kv_lens[b]."""
 
     grid: str

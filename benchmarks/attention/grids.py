@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.attention.cases import Case
+from benchmarks.attention.cases import AttentionCase
 
 BATCHES = (6, 9, 17, 20, 24, 34, 40, 45, 48, 50, 67, 80, 100, 132, 140, 200)
 LENGTHS = (4096, 16384, 32768)
@@ -24,14 +24,14 @@ def short(length: int) -> str:
     return f"{length // 1024}k" if length and length % 1024 == 0 else str(length)
 
 
-def equal(grid: str, rows: int, length: int, heads: tuple[int, int], **more: Any) -> Case:
+def equal(grid: str, rows: int, length: int, heads: tuple[int, int], **more: Any) -> AttentionCase:
     """Rows of one length that feed q_len tokens each, one if it is not given."""
     q_len = more.pop("q_len", 1)
     name = more.pop("name", f"{rows} x {short(length)}")
-    return Case(grid, name, (q_len,) * rows, (length,) * rows, *heads, **more)
+    return AttentionCase(grid, name, (q_len,) * rows, (length,) * rows, *heads, **more)
 
 
-def decode_grid() -> Iterator[Case]:
+def decode_grid() -> Iterator[AttentionCase]:
     """Batches just past a wave, where equal parts leave most of the device idle."""
     for heads in ALL_HEADS:
         for length in LENGTHS:
@@ -39,7 +39,7 @@ def decode_grid() -> Iterator[Case]:
                 yield equal("decode", rows, length, heads)
 
 
-def b1_grid() -> Iterator[Case]:
+def b1_grid() -> Iterator[AttentionCase]:
     """One row: Flash-Decoding's lengths, cold and warm, and its head layouts."""
     for warm in (False, True):
         for length in B1_LENGTHS:
@@ -48,7 +48,7 @@ def b1_grid() -> Iterator[Case]:
         yield equal("b1", 1, 8192, heads)
 
 
-def tp8_grid() -> Iterator[Case]:
+def tp8_grid() -> Iterator[AttentionCase]:
     """A 70B model's share of one GPU of eight: the sizes of the article on wave quantization."""
     for rows in (16, 32, 64, 128, 19, 27):
         for length in (4096, 32768):
@@ -57,7 +57,7 @@ def tp8_grid() -> Iterator[Case]:
         yield equal("tp8", rows, 36864, (8, 1))
 
 
-def small_grid() -> Iterator[Case]:
+def small_grid() -> Iterator[AttentionCase]:
     """Few rows of an 8B model, and powers of two, where FlashAttention-3's split is at its best."""
     for rows in (1, 8):
         for length in (1024, 4096, 16384, 32768):
@@ -85,17 +85,17 @@ DISTRIBUTIONS: dict[str, Callable[[random.Random, int], list[int]]] = {
 }
 
 
-def skewed_grid() -> Iterator[Case]:
+def skewed_grid() -> Iterator[AttentionCase]:
     """Rows of different lengths."""
     for name, lengths in DISTRIBUTIONS.items():
         for heads in ALL_HEADS:
             for rows in SKEWED_BATCHES:
                 draw = random.Random(rows)
                 kv_lens = tuple(lengths(draw, rows))
-                yield Case("skewed", f"{rows} {name}", (1,) * rows, kv_lens, *heads)
+                yield AttentionCase("skewed", f"{rows} {name}", (1,) * rows, kv_lens, *heads)
 
 
-def features_grid() -> Iterator[Case]:
+def features_grid() -> Iterator[AttentionCase]:
     """One thing changed at a time: new tokens a row, pages, head sizes, fp8, windows, sinks."""
     for rows in (1, 8, 32):
         for q_len in (1, 2, 4, 8):
@@ -118,7 +118,7 @@ def features_grid() -> Iterator[Case]:
     yield equal("features", 24, 8192, (32, 8), softcap=50.0, name="24 x 8k softcap")
 
 
-def fp8_grid() -> Iterator[Case]:
+def fp8_grid() -> Iterator[AttentionCase]:
     """Float8 pages, from what a cache holds to a GiB."""
     for rows, length, heads in (
         (1, 32768, (16, 2)),
@@ -135,7 +135,7 @@ def fp8_grid() -> Iterator[Case]:
     yield equal("fp8", 32, 8192, (32, 8), q_len=4, kv_dtype="fp8", name=name)
 
 
-def flat_grid() -> Iterator[Case]:
+def flat_grid() -> Iterator[AttentionCase]:
     """One row of a 34B model's heads over lengths, bf16 and fp8."""
     for kv_dtype in ("", "fp8"):
         for length in B1_LENGTHS[:-1]:
@@ -150,13 +150,13 @@ def prefill(
     prefix: int = 0,
     heads: tuple[int, int] = (32, 8),
     **more: Any,
-) -> Case:
+) -> AttentionCase:
     """Rows that feed q_lens tokens after `prefix` tokens that are cached."""
     kv_lens = tuple(q_len + prefix for q_len in q_lens)
-    return Case(grid, name, tuple(q_lens), kv_lens, *heads, **more)
+    return AttentionCase(grid, name, tuple(q_lens), kv_lens, *heads, **more)
 
 
-def prefill_grid() -> Iterator[Case]:
+def prefill_grid() -> Iterator[AttentionCase]:
     """Causal prompts of 16k tokens in all; other shapes of heads."""
     for length in (512, 1024, 2048, 4096, 8192, 16384):
         rows = 16384 // length
@@ -171,7 +171,7 @@ def prefill_grid() -> Iterator[Case]:
     yield prefill("prefill", "1 x 20k", [20480], heads=(8, 1))
 
 
-def chunked_grid() -> Iterator[Case]:
+def chunked_grid() -> Iterator[AttentionCase]:
     """A part of a prompt after what is cached of it; prompts of many lengths; pages."""
     for q_len in (512, 2048, 8192):
         for prefix in (0, 8192, 32768, 131072):
@@ -185,7 +185,7 @@ def chunked_grid() -> Iterator[Case]:
         yield prefill("chunked", f"4 x 4k page {page}", [4096] * 4, page=page)
 
 
-def mixed_grid() -> Iterator[Case]:
+def mixed_grid() -> Iterator[AttentionCase]:
     """Prompts and decoding rows in one step, and each alone."""
     for new, prefix, rows, length in (
         (2048, 0, 64, 1024),
@@ -194,15 +194,19 @@ def mixed_grid() -> Iterator[Case]:
         (256, 0, 200, 4096),
     ):
         name = f"{new} after {short(prefix)} + {rows} x {short(length)}"
-        decode = Case("mixed", f"{name}: decode", (1,) * rows, (length,) * rows, 32, 8, whole=name)
-        prompt = Case("mixed", f"{name}: prompt", (new,), (new + prefix,), 32, 8, whole=name)
+        decode = AttentionCase(
+            "mixed", f"{name}: decode", (1,) * rows, (length,) * rows, 32, 8, whole=name
+        )
+        prompt = AttentionCase(
+            "mixed", f"{name}: prompt", (new,), (new + prefix,), 32, 8, whole=name
+        )
         both = (decode.q_lens + prompt.q_lens, decode.kv_lens + prompt.kv_lens)
         yield decode
         yield prompt
-        yield Case("mixed", name, *both, 32, 8)
+        yield AttentionCase("mixed", name, *both, 32, 8)
 
 
-def seeds_grid() -> Iterator[Case]:
+def seeds_grid() -> Iterator[AttentionCase]:
     """Plain attention, FlashAttention-1 and -2 over lengths, in both phases and both types."""
     for length in (128, 512, 1024, 2048, 4096, 8192):
         yield prefill("seeds", f"prompt of {short(length)}", [length])
@@ -213,7 +217,7 @@ def seeds_grid() -> Iterator[Case]:
     yield equal("seeds", 1, 8192, (32, 8), dtype="fp32", name="1 x 8k fp32")
 
 
-GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
+GRIDS: dict[str, Callable[[], Iterator[AttentionCase]]] = {
     "decode": decode_grid,
     "b1": b1_grid,
     "tp8": tp8_grid,
@@ -229,9 +233,9 @@ GRIDS: dict[str, Callable[[], Iterator[Case]]] = {
 }
 
 
-def cases_of(grids: Sequence[str], most: int | None = None) -> list[Case]:
+def cases_of(grids: Sequence[str], most: int | None = None) -> list[AttentionCase]:
     """The cases of the named grids; of each at most so many, spread over it."""
-    found: list[Case] = []
+    found: list[AttentionCase] = []
     for grid in grids:
         cases = list(GRIDS[grid]())
         if grid == "mixed":  # the parts of a whole stay with it

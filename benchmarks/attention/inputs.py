@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
-from benchmarks.attention.cases import ITEM_BYTES, Case
+from attention.metadata import AttentionMetadata
+from benchmarks.attention.cases import ITEM_BYTES, AttentionCase
 
 COLD_BYTES = 400 << 20  # of KV in all sets, eight times the L2 cache of an H100
 MAX_SETS = 1024
@@ -35,7 +35,7 @@ class DoesNotFit(ValueError):
     """The case needs more memory than the pool has."""
 
 
-def num_sets(case: Case, cold_bytes: int = COLD_BYTES) -> int:
+def num_sets(case: AttentionCase, cold_bytes: int = COLD_BYTES) -> int:
     """KV sets that the case uses in turn."""
     if case.warm:
         return 1
@@ -48,7 +48,7 @@ def num_sets(case: Case, cold_bytes: int = COLD_BYTES) -> int:
     return min(MAX_SETS, max(least, -(-cold_bytes // kv_bytes)))
 
 
-def pool_items(case: Case, cold_bytes: int = COLD_BYTES) -> int:
+def pool_items(case: AttentionCase, cold_bytes: int = COLD_BYTES) -> int:
     """Numbers of K and V together that the case's sets hold."""
     cells = num_sets(case, cold_bytes) * case.pages * case.page
     return 2 * cells * case.kv_heads * case.head_dim
@@ -62,18 +62,18 @@ class RandomPool:
         self.cold_bytes = cold_bytes
         self._flat: dict[str, Tensor] = {}
 
-    def reserve(self, cases: Sequence[Case]) -> None:
+    def reserve(self, cases: Sequence[AttentionCase]) -> None:
         """Make tensors that all the cases fit in, as far as there is memory."""
         needed: dict[str, int] = {}
         for case in cases:
             dtype = case.kv_dtype or case.dtype
             needed[dtype] = max(needed.get(dtype, 0), pool_items(case, self.cold_bytes))
-        most = self._most_bytes()
+        most = self._max_bytes()
         for dtype, items in sorted(needed.items(), key=lambda item: item[1]):
             items = min(items, most // ITEM_BYTES[dtype])
             self._flat[dtype] = self._random(items, DTYPES[dtype])
 
-    def _most_bytes(self) -> int:
+    def _max_bytes(self) -> int:
         if self.device.type != "cuda":
             return 1 << 28
         return int(torch.cuda.mem_get_info(self.device)[0] * 0.6)
@@ -102,7 +102,7 @@ class RandomPool:
 class Inputs:
     """Tensors of a case; `tables` [sets, B, max_pages] int32, entries past a row's length are 0."""
 
-    case: Case
+    case: AttentionCase
     q: Tensor  # [T, heads, D]
     out: Tensor  # like q
     k: Tensor  # [pages, kv_heads, page, D], laid out as in KVPool
@@ -129,14 +129,14 @@ class Inputs:
         scales = (None if scale is None else scale[None] for scale in (self.k_scale, self.v_scale))
         return KVPool(self.k[None], self.v[None], *scales)
 
-    def meta(self, number: int) -> ForwardMeta:
+    def meta(self, number: int) -> AttentionMetadata:
         """The step over one of the sets."""
         case, device = self.case, self.q.device
-        return ForwardMeta(
+        return AttentionMetadata(
             cu_seqlens_q=self.cu_seqlens_q,
             cache_seqlens=self.cache_seqlens,
             page_table=self.tables[number],
-            write_slots=torch.arange(case.tokens, device=device),
+            slot_mapping=torch.arange(case.tokens, device=device),
             max_seqlen_q=max(case.q_lens),
             decode_rows=sum(q_len == 1 for q_len in case.q_lens),
             q_lens=case.q_lens,
@@ -144,7 +144,7 @@ class Inputs:
         )
 
 
-def make_inputs(case: Case, pool: RandomPool) -> Inputs:
+def make_inputs(case: AttentionCase, pool: RandomPool) -> Inputs:
     """Views of the pool for the case.
 
     Raises DoesNotFit if the pool is smaller than the case's KV.
@@ -184,7 +184,7 @@ def make_inputs(case: Case, pool: RandomPool) -> Inputs:
 
 
 def _page_tables(
-    case: Case, count: int, generator: torch.Generator, device: torch.device
+    case: AttentionCase, count: int, generator: torch.Generator, device: torch.device
 ) -> Tensor:
     """Each set has all its pages in random order, and no page of another set."""
     lens = torch.tensor([-(-kv_len // case.page) for kv_len in case.kv_lens], device=device)

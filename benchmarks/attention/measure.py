@@ -6,17 +6,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from benchmarks.attention.cases import Case
+from benchmarks.attention.cases import AttentionCase
 from benchmarks.attention.inputs import DoesNotFit, Inputs, RandomPool, make_inputs
-from benchmarks.attention.results import Outcome, Row
-from benchmarks.attention.subjects import NotHere, Prepared, Subject
-from benchmarks.attention.timing import Captured, Timer
+from benchmarks.attention.results import CaseResult, SubjectOutcome
+from benchmarks.attention.subjects import PeerUnavailable, Prepared, Subject
+from benchmarks.attention.timing import TimedGraph, Timer
 
 
 def why(error: BaseException) -> str:
     """One line of an exception."""
     text = str(error).strip().splitlines() or [""]
-    name = "" if isinstance(error, NotHere | DoesNotFit) else f"{type(error).__name__}: "
+    name = "" if isinstance(error, PeerUnavailable | DoesNotFit) else f"{type(error).__name__}: "
     return (name + text[0])[:160]
 
 
@@ -24,16 +24,18 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def measure(case: Case, subjects: dict[str, Subject], pool: RandomPool, timer: Timer) -> Row:
+def measure(
+    case: AttentionCase, subjects: dict[str, Subject], pool: RandomPool, timer: Timer
+) -> CaseResult:
     """All subjects on one case, in turns; what fails is an outcome with an error."""
-    row = Row(case)
+    row = CaseResult(case)
     try:
         inputs = make_inputs(case, pool)
     except (DoesNotFit, RuntimeError) as error:
-        row.outcomes.update({name: Outcome(error=why(error)) for name in subjects})
+        row.outcomes.update({name: SubjectOutcome(error=why(error)) for name in subjects})
         return row
     expected: Tensor | None = None
-    captured: dict[str, tuple[Outcome, Captured]] = {}
+    captured: dict[str, tuple[SubjectOutcome, TimedGraph]] = {}
     for name, subject in subjects.items():
         try:
             prepared = subject(inputs)
@@ -42,14 +44,14 @@ def measure(case: Case, subjects: dict[str, Subject], pool: RandomPool, timer: T
             if found is not None:
                 expected = found if expected is None else expected
                 difference = relative_difference(found, expected)
-            outcome = Outcome(
+            outcome = SubjectOutcome(
                 difference=difference,
                 predicted_us=prepared.predicted_us,
                 kernels=prepared.kernels,
             )
             captured[name] = (outcome, timer.capture(prepared.call, inputs.sets))
         except Exception as error:  # a peer may raise anything; the other rows are wanted
-            row.outcomes[name] = Outcome(error=why(error))
+            row.outcomes[name] = SubjectOutcome(error=why(error))
     samples = timer.replay([graph for _, graph in captured.values()])
     for (name, (outcome, _)), sample in zip(captured.items(), samples, strict=True):
         row.outcomes[name] = replace(outcome, us=sample.us, low=sample.low, high=sample.high)

@@ -9,7 +9,7 @@ import torch
 
 from attention.planner.device_planner import PLANNERS, DevicePlanner
 from attention.planner.prefill_tiles_device import DeviceTiler
-from benchmarks.attention.cases import Case
+from benchmarks.attention.cases import AttentionCase
 from benchmarks.attention.grids import ALL_HEADS, DISTRIBUTIONS
 from benchmarks.attention.subjects import decoding, prompting
 from benchmarks.attention.timing import Timer, time_one
@@ -37,12 +37,12 @@ def measure_plans(device: torch.device, timer: Timer, planners: Sequence[str]) -
 
 def planned_steps(
     device: torch.device, planners: Sequence[str]
-) -> Iterator[tuple[str, DevicePlanner | DeviceTiler, Case]]:
+) -> Iterator[tuple[str, DevicePlanner | DeviceTiler, AttentionCase]]:
     """(name, what plans it, the step): split plans of decoding rows, tiles of prompts."""
     for heads in ALL_HEADS:
         for rows, max_rows in STEPS:
             lengths = tuple(DISTRIBUTIONS["lognormal 2k"](random.Random(rows), rows))
-            case = Case("plan", f"{rows} rows", (1,) * rows, lengths, *heads)
+            case = AttentionCase("plan", f"{rows} rows", (1,) * rows, lengths, *heads)
             size = f"{rows} of {max_rows} rows, {case.heads_name} heads"
             for planner in planners:
                 if planner in PLANNERS:
@@ -56,7 +56,7 @@ def planned_steps(
                     )
                     yield f"{planner}, {size}", maker, case
     for rows, q_len in ((1, 8192), (16, 512), (256, 32)):
-        case = Case("plan", f"{rows} prompts", (q_len,) * rows, (q_len,) * rows, 32, 8)
+        case = AttentionCase("plan", f"{rows} prompts", (q_len,) * rows, (q_len,) * rows, 32, 8)
         tiler = DeviceTiler(
             prompting(case, device)[1],
             max_tokens=MAX_TOKENS,

@@ -6,14 +6,14 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from benchmarks.attention.results import FA3_PLAN, GREEDY_PLAN, OURS, PLAIN, Row
+from benchmarks.attention.results import FA3_PLAN, GREEDY_PLAN, OURS, PLAIN, CaseResult
 from benchmarks.attention.targets import geometric_mean
 
 PLANS = (PLAIN, GREEDY_PLAN, FA3_PLAN)  # of one kernel
 ALIKE = 1.02  # plans that differ by less take the same time
 
 
-def predictions(rows: Sequence[Row]) -> Iterator[str]:
+def predictions(rows: Sequence[CaseResult]) -> Iterator[str]:
     """For each plan predicted over measured time; how often the plan predicted best is best."""
     cold = [row for row in rows if not row.case.warm]
     for subject in (OURS, *PLANS):

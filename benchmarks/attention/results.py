@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.attention.cases import MIB, Case
+from benchmarks.attention.cases import MIB, AttentionCase
 from benchmarks.attention.timing import Bandwidth
 
 WRONG = 0.03  # relative difference between two subjects that is more than rounding
@@ -18,7 +18,7 @@ GREEDY_PLAN, FA3_PLAN = "greedy plan", "fa3 plan"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SubjectOutcome:
     """Microseconds of a subject, or why there are none."""
 
     us: float = 0.0
@@ -36,9 +36,9 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    case: Case
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+class CaseResult:
+    case: AttentionCase
+    outcomes: dict[str, SubjectOutcome] = field(default_factory=dict)
 
     def us(self, subject: str) -> float | None:
         """None if it was not measured or is wrong."""
@@ -100,7 +100,7 @@ def header(subjects: Iterable[str], decode: bool) -> str:
     return text + "".join(f" {name + ' x':>6}" for name in names[1:])
 
 
-def line(row: Row, subjects: Iterable[str], bandwidth: Bandwidth, decode: bool) -> str:
+def line(row: CaseResult, subjects: Iterable[str], bandwidth: Bandwidth, decode: bool) -> str:
     """A row as text: times; then TB/s of the first, its share of the bandwidth, and ratios."""
     case, names = row.case, list(subjects)
     name = case.name + (" warm" if case.warm else "")
@@ -122,7 +122,7 @@ def line(row: Row, subjects: Iterable[str], bandwidth: Bandwidth, decode: bool) 
     return text
 
 
-def complaints(row: Row) -> list[str]:
+def complaints(row: CaseResult) -> list[str]:
     """Why subjects of the row have no time."""
     found: list[str] = []
     for name, outcome in row.outcomes.items():

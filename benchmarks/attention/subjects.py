@@ -29,13 +29,13 @@ from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
 from attention.planner.prefill_tiles import TilePlan, TileSpec, plan_tiles
 from attention.planner.simulation import combine_time, makespan
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, SplitPlan
-from attention.planner.stream_k import plan_uneven
-from benchmarks.attention.cases import MAX_DECODE, Case
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
+from attention.planner.stream_k import plan_stream_k
+from benchmarks.attention.cases import MAX_DECODE, AttentionCase
 from benchmarks.attention.inputs import DTYPES, Inputs
 
 
-class NotHere(ValueError):
+class PeerUnavailable(ValueError):
     """The subject does not serve this case; the message says why."""
 
 
@@ -51,20 +51,20 @@ class Prepared:
 
 
 Subject = Callable[[Inputs], Prepared]
-PLANNERS: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
-    "uneven": plan_uneven,
+PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
+    "uneven": plan_stream_k,
     "greedy": plan_greedy,
     "fa3": plan_fa3,
 }
 
 
-def host_lengths(case: Case) -> tuple[Ints, Ints]:
+def host_lengths(case: AttentionCase) -> tuple[Int32Array, Int32Array]:
     """(cu_seqlens_q [B + 1], cache_seqlens [B]) in host memory."""
     cu_seqlens_q = np.concatenate([[0], np.cumsum(case.q_lens)]).astype(np.int32)
     return cu_seqlens_q, np.array(case.kv_lens, dtype=np.int32)
 
 
-def shape_of(case: Case) -> Shape:
+def shape_of(case: AttentionCase) -> Shape:
     return Shape(
         heads=case.heads,
         kv_heads=case.kv_heads,
@@ -75,14 +75,14 @@ def shape_of(case: Case) -> Shape:
     )
 
 
-def decode_tokens(case: Case) -> int:
+def decode_tokens(case: AttentionCase) -> int:
     """The most that a row which decodes feeds."""
     return max((q_len for q_len in case.q_lens if q_len <= MAX_DECODE), default=1)
 
 
 def decoding(
-    case: Case, planner: str, device: torch.device, *, plain: bool = False
-) -> tuple[PlannedKernel, PlanSpec]:
+    case: AttentionCase, planner: str, device: torch.device, *, plain: bool = False
+) -> tuple[PlannedKernel, SplitPlanSpec]:
     """The kernel for rows that decode and what its plans depend on.
 
     plain: the table's last one, which serves everything, instead of the one it chooses
@@ -93,12 +93,12 @@ def decoding(
         packed = replace(shape, heads=shape.heads * tokens)
         name = dispatch(Machine.of(device), "flash2", packed, planner).decode
     kernel = decode_kernel(name, shape, tokens)
-    resident = kernel.programs(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
-    return kernel, decode_spec(kernel, shape, device, case.window, tokens, resident)
+    ctas_per_sm = kernel.programs(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
+    return kernel, decode_spec(kernel, shape, device, case.window, tokens, ctas_per_sm)
 
 
 def prompting(
-    case: Case, device: torch.device, *, plain: bool = False
+    case: AttentionCase, device: torch.device, *, plain: bool = False
 ) -> tuple[PlannedKernel, TileSpec]:
     """The kernel for the rows that the decode kernel does not serve; `plain` as for decoding."""
     shape = shape_of(case)
@@ -110,8 +110,8 @@ def prompting(
 
 
 def decode_plan(
-    case: Case, planner: str, spec: PlanSpec, device: torch.device
-) -> tuple[SplitPlan, HostPlan]:
+    case: AttentionCase, planner: str, spec: SplitPlanSpec, device: torch.device
+) -> tuple[SplitPlan, HostSplitPlan]:
     """The case's plan on the device and on the host."""
     host = PLANNERS[planner](*host_lengths(case), spec)
     plan = SplitPlan.allocate(
@@ -126,7 +126,7 @@ def decode_plan(
     return plan, host
 
 
-def prefill_tiles(case: Case, spec: TileSpec, device: torch.device) -> TilePlan:
+def prefill_tiles(case: AttentionCase, spec: TileSpec, device: torch.device) -> TilePlan:
     """The case's tiles on the device."""
     tiles = TilePlan.allocate(
         spec, max_tokens=case.tokens, max_rows=case.rows, head_dim=case.head_dim, device=device
@@ -147,7 +147,11 @@ def features_of(inputs: Inputs) -> dict[str, Any]:
 
 
 def predicted_us(
-    plan: HostPlan, spec: PlanSpec, case: Case, device: torch.device, kernel: PlannedKernel
+    plan: HostSplitPlan,
+    spec: SplitPlanSpec,
+    case: AttentionCase,
+    device: torch.device,
+    kernel: PlannedKernel,
 ) -> float:
     """The simulated time of the kernel with the plan, launch and combine included."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.attention.cases import MIB
-from benchmarks.attention.results import FA3, FA3_PLAN, OURS, PLAIN, Row
+from benchmarks.attention.results import FA3, FA3_PLAN, OURS, PLAIN, CaseResult
 from benchmarks.attention.timing import Bandwidth
 
 COMPARED_GRIDS = ("decode", "b1", "skewed")
@@ -26,7 +26,7 @@ PLAN_US = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TargetResult:
     """met is None if nothing was measured that could tell."""
 
     target: str
@@ -42,30 +42,32 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def _name(row: Row) -> str:
+def _name(row: CaseResult) -> str:
     return f"{row.case.heads_name} {row.case.name}{' warm' if row.case.warm else ''}"
 
 
-def at_least(target: str, found: Iterable[tuple[Row, float | None]], limit: float) -> Verdict:
+def at_least(
+    target: str, found: Iterable[tuple[CaseResult, float | None]], limit: float
+) -> TargetResult:
     """Every value reaches the limit; what could not be measured does not."""
     values = list(found)
     if not values:
-        return Verdict(target, None, "no such case in this run")
+        return TargetResult(target, None, "no such case in this run")
     known = [(value, _name(row)) for row, value in values if value is not None]
     if not known:
-        return Verdict(target, None, f"none of {len(values)} cases has both figures")
+        return TargetResult(target, None, f"none of {len(values)} cases has both figures")
     reached = sum(value >= limit for value, _ in known)
     worst, name = min(known)
     text = f"{reached} of {len(values)}, worst {worst:.3g} ({name}), "
     text += f"geometric mean {geometric_mean([value for value, _ in known]):.3f}"
-    return Verdict(target, reached == len(values), text)
+    return TargetResult(target, reached == len(values), text)
 
 
-def _cold(rows: Sequence[Row], *grids: str) -> list[Row]:
+def _cold(rows: Sequence[CaseResult], *grids: str) -> list[CaseResult]:
     return [row for row in rows if row.case.grid in grids and not row.case.warm]
 
 
-def bandwidth_targets(rows: Sequence[Row], bandwidth: Bandwidth) -> Iterator[Verdict]:
+def bandwidth_targets(rows: Sequence[CaseResult], bandwidth: Bandwidth) -> Iterator[TargetResult]:
     grid = _cold(rows, "decode")
     for least, most, limit in ((256, math.inf, 0.90), (64, 256, 0.80)):
         chosen = [row for row in grid if least * MIB <= row.case.kv_bytes < most * MIB]
@@ -77,7 +79,7 @@ def bandwidth_targets(rows: Sequence[Row], bandwidth: Bandwidth) -> Iterator[Ver
     yield at_least(target, [(row, row.share(bandwidth)) for row in chosen], 0.80)
 
 
-def single_row_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
+def single_row_targets(rows: Sequence[CaseResult]) -> Iterator[TargetResult]:
     """One row of 16/2 heads: limits cold, the published figures warm, and how flat it is."""
     grid = [row for row in rows if row.case.grid == "b1" and row.case.heads_name == "16/2"]
     cold = [row for row in grid if not row.case.warm and row.case.kv_lens[0] in B1_LIMITS]
@@ -93,12 +95,12 @@ def single_row_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
     short, long = (warm[length].us(OURS) if length in warm else None for length in (512, 32768))
     target = "one row 16/2, warm: 32k takes at most 15/8 of 512's time, as published"
     if short is None or long is None:
-        yield Verdict(target, None, "no such case in this run")
+        yield TargetResult(target, None, "no such case in this run")
     else:
-        yield Verdict(target, long / short <= 15 / 8, f"{long:.1f} / {short:.1f} us")
+        yield TargetResult(target, long / short <= 15 / 8, f"{long:.1f} / {short:.1f} us")
 
 
-def peer_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
+def peer_targets(rows: Sequence[CaseResult]) -> Iterator[TargetResult]:
     """FlashAttention-3 in the same run, and the same kernel with its plan."""
     compared = _cold(rows, *COMPARED_GRIDS)
     ratios = [(row, row.ratio(FA3)) for row in compared]
@@ -107,9 +109,9 @@ def peer_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
     target = "FlashAttention-3's time over ours, geometric mean >= 1.20"
     if known:
         mean = geometric_mean(known)
-        yield Verdict(target, mean >= 1.20, f"{mean:.3f} over {len(known)} cases")
+        yield TargetResult(target, mean >= 1.20, f"{mean:.3f} over {len(known)} cases")
     else:
-        yield Verdict(target, None, "no such case in this run")
+        yield TargetResult(target, None, "no such case in this run")
     second = "second waves (8/1: 48, 67, 140 x 4k; 48 x 16k)"
     yield at_least(
         f"FlashAttention-3's time over ours at {second} >= 1.35",
@@ -132,7 +134,7 @@ def peer_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
     )
 
 
-def _waves(rows: Sequence[Row], sizes: Sequence[tuple[int, int]]) -> list[Row]:
+def _waves(rows: Sequence[CaseResult], sizes: Sequence[tuple[int, int]]) -> list[CaseResult]:
     return [
         row
         for row in _cold(rows, "decode")
@@ -140,7 +142,7 @@ def _waves(rows: Sequence[Row], sizes: Sequence[tuple[int, int]]) -> list[Row]:
     ]
 
 
-def prefill_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
+def prefill_targets(rows: Sequence[CaseResult]) -> Iterator[TargetResult]:
     grid = [
         row
         for row in rows
@@ -161,9 +163,9 @@ def prefill_targets(rows: Sequence[Row]) -> Iterator[Verdict]:
     yield at_least(target, [(row, row.tflops(OURS)) for row in longest], 570.0)
 
 
-def mixed_targets(rows: Sequence[Row], subject: str) -> Verdict:
+def mixed_targets(rows: Sequence[CaseResult], subject: str) -> TargetResult:
     grid = [row for row in rows if row.case.grid == "mixed"]
-    ratios: list[tuple[Row, float | None]] = []
+    ratios: list[tuple[CaseResult, float | None]] = []
     for whole in (row for row in grid if not row.case.whole):
         parts = [row.us(subject) for row in grid if row.case.whole == whole.case.name]
         known = [part for part in parts if part is not None]
@@ -173,20 +175,22 @@ def mixed_targets(rows: Sequence[Row], subject: str) -> Verdict:
     return at_least(f"mixed steps ({subject}): sum of the parts over the whole", ratios, 1.0)
 
 
-def plan_targets(plan_us: dict[str, float]) -> Iterator[Verdict]:
+def plan_targets(plan_us: dict[str, float]) -> Iterator[TargetResult]:
     """plan_us: "what makes it, size" -> microseconds of a plan on the device."""
     if not plan_us:
         target = f"a plan on the device <= {PLAN_US:g} us"
-        yield Verdict(target, None, "no plan was timed in this run")
+        yield TargetResult(target, None, "no plan was timed in this run")
     for maker in dict.fromkeys(name.split(",")[0] for name in plan_us):
         times = {name: us for name, us in plan_us.items() if name.split(",")[0] == maker}
         worst = max(times, key=lambda name: times[name])
         target = f"a plan on the device <= {PLAN_US:g} us ({maker})"
         found = f"{min(times.values()):.2f} to {times[worst]:.2f} us ({worst})"
-        yield Verdict(target, times[worst] <= PLAN_US, found)
+        yield TargetResult(target, times[worst] <= PLAN_US, found)
 
 
-def verdicts(rows: Sequence[Row], bandwidth: Bandwidth, plan_us: dict[str, float]) -> list[Verdict]:
+def verdicts(
+    rows: Sequence[CaseResult], bandwidth: Bandwidth, plan_us: dict[str, float]
+) -> list[TargetResult]:
     """All targets; those that this run says nothing about too."""
     return [
         *bandwidth_targets(rows, bandwidth),

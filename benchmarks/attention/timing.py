@@ -16,9 +16,7 @@ from torch import Tensor
 RUN = 5  # replays of one graph before the next one's turn
 # Of a graph, so that its start is nothing: as many as a small model has layers, or this long.
 MIN_CALLS, GRAPH_US = 20, 1000.0
-MOST_US = (
-    100_000.0  # of one subject's replays: fewer than asked for, RUN at least, if they are long
-)
+MAX_US = 100_000.0  # of one subject's replays: fewer than asked for, RUN at least, if they are long
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class TimedGraph:
     """A graph of so many calls, and what it must not outlive: the plans and tensors of its call."""
 
     graph: torch.cuda.CUDAGraph
@@ -40,11 +38,11 @@ class Captured:
 
 
 class Timer(Protocol):
-    def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
+    def capture(self, call: Callable[[int], object], num_sets: int) -> TimedGraph:
         """Record call(set) over the sets in turn."""
         ...
 
-    def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+    def replay(self, captured: Sequence[TimedGraph]) -> list[Sample]:
         """Time them, one after the other and again, so that a warm device is warm for all."""
         ...
 
@@ -65,7 +63,7 @@ class GraphTimer:
         self._between, self._between_us = between, between_us
         self._stream = torch.cuda.Stream()
 
-    def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
+    def capture(self, call: Callable[[int], object], num_sets: int) -> TimedGraph:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             calls = self._calls(call, num_sets)
@@ -81,7 +79,7 @@ class GraphTimer:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return Captured(graph, calls, call)
+        return TimedGraph(graph, calls, call)
 
     def _calls(self, call: Callable[[int], object], num_sets: int) -> int:
         """Compile what has to be, and find out how many calls are enough."""
@@ -94,7 +92,7 @@ class GraphTimer:
         enough = min(MIN_CALLS, 1 + int(GRAPH_US / (start.elapsed_time(end) * 1000)))
         return num_sets * -(-enough // num_sets)
 
-    def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+    def replay(self, captured: Sequence[TimedGraph]) -> list[Sample]:
         with torch.cuda.stream(self._stream):
             for one in captured:
                 one.graph.replay()
@@ -113,7 +111,7 @@ class GraphTimer:
             times[place].append(us - self._between_us)
         return [_sample(sorted(found)) for found in times]
 
-    def _time(self, captured: Captured) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    def _time(self, captured: TimedGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Queue a replay between two events."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -123,10 +121,10 @@ class GraphTimer:
 
     def _enough_runs(self, once: tuple[torch.cuda.Event, torch.cuda.Event]) -> int:
         once[1].synchronize()
-        return max(1, min(self._runs, int(MOST_US / (RUN * once[0].elapsed_time(once[1]) * 1000))))
+        return max(1, min(self._runs, int(MAX_US / (RUN * once[0].elapsed_time(once[1]) * 1000))))
 
 
-def timer_apart(replays: int) -> GraphTimer:
+def isolated_timer(replays: int) -> GraphTimer:
     """A timer of calls that do not overlap: a kernel that takes no part in dependent launches
     stands between them, and the time that it takes by itself is not theirs."""
     number = torch.zeros(1, device="cuda")

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.attention.timing import GraphTimer, measure_bandwidth, time_one
-from benchmarks.gemm.gemm_chain import MODELS, Chain, Product, Sizes, random_weights
+from benchmarks.gemm.gemm_chain import MODELS, Chain, GemmImpl, ModelSizes, random_weights
 from model_zoo.layers.gemm.autotune import BETTER
 from model_zoo.layers.gemm.candidates import candidates
-from model_zoo.layers.gemm.implementations import Product as Way
-from model_zoo.layers.gemm.timing import ProductTimer
+from model_zoo.layers.gemm.implementations import GemmImpl as Way
+from model_zoo.layers.gemm.timing import GemmTimer
 
 READ_BYTES = 2 << 30  # for the bandwidth
 
@@ -30,7 +30,7 @@ def times_of(weights: list[Tensor], rows: int) -> dict[Way, float]:
     """Microseconds of each candidate, cuBLAS first."""
     outputs, inputs = weights[0].shape
     ways = candidates(weights[0].device, rows, outputs, inputs)
-    return dict(zip(ways, ProductTimer(weights, None, rows).microseconds(ways), strict=True))
+    return dict(zip(ways, GemmTimer(weights, None, rows).microseconds(ways), strict=True))
 
 
 def fastest(times: Mapping[Way, float]) -> Way:
@@ -40,7 +40,7 @@ def fastest(times: Mapping[Way, float]) -> Way:
     return best if times[best] < BETTER * times[plain] else plain
 
 
-def print_products(
+def print_gemms(
     times: Mapping[Way, float], name: str, weight: Tensor, rows: int, read: float
 ) -> None:
     floor = weight.nbytes / read / 1e6
@@ -56,10 +56,10 @@ def plainly(name: str, x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-def measure(sizes: Sizes, rows: int, weights: dict[str, list[Tensor]], read: float) -> None:
+def measure(sizes: ModelSizes, rows: int, weights: dict[str, list[Tensor]], read: float) -> None:
     times = {name: times_of(layers, rows) for name, layers in weights.items()}
     for name, found in times.items():
-        print_products(found, name, weights[name][0], rows, read)
+        print_gemms(found, name, weights[name][0], rows, read)
     ways = {name: fastest(found) for name, found in times.items()}
 
     def chosen(name: str, x: Tensor, weight: Tensor) -> Tensor:
@@ -67,9 +67,9 @@ def measure(sizes: Sizes, rows: int, weights: dict[str, list[Tensor]], read: flo
 
     chain, timer = Chain(sizes, weights, rows), GraphTimer(20)
     floor = sizes.nbytes() / read / 1e9
-    subjects: dict[str, Product | None] = {"small kernels alone": None}
-    for title, product in (subjects | {"cuBLAS": plainly, "chosen": chosen}).items():
-        ms = time_one(timer, lambda _, product=product: chain.run(product)) / 1000
+    subjects: dict[str, GemmImpl | None] = {"small kernels alone": None}
+    for title, gemm in (subjects | {"cuBLAS": plainly, "chosen": chosen}).items():
+        ms = time_one(timer, lambda _, gemm=gemm: chain.run(gemm)) / 1000
         print(f"step of {rows} rows, {title}: {ms:.3f} ms, floor {floor:.3f} ms", flush=True)
 
 

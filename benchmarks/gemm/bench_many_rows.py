@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gemm.gemm_chain import MODELS, Sizes
-from model_zoo.layers.gemm.swiglu import Gated, TwoSteps
+from benchmarks.gemm.gemm_chain import MODELS, ModelSizes
+from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
 from model_zoo.layers.gemm.timing import COLD_BYTES
 
 REPLAYS, PAUSE_SECONDS = 3, 0.003
 WARM_SECONDS, ROUNDS = 1.5, 3
-BLOCK, GATED = "gate_up", ("two steps", "gated")
+BLOCK, SWIGLU = "gate_up", ("two steps", "gated")
 
-Call = Callable[[int], Tensor]
+GemmCall = Callable[[int], Tensor]
 Times = Mapping[str, float]  # microseconds, by what is computed
 
 
@@ -54,16 +54,18 @@ class Recorded:
         return start.elapsed_time(end) * 1000 / self.calls / replays
 
 
-def calls_of(weights: Mapping[str, list[Tensor]], rows: int) -> dict[str, tuple[Call, int, int]]:
+def calls_of(
+    weights: Mapping[str, list[Tensor]], rows: int
+) -> dict[str, tuple[GemmCall, int, int]]:
     """What is timed with each of a layer's weights, how many there are, and the operations."""
-    found: dict[str, tuple[Call, int, int]] = {}
+    found: dict[str, tuple[GemmCall, int, int]] = {}
     for name, layers in weights.items():
         outputs, inputs = layers[0].shape
         x = torch.randn(rows, inputs, dtype=layers[0].dtype, device=layers[0].device)
         work = 2 * rows * outputs * inputs
         found[name] = (lambda i, x=x, w=layers: F.linear(x, w[i])), len(layers), work
         if name == BLOCK:
-            for title, way in zip(GATED, (TwoSteps(), Gated()), strict=True):
+            for title, way in zip(SWIGLU, (UnfusedSwiglu(), SwigluGemm()), strict=True):
                 call = lambda i, x=x, w=layers, way=way: way.run(x, w[i], None)  # noqa: E731
                 found[title] = call, len(layers), work
     return found
@@ -78,7 +80,7 @@ def cold(outputs: int, inputs: int) -> list[Tensor]:
     ]
 
 
-def recorded(call: Call, calls: int, operations: int) -> Recorded:
+def recorded(call: GemmCall, calls: int, operations: int) -> Recorded:
     call(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -108,10 +110,10 @@ def lasting(ways: Mapping[str, Recorded], alone: Times, seconds: float) -> dict[
     return {name: statistics.median(several) for name, several in found.items()}
 
 
-def of_layer(times: Times, sizes: Sizes) -> float:
+def of_layer(times: Times, sizes: ModelSizes) -> float:
     """Microseconds of a layer's products, gated as is faster."""
     products = [name for name in sizes.shapes() if name not in (BLOCK, "lm_head")]
-    return sum(times[name] for name in products) + min(times[way] for way in GATED)
+    return sum(times[name] for name in products) + min(times[way] for way in SWIGLU)
 
 
 def line(title: str, times: Times, operations: Mapping[str, int], rows: int, layer: float) -> str:

@@ -22,7 +22,7 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ModelSizes:
     """Of a model of Llama's form."""
 
     layers: int
@@ -49,8 +49,8 @@ class Sizes:
 
 
 MODELS = {
-    "qwen3-8b": Sizes(36, 4096, 6144, 4096, 12288, 151936),
-    "qwen3-0.6b": Sizes(28, 1024, 4096, 2048, 3072, 151936),
+    "qwen3-8b": ModelSizes(36, 4096, 6144, 4096, 12288, 151936),
+    "qwen3-0.6b": ModelSizes(28, 1024, 4096, 2048, 3072, 151936),
 }
 
 
@@ -66,27 +66,27 @@ def _pass_on(X, OUT, width, kept, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     tl.store(OUT + row * kept + column, tl.load(X + row * width + column, mask=real), mask=real)
 
 
-Product = Callable[[str, Tensor, Tensor], Tensor]  # its name, x, weights -> x W^T
+GemmImpl = Callable[[str, Tensor, Tensor], Tensor]  # its name, x, weights -> x W^T
 
 
 class Chain:
     """The products of a step of `rows` rows, in order, with small kernels between them."""
 
-    def __init__(self, sizes: Sizes, weights: dict[str, list[Tensor]], rows: int) -> None:
+    def __init__(self, sizes: ModelSizes, weights: dict[str, list[Tensor]], rows: int) -> None:
         self.sizes, self.weights, self.rows = sizes, weights, rows
         head = weights["lm_head"][0]
         self.first = torch.randn(rows, sizes.hidden, dtype=head.dtype, device=head.device)
         self.ones = torch.ones(sizes.hidden, dtype=head.dtype, device=head.device)
 
-    def run(self, product: Product | None) -> Tensor:
+    def run(self, gemm: GemmImpl | None) -> Tensor:
         """Logits; None: the small kernels alone."""
         residual, x = torch.zeros_like(self.first), self.first.clone()
 
         def project(name: str, x: Tensor, layer: int) -> Tensor:
             weight = self.weights[name][layer]
-            if product is None:
+            if gemm is None:
                 return x.new_empty(x.shape[0], weight.shape[0])
-            return product(name, x, weight)
+            return gemm(name, x, weight)
 
         for layer in range(self.sizes.layers):
             add_rms_norm(x, residual, self.ones, EPSILON)
@@ -109,7 +109,7 @@ class Chain:
         return out
 
 
-def random_weights(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, list[Tensor]]:
+def random_weights(sizes: ModelSizes, dtype: torch.dtype, device: str) -> dict[str, list[Tensor]]:
     """Normal, of each layer its own: they are far larger than the cache."""
     made: dict[str, list[Tensor]] = {}
     for name, (n, k) in sizes.shapes().items():

@@ -23,17 +23,17 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from benchmarks.schedule.host_step import MOST_TOKENS, fake_config
-from runtime.config import Resolved
+from benchmarks.schedule.host_step import MAX_TOKENS, fake_config
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Request, SamplingParams
-from runtime.scheduler.batch import Batch, Masks, Sampled
+from runtime.messages import EngineRequest, SamplingParams
+from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.scheduler.step_time import StepLoad
-from runtime.startup.engine_spec import TILE, full_steps
+from runtime.startup.engine_spec import TILE, full_wave_sizes
 
 # Tokens of a step -> milliseconds of its matrix products on one H100 for a moment: few tokens by
 # bench_step, many by the faster way for each size, and the output layer.
-PRODUCTS = (
+GEMMS = (
     (1, 4.8), (8, 4.7), (32, 5.2), (64, 5.7), (128, 6.0), (256, 6.8), (384, 8.5), (512, 10.1),
     (640, 13.3), (768, 15.3), (896, 18.7), (1024, 19.3), (1152, 22.4), (1280, 24.4), (1408, 26.1),
     (1536, 28.8), (1664, 32.5), (1792, 34.4), (1920, 35.9), (2048, 37.4), (3072, 56.0),
@@ -50,7 +50,7 @@ OPERATIONS_A_MS = 5.5e11
 # At the limit of power, what computes takes so much longer for each part of the time above
 # UNHINDERED that was computed lately.
 SLOWER = 0.26
-UNHINDERED = 0.45
+OVERLAP_SHARE = 0.45
 LATELY_MS = 300.0
 WARM_UP = 8  # callers
 LOADS = (
@@ -59,31 +59,31 @@ LOADS = (
 )  # fmt: skip
 
 
-def products_ms(tokens: int) -> float:
+def gemms_ms(tokens: int) -> float:
     if tokens > MANY:
         tokens = -(-tokens // TILE) * TILE
-    place = min(max(1, bisect_right(PRODUCTS, (tokens, 1e9))), len(PRODUCTS) - 1)
-    (few, low), (many, high) = PRODUCTS[place - 1], PRODUCTS[place]
+    place = min(max(1, bisect_right(GEMMS, (tokens, 1e9))), len(GEMMS) - 1)
+    (few, low), (many, high) = GEMMS[place - 1], GEMMS[place]
     return low + (high - low) * (tokens - few) / (many - few)
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """Milliseconds of a step."""
 
     computing: float
     reading: float
 
 
-def parts_of(load: StepLoad) -> Parts:
+def parts_of(load: StepLoad) -> StepParts:
     """A step of a Qwen3-8B on one H100 that is far from the limit of its power."""
     tokens = load.rows + load.prompt_tokens
-    products = products_ms(tokens)
+    products = gemms_ms(tokens)
     pairs = load.pairs * PAIR_OPERATIONS / OPERATIONS_A_MS
     reading = FIXED_MS + SMALL_MS * tokens + MIXED_MS * (load.prompt_tokens > 0)
     reading += load.kv_tokens * KV_BYTES / BYTES_A_MS
     if tokens > MANY:
-        return Parts(products + pairs, reading)
-    return Parts(pairs, products + reading)
+        return StepParts(products + pairs, reading)
+    return StepParts(pairs, products + reading)
 
 
 def step_ms(load: StepLoad) -> float:
@@ -97,7 +97,7 @@ def load_of(batch: Batch) -> StepLoad:
     return StepLoad(rows, batch.num_tokens - rows, int(batch.starts[:rows].sum()), pairs)
 
 
-class Clock:
+class SimulatedClock:
     """The device's time, in seconds; the host's is nothing beside it."""
 
     def __init__(self) -> None:
@@ -108,29 +108,29 @@ class Clock:
 
 
 @dataclass
-class Finished:
+class SimulatedResult:
     """A step whose results are there at `at`."""
 
-    clock: Clock
+    clock: SimulatedClock
     at: float
-    sampled: Sampled
+    sampled: ModelRunnerOutput
 
-    def wait(self) -> Sampled:
+    def wait(self) -> ModelRunnerOutput:
         self.clock.now = max(self.clock.now, self.at)
         return self.sampled
 
 
-class ReckonedDevice:
+class SimulatedDevice:
     """Runs one step after the other, each as long as it should take."""
 
     overlap = True
 
-    def __init__(self, clock: Clock, seed: int, stalls: float) -> None:
+    def __init__(self, clock: SimulatedClock, seed: int, stalls: float) -> None:
         self._clock = clock
         self._draw = random.Random(seed)
         self._stalls = stalls
         self._free_at = 0.0
-        self._computed = UNHINDERED  # part of the time, lately
+        self._computed = OVERLAP_SHARE  # part of the time, lately
         self.step_seconds: list[tuple[StepLoad, float]] = []
 
     def forward(self, batch: Batch) -> None:
@@ -143,7 +143,7 @@ class ReckonedDevice:
 
     def _step_ms(self, load: StepLoad) -> float:
         computing, reading = parts_of(load)
-        computing *= 1 + SLOWER * max(0.0, self._computed - UNHINDERED)
+        computing *= 1 + SLOWER * max(0.0, self._computed - OVERLAP_SHARE)
         total = computing + reading
         share = 1 - math.exp(-total / LATELY_MS)
         self._computed += share * (computing / total - self._computed)
@@ -152,13 +152,13 @@ class ReckonedDevice:
     def prepare(self) -> bool:
         return False
 
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Finished:
-        sampled = Sampled(np.where(batch.sample, 1, -1).astype(np.int32))
-        return Finished(self._clock, self._free_at, sampled)
+    def sample(self, batch: Batch, masks: Masks | None = None) -> SimulatedResult:
+        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32))
+        return SimulatedResult(self._clock, self._free_at, sampled)
 
 
 @dataclass
-class Figures:
+class LatencyStats:
     output_tokens: int = 0
     first: list[float] = field(default_factory=list[float])
     gaps: list[float] = field(default_factory=list[float])
@@ -179,10 +179,10 @@ def _ms(seconds: list[float], share: float) -> float:
     return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-class Callers:
+class LoadClients:
     """A closed loop: each caller sends its next request when its last one was answered."""
 
-    def __init__(self, engine: Engine, clock: Clock, inputs: int, outputs: int) -> None:
+    def __init__(self, engine: Engine, clock: SimulatedClock, inputs: int, outputs: int) -> None:
         self._engine = engine
         self._clock = clock
         self._inputs = inputs
@@ -191,13 +191,13 @@ class Callers:
         self._last: dict[int, float] = {}
         self.num_sent = 0
         self.num_answered = 0
-        self.figures = Figures()
+        self.figures = LatencyStats()
 
     def send(self) -> None:
         params = SamplingParams(max_tokens=self._outputs)
         tokens = [self.num_sent % 1000] * self._inputs
         self._sent[self.num_sent] = self._clock.now
-        self._engine.add(Request(self.num_sent, 0, tokens, params))
+        self._engine.add(EngineRequest(self.num_sent, 0, tokens, params))
         self.num_sent += 1
 
     def step(self) -> int:
@@ -218,18 +218,18 @@ class Callers:
         return ended
 
 
-def h100_config(longest: int, target_ms: float = 0.0) -> Resolved:
+def h100_config(longest: int, target_ms: float = 0.0) -> ResolvedConfig:
     """What a start of Qwen3-8B on one H100 of 80 GB settles on, for requests of so many tokens."""
     return structs.replace(
         fake_config(256, longest),
         device="cuda", prefix_cache=False, itl_target_ms=target_ms,
-        num_pages=386_272 // 16, full_steps=full_steps((12_288, 4096), 132, MOST_TOKENS),
+        num_pages=386_272 // 16, full_wave_sizes=full_wave_sizes((12_288, 4096), 132, MAX_TOKENS),
     )  # fmt: skip
 
 
-def _warm_up(engine: Engine, clock: Clock, inputs: int, outputs: int) -> None:
+def _warm_up(engine: Engine, clock: SimulatedClock, inputs: int, outputs: int) -> None:
     """As `wavefill bench serve` does: the engine has seen steps with prompts, and without."""
-    callers = Callers(engine, clock, inputs, outputs)
+    callers = LoadClients(engine, clock, inputs, outputs)
     for _ in range(WARM_UP):
         callers.send()
     while callers.num_answered < WARM_UP:
@@ -245,14 +245,14 @@ def simulate(
     stalls: float = 0.0,
     rounds: int,
     whole: bool = False,
-) -> Figures:
+) -> LatencyStats:
     """`rounds` answers for each caller; the first two of them are not counted, unless `whole`."""
-    clock = Clock()
-    device = ReckonedDevice(clock, clients, stalls)
+    clock = SimulatedClock()
+    device = SimulatedDevice(clock, clients, stalls)
     config = h100_config(inputs + outputs + 1, target_ms)
     engine = Engine(config, 1000, device, clock=clock)
     _warm_up(engine, clock, inputs, outputs)
-    callers = Callers(engine, clock, inputs, outputs)
+    callers = LoadClients(engine, clock, inputs, outputs)
     for _ in range(clients):
         callers.send()
     began, counted_from = (clock.now if whole else 0.0), len(device.step_seconds)
@@ -261,7 +261,7 @@ def simulate(
             if not whole or callers.num_sent < clients * rounds:
                 callers.send()
         if not whole and not began and callers.num_answered >= 2 * clients:
-            began, callers.figures = clock.now, Figures()
+            began, callers.figures = clock.now, LatencyStats()
             counted_from = len(device.step_seconds)
     figures = callers.figures
     figures.seconds = clock.now - began

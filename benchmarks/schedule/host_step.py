@@ -17,24 +17,24 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.input_block import HostBlock, Layout
 from runtime.engine.loop import Engine
 from runtime.engine.process import Clients
-from runtime.messages import Request, SamplingParams, Stats
-from runtime.scheduler.batch import Batch, Masks, Sampled
+from runtime.messages import EngineRequest, SamplingParams, Stats
+from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 
 ROWS = (1, 32, 256)
 VOCAB_SIZE = 151_936
 PAGE_SIZE = 16
-MOST_TOKENS = 8192
+MAX_TOKENS = 8192
 CACHES_BYTES = 64 << 20  # as much as a host's caches hold, or more
 PARTS = ("schedule", "queue", "commit", "publish")
 
 
 @dataclass(frozen=True)
-class Case:
+class HostStepCase:
     name: str
     waiting: int = 0  # requests that find no slot
     aligned: bool = False  # all rows need a page in the same step
@@ -43,19 +43,19 @@ class Case:
 
 
 CASES = (
-    Case("spread page borders"),
-    Case("borders in one step", aligned=True),
-    Case("10000 wait", waiting=10_000),
-    Case("prompts beside", prompts=12),
-    Case("caches overwritten", cold=True),
+    HostStepCase("spread page borders"),
+    HostStepCase("borders in one step", aligned=True),
+    HostStepCase("10000 wait", waiting=10_000),
+    HostStepCase("prompts beside", prompts=12),
+    HostStepCase("caches overwritten", cold=True),
 )
 
 
-class Answered:
-    def __init__(self, sampled: Sampled) -> None:
+class ReadyResult:
+    def __init__(self, sampled: ModelRunnerOutput) -> None:
         self._sampled = sampled
 
-    def wait(self) -> Sampled:
+    def wait(self) -> ModelRunnerOutput:
         return self._sampled
 
 
@@ -69,7 +69,7 @@ class QueueingExecutor:
     overlap = True
 
     def __init__(self, rows: int) -> None:
-        self._buckets = Buckets(rows, MOST_TOKENS)
+        self._buckets = Buckets(rows, MAX_TOKENS)
         most = max(Layout.of(bucket).end for bucket in self._buckets.largest)
         self._numbers = np.zeros(most, dtype=np.int32)
         self._blocks: dict[Bucket, HostBlock] = {}
@@ -89,13 +89,13 @@ class QueueingExecutor:
     def prepare(self) -> bool:
         return False
 
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Answered:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> ReadyResult:
         self.committed_ns = time.thread_time_ns()
-        return Answered(Sampled(np.where(batch.sample, 1, -1).astype(np.int32)))
+        return ReadyResult(ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)))
 
 
-def fake_config(rows: int, length: int) -> Resolved:
-    return Resolved(
+def fake_config(rows: int, length: int) -> ResolvedConfig:
+    return ResolvedConfig(
         model="fake",
         device="cpu",
         dtype="float32",
@@ -104,7 +104,7 @@ def fake_config(rows: int, length: int) -> Resolved:
         load_format="dummy",
         max_model_len=length,
         max_num_seqs=rows,
-        max_batched_tokens=MOST_TOKENS,
+        max_batched_tokens=MAX_TOKENS,
         page_size=PAGE_SIZE,
         num_pages=rows * (length // PAGE_SIZE + 2),
         prefix_cache=True,
@@ -113,13 +113,13 @@ def fake_config(rows: int, length: int) -> Resolved:
     )
 
 
-def prompts(rows: int, prompt_len: int, max_tokens: int, aligned: bool) -> Iterator[Request]:
+def prompts(rows: int, prompt_len: int, max_tokens: int, aligned: bool) -> Iterator[EngineRequest]:
     """Prompts of different lengths, so that page borders are spread over the steps; or equal."""
     params = SamplingParams(max_tokens=max_tokens, stop_ids=(VOCAB_SIZE - 1,))
     for row in range(rows):
         length = prompt_len + (0 if aligned else row % PAGE_SIZE)
         tokens = [(row * 7919 + position) % VOCAB_SIZE for position in range(length)]
-        yield Request(row, row % 2, tokens, params)
+        yield EngineRequest(row, row % 2, tokens, params)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def no_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
+def measure_host(rows: int, steps: int, case: HostStepCase) -> dict[str, float]:
     """Medians of each part of a step's CPU time, their sum and its 99th percentile, in us."""
     prompt_len = 128
     overwritten = np.zeros(CACHES_BYTES if case.cold else 0, dtype=np.uint8)
@@ -142,7 +142,7 @@ def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
     length = prompt_len + PAGE_SIZE + max_tokens
     config = fake_config(rows + case.prompts, max(length, 20_000 if case.prompts else 0))
     # Small steps, so that the prompts last.
-    most = rows + 512 if case.prompts else MOST_TOKENS
+    most = rows + 512 if case.prompts else MAX_TOKENS
     config = structs.replace(config, device="cuda", max_batched_tokens=most)
     engine = Engine(config, VOCAB_SIZE, executor)
     for request in prompts(rows, prompt_len, max_tokens, case.aligned):
@@ -150,17 +150,17 @@ def measure_host(rows: int, steps: int, case: Case) -> dict[str, float]:
     while engine.stats().step_tokens != rows:
         engine.step()
     for number in range(case.waiting):
-        engine.add(Request(10_000 + number, 0, [1, 2, 3], SamplingParams(max_tokens=4)))
+        engine.add(EngineRequest(10_000 + number, 0, [1, 2, 3], SamplingParams(max_tokens=4)))
     for number in range(case.prompts):
         tokens = [number] * 16_000
-        engine.add(Request(20_000 + number, 0, tokens, SamplingParams(max_tokens=1)))
+        engine.add(EngineRequest(20_000 + number, 0, tokens, SamplingParams(max_tokens=1)))
     for _ in range(20):
         engine.step()
     with tempfile.TemporaryDirectory() as folder, no_collector():
         addresses = [f"ipc://{folder}/api-{number}" for number in range(2)]
         with closing(Clients(addresses)) as clients:
             for id in (*range(rows), *range(20_000, 20_000 + case.prompts)):
-                clients.expect(Request(id, id % 2, [], SamplingParams(1)), Stats())
+                clients.expect(EngineRequest(id, id % 2, [], SamplingParams(1)), Stats())
             times: list[tuple[float, float, float, float]] = []
             for _ in range(steps):
                 np.add(overwritten, 1, out=overwritten)
@@ -179,9 +179,9 @@ def step_times(
 ) -> tuple[float, float, float, float]:
     """Microseconds of each of PARTS in one step."""
     began = time.thread_time_ns()
-    news = engine.advance()
+    engine_outputs = engine.advance()
     publishing = time.thread_time_ns()
-    clients.publish(news, engine.stats())
+    clients.publish(engine_outputs, engine.stats())
     ended = time.thread_time_ns()
     return (
         (executor.scheduled_ns - began) / 1000,

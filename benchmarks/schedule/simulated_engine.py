@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from benchmarks.schedule.bench_schedule import Clock, ReckonedDevice, h100_config
+from benchmarks.schedule.bench_schedule import SimulatedClock, SimulatedDevice, h100_config
 from runtime.config import EngineConfig
 from runtime.engine import process
 from runtime.messages import Ready
-from runtime.scheduler.batch import Batch, Masks, Sampled
+from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.startup import loading
 from runtime.startup.timeline import Timeline
 
@@ -32,31 +32,31 @@ LONGEST = 32_768  # tokens of a request, if not said otherwise
 
 
 @dataclass
-class Arriving:
+class DelayedResult:
     """A step whose results are there at `at`, of time.monotonic()."""
 
     at: float
-    sampled: Sampled
+    sampled: ModelRunnerOutput
 
-    def wait(self) -> Sampled:
+    def wait(self) -> ModelRunnerOutput:
         time.sleep(max(0.0, self.at - time.monotonic()))
         return self.sampled
 
 
-class Device(ReckonedDevice):
+class DelayedDevice(SimulatedDevice):
     """Takes the time that it reckons."""
 
     def forward(self, batch: Batch) -> None:
         self._clock.now = time.monotonic()
         super().forward(batch)
 
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Arriving:
-        sampled = Sampled(np.where(batch.sample, 1, -1).astype(np.int32))
-        return Arriving(self._free_at, sampled)
+    def sample(self, batch: Batch, masks: Masks | None = None) -> DelayedResult:
+        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32))
+        return DelayedResult(self._free_at, sampled)
 
 
 def load(
-    wanted: EngineConfig,
+    requested: EngineConfig,
     progress: loading.ProgressCallback,
     *,
     epoch: int = 0,
@@ -64,8 +64,8 @@ def load(
     compilers: object = None,
 ) -> loading.Loaded:
     """In place of runtime.startup.loading.load: nothing is read."""
-    longest = wanted.max_model_len or LONGEST
-    resolved = structs.replace(h100_config(longest, wanted.itl_target_ms), seed=wanted.seed)
+    longest = requested.max_model_len or LONGEST
+    resolved = structs.replace(h100_config(longest, requested.itl_target_ms), seed=requested.seed)
     ready = Ready(
         epoch=epoch,
         model_type="qwen3",
@@ -85,7 +85,7 @@ def load(
         memory=[("weights", 0), ("KV", 0)],
         phases=[],
     )
-    return loading.Loaded(Device(Clock(), 0, 0.0), resolved, ready)  # type: ignore[arg-type]
+    return loading.Loaded(DelayedDevice(SimulatedClock(), 0, 0.0), resolved, ready)  # type: ignore[arg-type]
 
 
 def main(arguments: list[str]) -> None:

@@ -29,7 +29,16 @@ from urllib.request import urlopen
 import msgspec
 
 from runtime.ipc.channel import Receiver, Sender
-from runtime.messages import Abort, FromEngine, Output, Ready, Request, Stats, StepOutput, ToEngine
+from runtime.messages import (
+    Abort,
+    EngineRequest,
+    FromEngine,
+    Ready,
+    RequestOutput,
+    Stats,
+    StepOutput,
+    ToEngine,
+)
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
 
@@ -46,17 +55,17 @@ def fake_engine(own: str, client: str, interval: float) -> None:
     while True:
         began = time.monotonic()
         for message in receiver.receive(0 if left else 1.0):
-            if isinstance(message, Request):
+            if isinstance(message, EngineRequest):
                 left[message.id] = message.params.max_tokens
             elif isinstance(message, Abort):
                 left.pop(message.id, None)
         ids, tokens = array("q"), array("i")
-        outputs: list[Output] = []
+        outputs: list[RequestOutput] = []
         for place, (id, rest) in enumerate(list(left.items())):
             token = 1000 + (steps * 7 + place * 13) % 2000
             left[id] = rest - 1
             if rest == 1:
-                outputs.append(Output(id, [token], "length"))
+                outputs.append(RequestOutput(id, [token], "length"))
                 del left[id]
             else:
                 ids.append(id)

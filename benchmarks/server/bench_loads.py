@@ -30,7 +30,7 @@ READY_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCase:
     """A closed loop, and vLLM's output tokens a second, TPOT, ITL p99 and TTFT p50 in ms."""
 
     name: str
@@ -43,20 +43,20 @@ class Load:
 
 LOADS = {
     "qwen3-8b": (
-        Load("c1", 1, 128, 256, 5, (133.7, 6.82, None, 24.7)),
-        Load("c8", 8, 1024, 256, 24, (969.9, 7.41, None, 221)),
-        Load("c32", 32, 1024, 256, 96, (2783.8, 9.06, 21.4, 413)),
-        Load("c128", 128, 1024, 256, 256, (5118.7, 22.0, 204, None)),
-        Load("c256", 256, 1024, 256, 512, (5290.3, 41.3, 211, 1668)),
-        Load("prefill", 32, 4096, 8, 128, (38_171 / 513, None, None, 1867)),
-        Load("long", 8, 16_384, 128, 16, (22_945 / 129, None, 289, None)),
+        LoadCase("c1", 1, 128, 256, 5, (133.7, 6.82, None, 24.7)),
+        LoadCase("c8", 8, 1024, 256, 24, (969.9, 7.41, None, 221)),
+        LoadCase("c32", 32, 1024, 256, 96, (2783.8, 9.06, 21.4, 413)),
+        LoadCase("c128", 128, 1024, 256, 256, (5118.7, 22.0, 204, None)),
+        LoadCase("c256", 256, 1024, 256, 512, (5290.3, 41.3, 211, 1668)),
+        LoadCase("prefill", 32, 4096, 8, 128, (38_171 / 513, None, None, 1867)),
+        LoadCase("long", 8, 16_384, 128, 16, (22_945 / 129, None, 289, None)),
     ),
     "qwen3-0.6b": (
-        Load("c1", 1, 128, 256, 8, (397, 1.91, 2.9, 18.3)),
-        Load("c32", 32, 128, 128, 256, (7631, 3.41, 9.4, 107)),
-        Load("c128", 128, 128, 128, 1024, (21_898, 4.07, 19.0, 176)),
-        Load("c256", 256, 128, 128, 2048, (13_516, 15.0, 44.6, 519)),
-        Load("c64", 64, 1024, 256, 256, (9203, 5.46, 34.7, 388)),
+        LoadCase("c1", 1, 128, 256, 8, (397, 1.91, 2.9, 18.3)),
+        LoadCase("c32", 32, 128, 128, 256, (7631, 3.41, 9.4, 107)),
+        LoadCase("c128", 128, 128, 128, 1024, (21_898, 4.07, 19.0, 176)),
+        LoadCase("c256", 256, 128, 128, 2048, (13_516, 15.0, 44.6, 519)),
+        LoadCase("c64", 64, 1024, 256, 256, (9203, 5.46, 34.7, 388)),
     ),
 }
 
@@ -92,7 +92,7 @@ def _is_ready(port: int) -> bool:
         return False
 
 
-def measure(load: Load, port: int, seed: int, out: Path, options: list[str]) -> dict[str, Any]:
+def measure(load: LoadCase, port: int, seed: int, out: Path, options: list[str]) -> dict[str, Any]:
     """The figures of one load as `wavefill bench serve --json` writes them."""
     path = out / f"{load.name}.{seed}.json"
     command = [sys.executable, "-m", "benchmarks.server.bench_serve", "--ignore-eos"]
@@ -111,7 +111,7 @@ def _spread(figures: dict[str, Any], name: str, field: str) -> float | None:
     return None if spread is None else spread[field]
 
 
-def row(load: Load, figures: dict[str, Any]) -> str:
+def row(load: LoadCase, figures: dict[str, Any]) -> str:
     summary = figures.get("summary", figures)
     ours = (
         summary["output_tokens_per_s"],

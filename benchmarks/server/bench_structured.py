@@ -24,11 +24,11 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import Runner
-from runtime.grammar.manager import Grammars
-from runtime.messages import Request, SamplingParams
+from runtime.executor.torch_executor import ModelRunner
+from runtime.grammar.manager import GrammarManager
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.device import keep_freed_memory
 
 PAGE_SIZE = 64
@@ -90,8 +90,8 @@ class TableModel:
         return self._table.index_select(0, hidden[:, 0].long() % len(self._table))
 
 
-def make_engine(grammars: Grammars, vocab: int, seconds: float, rows: int) -> Engine:
-    resolved = Resolved(
+def make_engine(grammars: GrammarManager, vocab: int, seconds: float, rows: int) -> Engine:
+    resolved = ResolvedConfig(
         model="",
         device="cpu",
         dtype="float32",
@@ -111,7 +111,7 @@ def make_engine(grammars: Grammars, vocab: int, seconds: float, rows: int) -> En
         layers=1, pages=1, kv_heads=1, page_size=PAGE_SIZE, head_dim=1,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
-    runner = Runner(
+    runner = ModelRunner(
         TableModel(vocab, seconds),
         resolved=resolved,
         vocab_size=vocab,
@@ -129,7 +129,7 @@ class Streams:
     engine: Engine
     vocab: int
     plain: int
-    beside: int
+    constrained_beside: int
     constrained: bool
     ids: Iterator[int] = field(default_factory=itertools.count)
     answers: int = 0  # constrained ones that ended by themselves
@@ -137,9 +137,9 @@ class Streams:
     def start(self) -> None:
         for _ in range(self.plain):
             self._add("", 0.0)
-        for _ in range(self.beside):
+        for _ in range(self.constrained_beside):
             self._add(self._grammar(), 1.0)
-        while self.engine.stats().step_tokens != self.plain + self.beside:
+        while self.engine.stats().step_tokens != self.plain + self.constrained_beside:
             self._step()
         for _ in range(20):
             self._step()
@@ -158,7 +158,7 @@ class Streams:
             stop_ids=(self.vocab - 1,) if grammar else (),
             grammar=grammar,
         )
-        self.engine.add(Request(id, 0, [id % self.vocab, 1, 2], params))
+        self.engine.add(EngineRequest(id, 0, [id % self.vocab, 1, 2], params))
 
     def _step(self) -> None:
         for output in self.engine.step():
@@ -194,16 +194,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         write_tokenizer(file, wanted.vocab)
-        cases = {"alone": (0, False), "beside plain": (wanted.beside, False)}
-        cases["beside constrained"] = (wanted.beside, True)
+        cases = {"alone": (0, False), "beside plain": (wanted.constrained_beside, False)}
+        cases["beside constrained"] = (wanted.constrained_beside, True)
         gaps: dict[str, list[list[float]]] = {name: [] for name in cases}
         answers = 0
-        grammars = Grammars(file, wanted.vocab)
+        grammars = GrammarManager(file, wanted.vocab)
         for _ in range(wanted.rounds):
-            for name, (beside, constrained) in cases.items():
-                rows = wanted.plain + beside
+            for name, (constrained_beside, constrained) in cases.items():
+                rows = wanted.plain + constrained_beside
                 engine = make_engine(grammars, wanted.vocab, wanted.forward_ms / 1000, rows)
-                streams = Streams(engine, wanted.vocab, wanted.plain, beside, constrained)
+                streams = Streams(
+                    engine, wanted.vocab, wanted.plain, constrained_beside, constrained
+                )
                 streams.start()
                 gaps[name].append(streams.gaps(wanted.steps))
                 answers += streams.answers

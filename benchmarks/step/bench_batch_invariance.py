@@ -22,24 +22,24 @@ from msgspec.structs import replace
 from benchmarks.shapes import SHAPES, write_model
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import Loaded, load
 
 Tokens = dict[int, list[int]]  # by request
 
 
 @dataclass
-class Answers:
+class AnswerTimes:
     tokens: Tokens
     seconds: list[float] = field(default_factory=list[float])  # of steps in which all decode
     prompt_seconds: float = 0.0  # of steps with parts of prompts
 
 
-def answers(loaded: Loaded, prompts: Tokens, params: SamplingParams) -> Answers:
+def answers(loaded: Loaded, prompts: Tokens, params: SamplingParams) -> AnswerTimes:
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
-    found = Answers({id: [] for id in prompts})
+    found = AnswerTimes({id: [] for id in prompts})
     for id, prompt in prompts.items():
-        engine.add(Request(id, 0, prompt, replace(params, seed=id)))
+        engine.add(EngineRequest(id, 0, prompt, replace(params, seed=id)))
     while engine.has_work:
         for output in engine.step():
             assert output.error is None, output.error

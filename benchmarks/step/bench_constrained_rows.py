@@ -1,10 +1,12 @@
 """Microseconds that rows with special wishes add to the sampling of a step, on a GPU.
 
-    python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--special 0 1 16] [--calls 15]
+    python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--special 0 1 16] [--calls
+    15]
 
 All rows are drawn with top-p 0.95, some are limited by a grammar, biased or tell log-probabilities.
 A step samples the others in a CUDA graph, and behind it come the special ones: by
-runtime/sampling/eager.py ("eager"), or by runtime/sampling/constrained_rows.py ("kernels").  "all eager" has no graph:
+runtime/sampling/eager.py ("eager"), or by runtime/sampling/constrained_rows.py ("kernels").  "all
+eager" has no graph:
 every row is drawn as the special ones are.  GPU times are between events while the host is far
 ahead, host times are those of the calls; both with the copies of what was drawn, medians.
 """
@@ -21,17 +23,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.step.bench_sampler import make_logits, params
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.executor.transfers import Download, upload
 from runtime.messages import SamplingParams
-from runtime.sampling.constrained_rows import Left, SpecialRows
-from runtime.sampling.eager import Allowed, draw
+from runtime.sampling.constrained_rows import ConstrainedRows, UnfinishedRows
+from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.kernels.sample import sample
-from runtime.sampling.sampler_output import Drawn
-from runtime.sampling.state import ROW_WORDS, SamplerState, is_special
+from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 
-AHEAD = 20_000_000  # cycles that the GPU sleeps while the host queues: some 11 ms
+SLEEP_CYCLES = 20_000_000  # cycles that the GPU sleeps while the host queues: some 11 ms
 PLAIN = params(temperature=0.7, top_p=0.95)
 KINDS: dict[str, SamplingParams] = {
     "grammar": params(temperature=0.7, top_p=0.95, grammar="any"),
@@ -40,16 +42,18 @@ KINDS: dict[str, SamplingParams] = {
 }
 
 
-class Case:
+class ConstrainedCase:
     """A batch, and what both ways need to know of its rows."""
 
-    def __init__(self, kind: str, logits: Tensor, special: int) -> None:
+    def __init__(self, kind: str, logits: Tensor, constrained: int) -> None:
         rows, self.vocab = logits.shape
         self.device = logits.device
         self.logits = logits
-        chosen = set(np.linspace(0, rows - 1, special).astype(int).tolist())
+        chosen = set(np.linspace(0, rows - 1, constrained).astype(int).tolist())
         wishes = [KINDS[kind] if row in chosen else PLAIN for row in range(rows)]
-        self.new_rows = [NewRow(row, wish, row, 400, []) for row, wish in enumerate(wishes)]
+        self.new_rows = [
+            NewRow(row, constraints, row, 400, []) for row, constraints in enumerate(wishes)
+        ]
         self.batch: Batch = make_batch(
             slots=range(rows), starts=[499] * rows, q_lens=[1] * rows, new_rows=self.new_rows
         )
@@ -58,18 +62,22 @@ class Case:
         chance = np.random.default_rng(rows)
         shape = len(limited), -(-self.vocab // 8)
         bits = chance.integers(0, 256, shape, dtype=np.uint8)
-        self.limited = Allowed(limited, bits)
-        self.behind = Allowed(np.arange(len(limited)), bits)
-        apart = is_special(KINDS[kind])
+        self.limited = AllowedMasks(limited, bits)
+        self.behind = AllowedMasks(np.arange(len(limited)), bits)
+        apart = is_constrained(KINDS[kind])
         none = np.zeros(0, dtype=np.int64)
-        self.left = Left(self.rows, none) if apart else Left(none, self.rows)
-        self.slots = Slots(rows, 1, self.vocab, self.device)
+        self.unfinished = (
+            UnfinishedRows(self.rows, none) if apart else UnfinishedRows(none, self.rows)
+        )
+        self.slots = SequenceSlots(rows, 1, self.vocab, self.device)
         self.read: list[object] = []  # by a graph, which does not keep it
 
     def all_eager(self) -> Callable[[], object]:
         self.slots.begin(self.batch)
         ids, ends = self.batch.slots, np.full(len(self.batch.slots), 500)
-        return lambda: fetch(draw(self.logits.clone(), self.slots, ids, ends, self.limited))
+        return lambda: fetch(
+            sample_tokens(self.logits.clone(), self.slots, ids, ends, self.limited)
+        )
 
     def eager(self) -> Callable[[], object]:
         """The rows apart, as each was before there were kernels for them."""
@@ -82,7 +90,7 @@ class Case:
             if not len(self.rows):
                 return None
             some = self.logits.index_select(0, upload(self.rows, self.device))
-            return fetch(draw(some, self.slots, self.rows, ends, self.behind))
+            return fetch(sample_tokens(some, self.slots, self.rows, ends, self.behind))
 
         return call
 
@@ -90,16 +98,20 @@ class Case:
         self.slots.eager = False
         self.slots.begin(self.batch)
         state = SamplerState(len(self.new_rows), self.vocab, self.device)
-        special_rows = SpecialRows(self.slots, state)
+        constrained_rows = ConstrainedRows(self.slots, state)
         for row in self.new_rows:
-            special_rows.start_over(row)
-        step = self.step(state, self.left.special)
+            constrained_rows.reset(row)
+        step = self.step(state, self.unfinished.constrained)
 
         def call() -> object:
             step()
-            if not self.left:
+            if not self.unfinished:
                 return None
-            return fetch(special_rows.draw(self.logits, self.left, self.batch, self.behind))
+            return fetch(
+                constrained_rows.sample_tokens(
+                    self.logits, self.unfinished, self.batch, self.behind
+                )
+            )
 
         return call
 
@@ -121,8 +133,8 @@ class Case:
         return graph.replay
 
 
-def fetch(drawn: Drawn) -> Download:
-    return Download(drawn.tensors(), drawn.tokens.device)
+def fetch(sampler_output: SamplerOutput) -> Download:
+    return Download(sampler_output.tensors(), sampler_output.tokens.device)
 
 
 def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
@@ -134,7 +146,7 @@ def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
     for _ in range(calls):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(AHEAD)
+        torch.cuda._sleep(SLEEP_CYCLES)
         start.record()
         began = time.perf_counter()
         call()
@@ -158,14 +170,18 @@ def main() -> None:
     with torch.inference_mode():
         for rows in args.rows:
             logits = make_logits(rows, args.vocab, torch.bfloat16, flat=False)[0]
-            for special in sorted({min(some, rows) for some in args.special}):
-                for kind in KINDS if special else list(KINDS)[:1]:
+            for constrained in sorted({min(some, rows) for some in args.constrained}):
+                for kind in KINDS if constrained else list(KINDS)[:1]:
                     cells = [
-                        timed(make(Case(kind, logits, special)), args.calls)
-                        for make in (Case.all_eager, Case.eager, Case.kernels)
+                        timed(make(ConstrainedCase(kind, logits, constrained)), args.calls)
+                        for make in (
+                            ConstrainedCase.all_eager,
+                            ConstrainedCase.eager,
+                            ConstrainedCase.kernels,
+                        )
                     ]
                     figures = " | ".join(f"{gpu:.0f} ({host:.0f})" for gpu, host in cells)
-                    print(f"| {rows} | {special} | {kind} | {figures} |", flush=True)
+                    print(f"| {rows} | {constrained} | {kind} | {figures} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 
 from attention.common.write_kv import write_kv
 from attention.kv_pool import KVPool
-from benchmarks.attention.timing import GraphTimer, Timer, timer_apart
+from benchmarks.attention.timing import GraphTimer, Timer, isolated_timer
 from benchmarks.shapes import SHAPES
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 from model_zoo.layers.kernels.embed import embed
-from model_zoo.layers.kernels.qk_norm_rope_write import TurnConfig, qk_norm_rope_write
+from model_zoo.layers.kernels.qk_norm_rope_write import QKNormRopeConfig, qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope, rotate
@@ -33,10 +33,10 @@ from model_zoo.rope_config import RopeConfig
 
 TOKENS = (1, 8, 32, 256, 2048)
 COLD_BYTES = 200 << 20  # several times the L2 cache of an H100
-MOST_SETS = 36  # as many as a model has layers
+MAX_SETS = 36  # as many as a model has layers
 REPLAYS = 20
 PAGE = 16
-Call = Callable[[int], object]
+LayerCall = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +67,23 @@ def shape_of(name: str) -> LayerShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LayerSubject:
     """A kernel on `num_sets` sets of buffers; `variants` are other configurations of it."""
 
     name: str
     num_bytes: int
     num_sets: int
-    fused: Call
-    separate: Call
-    variants: Mapping[str, Call]
+    fused: LayerCall
+    separate: LayerCall
+    variants: Mapping[str, LayerCall]
 
 
 def sets_of(num_bytes: int) -> int:
-    return max(2, min(MOST_SETS, -(-COLD_BYTES // num_bytes)))
+    return max(2, min(MAX_SETS, -(-COLD_BYTES // num_bytes)))
 
 
-def subjects(shape: LayerShape, tokens: int, device: torch.device) -> Iterator[Subject]:
-    for make in (turn_subject, norm_subject, gate_subject, embed_subject):
+def subjects(shape: LayerShape, tokens: int, device: torch.device) -> Iterator[LayerSubject]:
+    for make in (rope_subject, norm_subject, gate_subject, embed_subject):
         yield make(shape, tokens, device)
 
 
@@ -97,7 +97,7 @@ def norm_of(size: int, device: torch.device) -> RMSNorm:
     return norm.to(device)
 
 
-def turn_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subject:
+def rope_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
     """Norms, rotation and write, of each layer's own qkv and pages."""
     num_bytes = 2 * 2 * tokens * shape.columns
     count = sets_of(num_bytes)
@@ -108,30 +108,30 @@ def turn_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subjec
     )  # fmt: skip
     slots = torch.randperm(tokens, device=device)
     rope = Rope(RopeConfig(theta=1e6), shape.head_dim).to(device)
-    rotation = rope.rows(torch.arange(tokens, device=device) + 1000, torch.bfloat16)
+    cos_sin = rope.rows(torch.arange(tokens, device=device) + 1000, torch.bfloat16)
     q_norm, k_norm = norm_of(shape.head_dim, device), norm_of(shape.head_dim, device)
 
-    def fused(i: int, config: TurnConfig | None = None) -> Tensor:
+    def fused(i: int, config: QKNormRopeConfig | None = None) -> Tensor:
         return qk_norm_rope_write(
-            qkv[i], kv.k[i], kv.v[i], slots, heads=shape.heads, rotation=rotation,
+            qkv[i], kv.k[i], kv.v[i], slots, heads=shape.heads, cos_sin=cos_sin,
             q_weight=q_norm.weight, k_weight=k_norm.weight, eps=1e-6, config=config,
         )  # fmt: skip
 
     def separate(i: int) -> Tensor:
         heads = qkv[i].view(tokens, -1, shape.head_dim)
         q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-        q, k = rotate(q_norm(q), rotation), rotate(k_norm(k), rotation)
+        q, k = rotate(q_norm(q), cos_sin), rotate(k_norm(k), cos_sin)
         write_kv(k, v, kv.k[i], kv.v[i], slots)
         return q
 
     variants = {
-        f"{heads} heads, {warps} warps": partial(fused, config=TurnConfig(heads, warps))
+        f"{heads} heads, {warps} warps": partial(fused, config=QKNormRopeConfig(heads, warps))
         for heads, warps in ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1), (8, 2), (16, 4), (32, 8))
     }
-    return Subject("turn", num_bytes, count, fused, separate, variants)
+    return LayerSubject("turn", num_bytes, count, fused, separate, variants)
 
 
-def norm_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subject:
+def norm_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
     num_bytes = 2 * 4 * tokens * shape.hidden
     count = sets_of(num_bytes)
     x, residual = (random(count, tokens, shape.hidden, device=device) for _ in range(2))
@@ -144,10 +144,10 @@ def norm_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subjec
         return norms[i](residual[i] + x[i])
 
     variants = {f"{w} warps": partial(fused, num_warps=w) for w in (1, 2, 4, 8, 16)}
-    return Subject("add_norm", num_bytes, count, fused, separate, variants)
+    return LayerSubject("add_norm", num_bytes, count, fused, separate, variants)
 
 
-def gate_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subject:
+def gate_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
     num_bytes = 2 * 3 * tokens * shape.inner
     count = sets_of(num_bytes)
     gate_up = random(count, tokens, 2 * shape.inner, device=device)
@@ -163,10 +163,10 @@ def gate_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subjec
         f"{block} by {warps}": partial(fused, block=block, num_warps=warps)
         for block, warps in ((512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8), (4096, 16))
     }
-    return Subject("silu_mul", num_bytes, count, fused, separate, variants)
+    return LayerSubject("silu_mul", num_bytes, count, fused, separate, variants)
 
 
-def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subject:
+def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
     """Of a step, not of a layer."""
     num_bytes = 2 * tokens * (3 * shape.hidden + shape.head_dim)
     weight = random(32_768, shape.hidden, device=device)
@@ -184,10 +184,10 @@ def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> Subje
     def fused(i: int) -> tuple[Tensor, ...]:
         return embed(ids[i], positions, weight, norm.weight, 1e-6, rope.frequencies, 1.0)
 
-    return Subject("embed", num_bytes, count, fused, separate, {})
+    return LayerSubject("embed", num_bytes, count, fused, separate, {})
 
 
-def print_times(subject: Subject, title: str, chained: Timer, apart: Timer) -> None:
+def print_times(subject: LayerSubject, title: str, chained: Timer, apart: Timer) -> None:
     calls = (subject.fused, subject.separate)
     captured = [chained.capture(call, subject.num_sets) for call in calls]
     fused, separate = (sample.us for sample in chained.replay(captured))
@@ -200,7 +200,7 @@ def print_times(subject: Subject, title: str, chained: Timer, apart: Timer) -> N
     )
 
 
-def print_variants(subject: Subject, title: str, chained: Timer) -> None:
+def print_variants(subject: LayerSubject, title: str, chained: Timer) -> None:
     captured = [chained.capture(call, subject.num_sets) for call in subject.variants.values()]
     found = [f"{sample.us:.2f}" for sample in chained.replay(captured)]
     pairs = ", ".join(f"{name}: {us}" for name, us in zip(subject.variants, found, strict=True))
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="time every configuration")
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    chained, apart = GraphTimer(REPLAYS), timer_apart(REPLAYS)
+    chained, apart = GraphTimer(REPLAYS), isolated_timer(REPLAYS)
     if not arguments.tune:
         print(
             "shape       tokens kernel     chained    apart  separate   gain    GB/s   (us a call)"

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention.timing import GraphTimer
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import draw
+from runtime.sampling.eager import sample_tokens
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.state import ROW_WORDS, SamplerState
 from runtime.scheduler.batch import NewRow, make_batch
@@ -52,7 +52,7 @@ KINDS: dict[str, SamplingParams] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SamplerCase:
     """What sampling one batch needs: sets of logits [R, vocab], and the rows' slots on both paths.
 
     A mixed batch has one row of each kind in turn.
@@ -82,12 +82,12 @@ class Case:
 
     def eager(self) -> Callable[[int], object]:
         rows, vocab = self.logits[0].shape
-        slots = Slots(rows, 1, vocab, torch.device("cuda"))
+        slots = SequenceSlots(rows, 1, vocab, torch.device("cuda"))
         slots.begin(make_batch(new_rows=self.new_rows))
         ids, positions = np.arange(rows), np.full(rows, 500)
 
         def call(number: int) -> object:
-            return draw(self.logits[number].float(), slots, ids, positions).tokens.tolist()
+            return sample_tokens(self.logits[number].float(), slots, ids, positions).tokens.tolist()
 
         return call
 
@@ -105,17 +105,17 @@ def make_logits(rows: int, vocab: int, dtype: torch.dtype, flat: bool) -> list[T
     return [draw_set() for _ in range(SETS)]
 
 
-def cases(rows: int, vocab: int, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
+def cases(rows: int, vocab: int, dtype: torch.dtype) -> Iterator[tuple[str, SamplerCase]]:
     steep = make_logits(rows, vocab, dtype, flat=False)
     for name, kind in KINDS.items():
         logits = make_logits(rows, vocab, dtype, flat=True) if name == FLAT else steep
-        yield name, Case([kind] * rows, logits)
+        yield name, SamplerCase([kind] * rows, logits)
     if rows > 1:
         kinds = list(KINDS.values())
-        yield "mixed", Case([kinds[row % len(kinds)] for row in range(rows)], steep)
+        yield "mixed", SamplerCase([kinds[row % len(kinds)] for row in range(rows)], steep)
 
 
-def bound_us(case: Case) -> float:
+def bound_us(case: SamplerCase) -> float:
     rows, vocab = case.logits[0].shape
     counted = sum(kind.has_penalties for kind in case.kinds)
     return (rows * vocab * case.logits[0].element_size() + 2 * counted * vocab) / TB_PER_S / 1e6

@@ -2,7 +2,8 @@
 
     python -m benchmarks.step.bench_step --fake               scheduler and engine CPU, no model
     python -m benchmarks.step.bench_step --model PATH         whole steps on this machine
-    python -m benchmarks.step.bench_step --shape qwen3-8b     steps from graphs on a GPU, random weights
+    python -m benchmarks.step.bench_step --shape qwen3-8b  steps from graphs on a GPU, random
+    weights
 
 `--fake` keeps N sequences decoding on an executor that answers at once, and reports the time in
 each part of a step (host_step.py).  The target is 300 us at 256 rows.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 
 ROWS = (1, 32, 256)
 
@@ -37,7 +38,7 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
         params = SamplingParams(max_tokens=steps, temperature=0.0)
         for row in range(rows):
             tokens = [(row * 31 + place * 7) % ready.vocab_size for place in range(prompt_len)]
-            engine.add(Request(row, 0, tokens, params))
+            engine.add(EngineRequest(row, 0, tokens, params))
         began = time.perf_counter()
         while engine.stats().prompt_tokens < rows * prompt_len or engine.stats().step_tokens > rows:
             engine.step()

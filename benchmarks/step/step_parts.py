@@ -19,23 +19,23 @@ from itertools import pairwise
 import torch
 
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import Runner
-from runtime.messages import Request, SamplingParams
+from runtime.executor.torch_executor import ModelRunner
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 from runtime.startup.loading import Loaded
 
 FLOPS = 790e12  # a second, of its products in 16 bits
-DRAWN = SamplingParams(max_tokens=1, temperature=1.0)
+SAMPLED_PARAMS = SamplingParams(max_tokens=1, temperature=1.0)
 PARTS = {
     "attention": r"decode|prefill|combine|merge|flash",
     "plan": r"prepare|plan_|apply_rows",
     "sample": r"scan_groups|trim_rows|finish_rows",
-    "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|_stream|gated_hopper|ampere|sm90|sm80",
+    "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|swiglu_gemm_hopper|ampere|sm90|sm80",
 }
 
 
 @dataclass(frozen=True)
-class Sizes:
+class WeightSizes:
     """Of a model, for floors."""
 
     weight_bytes: int  # that a step reads: no embedding, unless it is the head too
@@ -44,7 +44,7 @@ class Sizes:
     head: int  # and in it
 
 
-def sizes_of(runner: Runner) -> Sizes:
+def sizes_of(runner: ModelRunner) -> WeightSizes:
     model, kv = runner._model, runner._kv
     assert isinstance(model, torch.nn.Module)
     linear = {id(p): p for n, p in model.named_parameters() if "embedding" not in n and p.ndim == 2}
@@ -53,7 +53,7 @@ def sizes_of(runner: Runner) -> Sizes:
     inner = sum(p.numel() for p in linear.values())
     kv_bytes = 2 * kv.k[:, 0, :, 0].numel() * kv.k.element_size()
     weight_bytes = (inner + head.numel()) * head.element_size()
-    return Sizes(weight_bytes, kv_bytes, inner, head.numel())
+    return WeightSizes(weight_bytes, kv_bytes, inner, head.numel())
 
 
 def batch_of(
@@ -72,11 +72,11 @@ def batch_of(
         new_pages=pages[: sum(counts)],
         sample=[True] * len(rows),
         decode_rows=sum(q_len == 1 for q_len, _ in rows),
-        new_rows=[NewRow(row, DRAWN, row, 1, []) for row in range(len(rows))],
+        new_rows=[NewRow(row, SAMPLED_PARAMS, row, 1, []) for row in range(len(rows))],
     )
 
 
-def captured(runner: Runner, batch: Batch) -> Callable[[], object]:
+def captured(runner: ModelRunner, batch: Batch) -> Callable[[], object]:
     """Run the batch; what comes back replays its step."""
     steps = runner.steps
     assert steps is not None
@@ -141,7 +141,7 @@ def parts_of(replay: Callable[[], object]) -> tuple[dict[str, float], dict[str, 
     return parts, kernels
 
 
-def floor_ms(rows: list[tuple[int, int]], sizes: Sizes, bandwidth: float) -> float:
+def floor_ms(rows: list[tuple[int, int]], sizes: WeightSizes, bandwidth: float) -> float:
     tokens, kv = sum(q_len for q_len, _ in rows), sum(kv_len for _, kv_len in rows)
     read = (sizes.weight_bytes + kv * sizes.kv_bytes) / bandwidth
     computed = 2 * (tokens * sizes.products + len(rows) * sizes.head) / FLOPS
@@ -200,7 +200,7 @@ def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None
     params = SamplingParams(max_tokens=steps, temperature=0.0)
     for row in range(rows):
         tokens = [(row * 31 + place * 7) % loaded.ready.vocab_size for place in range(prompt_len)]
-        engine.add(Request(row, 0, tokens, params))
+        engine.add(EngineRequest(row, 0, tokens, params))
     walls: list[float] = []
     hosts: list[float] = []
     while engine.has_work:

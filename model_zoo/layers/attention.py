@@ -37,35 +37,35 @@ class Attention(nn.Module):
         x: Tensor,
         residual: Tensor,
         inp: ModelInput,
-        rotation: Tensor | None,
-        wanted: Tensor | None = None,
+        cos_sin: Tensor | None,
+        logit_rows: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, hidden] -> (what is to be added, or None, residual), as Linear.add.
 
         rotation  [T, head_dim] of Rope; None for no rotation
         wanted    [R] int64, the last token of each row: both come out for these; None: for all
         """
-        q, meta = self._prepare(self.qkv(x), inp, rotation), inp.meta
-        if wanted is not None:
-            q, residual = q.index_select(0, wanted), residual.index_select(0, wanted)
+        q, meta = self._prepare(self.qkv(x), inp, cos_sin), inp.meta
+        if logit_rows is not None:
+            q, residual = q.index_select(0, logit_rows), residual.index_select(0, logit_rows)
             meta = inp.backend.plan(meta.of_last_tokens(), inp.kv)
         mixed = inp.backend.attend(q, inp.kv, self.index, meta, scale=self.scale)
         return self.out.add(mixed.flatten(1), residual)
 
-    def _prepare(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
+    def _prepare(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
         """Norm and turn queries and keys, store keys and values -> queries [T, heads, head_dim]."""
-        if fused_kernels.fuses(qkv.device):
-            return self._prepare_fused(qkv, inp, rotation)
+        if fused_kernels.use_fused_kernels(qkv.device):
+            return self._prepare_fused(qkv, inp, cos_sin)
         heads = qkv.view(len(qkv), -1, self.head_dim)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        if cos_sin is not None:
+            q, k = rotate(q, cos_sin), rotate(k, cos_sin)
         inp.backend.write(k, v, inp.kv, self.index, inp.meta)
         return q.contiguous()
 
-    def _prepare_fused(self, qkv: Tensor, inp: ModelInput, rotation: Tensor | None) -> Tensor:
+    def _prepare_fused(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
         from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 
         k_scale, v_scale = inp.kv.scales(self.index)
@@ -73,9 +73,9 @@ class Attention(nn.Module):
             qkv,
             inp.kv.k[self.index],
             inp.kv.v[self.index],
-            inp.meta.write_slots,
+            inp.meta.slot_mapping,
             heads=self.heads,
-            rotation=rotation,
+            cos_sin=cos_sin,
             q_weight=None if self.q_norm is None else self.q_norm.weight,
             k_weight=None if self.k_norm is None else self.k_norm.weight,
             eps=0.0 if self.q_norm is None else self.q_norm.eps,

@@ -28,7 +28,7 @@ def embed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How a step begins: norm of embeddings, embeddings [T, size], rotations [T, head_dim]."""
     weight = embedding.weight
-    if not fused_kernels.fuses(tokens.device):
+    if not fused_kernels.use_fused_kernels(tokens.device):
         residual = embedding(tokens)
         return norm(residual), residual, rope.rows(positions, weight.dtype)
     from model_zoo.layers.kernels.embed import embed as fused
@@ -36,7 +36,7 @@ def embed(
     return fused(tokens, positions, weight, norm.weight, norm.eps, rope.frequencies, rope.scale)
 
 
-class Head(Linear):
+class LMHead(Linear):
     """hidden [R, size] -> logits [R, vocab] like it; `tied` is the embedding that it shares."""
 
     def __init__(self, vocab: int, size: int, dtype: torch.dtype, tied: Embedding | None) -> None:

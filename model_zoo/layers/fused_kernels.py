@@ -9,7 +9,7 @@ import torch
 
 
 @cache
-def fuses(device: torch.device) -> bool:
+def use_fused_kernels(device: torch.device) -> bool:
     """Whether the fused kernels run on the device: Triton serves it, from 8.0 on."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False

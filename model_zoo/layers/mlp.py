@@ -6,20 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.linear import GatedLinear, Linear
+from model_zoo.layers.linear import Linear, SwigluLinear
 
 
-class GatedMLP(nn.Module):
+class SwigluMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv 2002.05202); gate and up are one product."""
 
     def __init__(self, size: int, inner: int, *, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_up = GatedLinear(size, inner, bias=bias, dtype=dtype)
+        self.gate_up = SwigluLinear(size, inner, bias=bias, dtype=dtype)
         self.down = Linear(inner, size, bias=bias, dtype=dtype)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, size] -> (what is to be added, or None, residual), as Linear.add."""
-        return self.down.add(self.gate_up.gated(x), residual)
+        return self.down.add(self.gate_up.swiglu(x), residual)
 
 
 class MLP(nn.Module):

@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
         x  None: residual is the sum
         """
-        if not fused_kernels.fuses(residual.device):
+        if not fused_kernels.use_fused_kernels(residual.device):
             total = residual if x is None else residual + x
             return self(total), total
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum

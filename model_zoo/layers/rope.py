@@ -35,9 +35,9 @@ class Rope(nn.Module):
         return torch.cat([angles.cos() * self.scale, angles.sin() * self.scale], -1).to(dtype)
 
 
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotate the halves of x [T, heads, head_dim]: the form that Hugging Face checkpoints use."""
-    cos, sin = rotation[:, None].chunk(2, -1)
+    cos, sin = cos_sin[:, None].chunk(2, -1)
     low, high = x.chunk(2, -1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
-from model_zoo.layers.embedding import Embedding, Head
+from model_zoo.layers.embedding import Embedding, LMHead
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.mlp import MLP
 from model_zoo.layers.norm import LayerNorm
@@ -25,13 +25,13 @@ class Layer(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype=dtype)
 
     def forward(
-        self, x: Tensor, residual: Tensor, inp: ModelInput, wanted: Tensor | None = None
+        self, x: Tensor, residual: Tensor, inp: ModelInput, logit_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x, the norm of residual -> what the layer adds last, and the sum of all before it.
 
         wanted: as for Attention.add.
         """
-        added, residual = self.attention.add(x, residual, inp, None, wanted)
+        added, residual = self.attention.add(x, residual, inp, None, logit_rows)
         x, residual = self.mlp_norm.add(added, residual)
         return self.mlp(x), residual
 
@@ -46,7 +46,7 @@ class GPT2(Model):
             [Layer(config, index, dtype) for index in range(config.num_layers)]
         )
         self.norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
-        self.head = Head(
+        self.head = LMHead(
             config.vocab_size,
             config.hidden_size,
             dtype,
@@ -58,8 +58,8 @@ class GPT2(Model):
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         x = norms[0](residual)
         for layer, norm in zip(self.layers, norms[1:], strict=True):
-            wanted = inp.ends if layer is self.layers[-1] else None
-            x, residual = norm.add(*layer(x, residual, inp, wanted))
+            logit_rows = inp.ends if layer is self.layers[-1] else None
+            x, residual = norm.add(*layer(x, residual, inp, logit_rows))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
-from model_zoo.layers.embedding import Embedding, Head, embed
-from model_zoo.layers.mlp import GatedMLP
+from model_zoo.layers.embedding import Embedding, LMHead, embed
+from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model
@@ -25,7 +25,7 @@ class Layer(nn.Module):
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.attention = Attention(config, index, dtype)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.mlp = GatedMLP(
+        self.mlp = SwigluMLP(
             config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype
         )
 
@@ -34,14 +34,14 @@ class Layer(nn.Module):
         x: Tensor,
         residual: Tensor,
         inp: ModelInput,
-        rotation: Tensor,
-        wanted: Tensor | None = None,
+        cos_sin: Tensor,
+        logit_rows: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """x, the norm of residual -> what the layer adds last, and the sum of all before it.
 
         None: that is in the sum already.  wanted: as for Attention.add.
         """
-        x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, rotation, wanted))
+        x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, cos_sin, logit_rows))
         return self.mlp.add(x, residual)
 
 
@@ -56,7 +56,7 @@ class Llama(Model):
             [Layer(config, index, dtype) for index in range(config.num_layers)]
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.head = Head(
+        self.head = LMHead(
             config.vocab_size,
             config.hidden_size,
             dtype,
@@ -65,12 +65,10 @@ class Llama(Model):
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
-        x, residual, rotation = embed(
-            self.embedding, norms[0], self.rope, inp.tokens, inp.positions
-        )
+        x, residual, cos_sin = embed(self.embedding, norms[0], self.rope, inp.tokens, inp.positions)
         for layer, norm in zip(self.layers, norms[1:], strict=True):
-            wanted = inp.ends if layer is self.layers[-1] else None
-            x, residual = norm.add(*layer(x, residual, inp, rotation, wanted))
+            logit_rows = inp.ends if layer is self.layers[-1] else None
+            x, residual = norm.add(*layer(x, residual, inp, cos_sin, logit_rows))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

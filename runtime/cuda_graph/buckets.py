@@ -2,7 +2,7 @@
 
 Steps in which every row feeds one token have buckets of their own: they need no prompt kernels, and
 every size up to 32 is there, since the time of a small step grows with each row of a product.
-Above MOST_MIXED tokens a step keeps the device busy for longer than the host needs to queue it.
+Above MAX_MIXED tokens a step keeps the device busy for longer than the host needs to queue it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-MOST_MIXED = 2048  # tokens of a graph
+MAX_MIXED = 2048  # tokens of a graph
 TILE = 128  # rows of a large product are computed so many at a time
 # Besides the most: every row of a mixed step has its logits computed.
 FEW_ROWS = (32, 128, 256)
@@ -29,18 +29,18 @@ class Bucket(NamedTuple):
 class Buckets:
     """All buckets of a server with so many rows and tokens at most."""
 
-    def __init__(self, most_rows: int, most_tokens: int) -> None:
-        assert most_rows <= most_tokens
-        self._most_tokens = most_tokens
-        self._decode = _cut(decode_sizes(most_rows), most_rows)
-        self._rows = _cut(FEW_ROWS, most_rows)
-        self._mixed = _cut(mixed_sizes(), min(most_tokens, MOST_MIXED))
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        assert max_rows <= max_tokens
+        self._max_tokens = max_tokens
+        self._decode = _cut(decode_sizes(max_rows), max_rows)
+        self._rows = _cut(FEW_ROWS, max_rows)
+        self._mixed = _cut(mixed_sizes(), min(max_tokens, MAX_MIXED))
 
     @property
     def largest(self) -> list[Bucket]:
         """No other is larger in any number."""
         most = self._decode[-1]
-        return [Bucket(self._most_tokens, most, False), Bucket(most, most, True)]
+        return [Bucket(self._max_tokens, most, False), Bucket(most, most, True)]
 
     def fit(self, tokens: int, rows: int) -> Bucket:
         """The smallest bucket for a step of so many tokens and rows."""
@@ -48,7 +48,7 @@ class Buckets:
             size = self._decode[bisect_left(self._decode, rows)]
             return Bucket(size, size, True)
         if tokens > self._mixed[-1]:
-            padded = min(-(-tokens // TILE) * TILE, self._most_tokens)
+            padded = min(-(-tokens // TILE) * TILE, self._max_tokens)
         else:
             padded = self._mixed[bisect_left(self._mixed, tokens)]
         rows_of = self._rows_of(padded)
@@ -67,7 +67,7 @@ class Buckets:
         ]
         return mixed[::-1] + [Bucket(size, size, True) for size in self._decode[::-1]]
 
-    def early(self) -> list[Bucket]:
+    def startup_set(self) -> list[Bucket]:
         """Those of `graphs` that a server has before its first request.
 
         Prompts of all lengths: to pad a long one to the next power of two would take twice its
@@ -82,15 +82,15 @@ class Buckets:
         ]
 
 
-def decode_sizes(most_rows: int) -> list[int]:
-    step = 16 if most_rows <= 512 else 32
+def decode_sizes(max_rows: int) -> list[int]:
+    step = 16 if max_rows <= 512 else 32
     return [*range(1, 33), *range(40, 257, 8), *range(256 + step, 1024 + step, step)]
 
 
 def mixed_sizes() -> list[int]:
     return [
         *(16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512),
-        *range(512 + TILE, MOST_MIXED + 1, TILE),
+        *range(512 + TILE, MAX_MIXED + 1, TILE),
     ]
 
 

@@ -20,7 +20,7 @@ SIGNATURES = {
 }
 
 
-class Queue:
+class CudaStream:
     """The stream that is current when this is made.  One thread uses it, the one that made it.
 
     Addresses are those of tensors, which the caller keeps alive; host memory is pinned.  All calls
@@ -53,10 +53,10 @@ class Queue:
         return code != NOT_READY
 
 
-class Mark:
+class CudaEvent:
     """A place in a queue that can be waited for, without keeping a CPU busy."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: CudaStream) -> None:
         self._queue = queue
         self._event = torch.cuda.Event(blocking=True)
         self._event.record()  # makes it

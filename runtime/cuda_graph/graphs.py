@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.step import Outcome
+from runtime.cuda_graph.step import StepTensors
 from runtime.startup.device import free_bytes, is_out_of_memory
 
 # A graph of at most so many times the tokens is better than no graph.
-MOST_PADDING = 2
+MAX_PADDING = 2
 SMALL = 64  # tokens: up to here a step takes about the time of reading the weights
 # Under load, a size that was missed so often gets its graph, one every few seconds: capturing it
 # holds all answers up, for some 90 ms with 36 layers.
@@ -38,9 +38,9 @@ log = logging.getLogger("wavefill.graphs")
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedGraph:
     graph: torch.cuda.CUDAGraph
-    outcome: Outcome  # seen through aliases: the memory is the pool's, and the next graph's
+    outcome: StepTensors  # seen through aliases: the memory is the pool's, and the next graph's
 
 
 class Alias:
@@ -62,7 +62,7 @@ def alias(tensor: Tensor) -> Tensor:
 
 
 class StepFunction(Protocol):
-    def __call__(self, bucket: Bucket, *, every_state: bool = ...) -> Outcome: ...
+    def __call__(self, bucket: Bucket, *, all_hidden_states: bool = ...) -> StepTensors: ...
 
 
 class Graphs:
@@ -71,7 +71,7 @@ class Graphs:
     def __init__(
         self,
         run: StepFunction,
-        rehearse: Callable[[Bucket], None],
+        dry_run: Callable[[Bucket], None],
         buckets: Buckets,
         device: torch.device,
     ) -> None:
@@ -79,8 +79,8 @@ class Graphs:
 
         rehearse: makes that one without rows, and does once what cannot be done in a graph
         """
-        self._run, self._rehearse, self._device = run, rehearse, device
-        self.captured: dict[Bucket, Captured] = {}
+        self._run, self._dry_run, self._device = run, dry_run, device
+        self.captured: dict[Bucket, CapturedGraph] = {}
         self._buckets = buckets
         self._waiting: list[Bucket] = []  # the next one last
         self._fitting: dict[Bucket, Bucket] = {}  # as `fit` has found; a capture may change it
@@ -108,7 +108,7 @@ class Graphs:
 
     def _next_larger(self, best: Bucket) -> Bucket:
         """The smallest one with a graph that holds `best`; itself if there is none."""
-        most = max(MOST_PADDING * best.tokens, SMALL)
+        most = max(MAX_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
             for bucket in self.captured
@@ -118,11 +118,11 @@ class Graphs:
         ]
         return min(fitting, default=best)
 
-    def run(self, bucket: Bucket, *, every_state: bool = False) -> Outcome:
-        """every_state: of all tokens.  Few steps are asked for them, so no graph has them."""
+    def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
+        """all_hidden_states: of all tokens.  Few steps are asked for them, so no graph has them."""
         captured = self.captured.get(bucket)
-        if captured is None or every_state:
-            return self._run(bucket, every_state=every_state)
+        if captured is None or all_hidden_states:
+            return self._run(bucket, all_hidden_states=all_hidden_states)
         captured.graph.replay()
         return captured.outcome
 
@@ -155,11 +155,11 @@ class Graphs:
         self._each = -(-(free[1] - free[-1]) // len(sample)) if sample else 0
         return free[0] - free[1] + self._each * len(others)
 
-    def capture_early(self) -> None:
+    def capture_startup_set(self) -> None:
         """What a server needs before its first request."""
-        early = set(self._buckets.early())
+        startup_set = set(self._buckets.startup_set())
         for bucket in self._buckets.graphs():
-            if bucket in early and self._waiting:
+            if bucket in startup_set and self._waiting:
                 self._waiting.remove(bucket)
                 self._try(bucket)
 
@@ -205,7 +205,7 @@ class Graphs:
 
     def _capture(self, bucket: Bucket) -> None:
         """On a step without rows, which changes nothing."""
-        self._rehearse(bucket)
+        self._dry_run(bucket)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -219,9 +219,9 @@ class Graphs:
             graph.capture_end()
         if bucket.tokens <= SMALL:
             graph.replay()  # the first launch takes longer, which a small step would feel
-        aliases = Outcome(alias(outcome.hidden), alias(outcome.logits))
-        self._keep(bucket, Captured(graph, aliases))
+        aliases = StepTensors(alias(outcome.hidden), alias(outcome.logits))
+        self._keep(bucket, CapturedGraph(graph, aliases))
 
-    def _keep(self, bucket: Bucket, captured: Captured) -> None:
+    def _keep(self, bucket: Bucket, captured: CapturedGraph) -> None:
         self.captured[bucket] = captured
         self._fitting.clear()

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buckets import Bucket
-from runtime.cuda_graph.driver import Mark, Queue
+from runtime.cuda_graph.driver import CudaEvent, CudaStream
 from runtime.sampling.state import ROW_WORDS, SamplerState
-from runtime.scheduler.batch import Batch, Ints, NewRow
+from runtime.scheduler.batch import Batch, Int64Array, NewRow
 
-Words = NDArray[np.int32]
-Block = TypeVar("Block", Words, Tensor)
+Int32Array = NDArray[np.int32]
+BlockT = TypeVar("BlockT", Int32Array, Tensor)
 
 RING = 4  # of steps, two are under way at once
 ALIGNMENT = 8  # numbers: no kernel is compiled twice because a column begins elsewhere
@@ -65,7 +65,7 @@ class Layout:
     def column(self, block: Tensor, index: int, length: int) -> Tensor:
         return block[index * self.stride : index * self.stride + length]
 
-    def new_rows(self, block: Block) -> Block:
+    def new_rows(self, block: BlockT) -> BlockT:
         """[num_new_rows, ROW_WORDS]"""
         end = self.new_rows_at + self.num_new_rows * ROW_WORDS
         return block[self.new_rows_at : end].reshape(self.num_new_rows, ROW_WORDS)
@@ -78,14 +78,14 @@ def _aligned(count: int) -> int:
 class HostBlock:
     """The block of a bucket in the host's memory, as arrays."""
 
-    def __init__(self, numbers: Words, layout: Layout) -> None:
+    def __init__(self, numbers: Int32Array, layout: Layout) -> None:
         self._layout = layout
         self._columns = list(numbers[: layout.new_rows_at].reshape(prepare.NUM_COLUMNS, -1))
         self.new_rows = layout.new_rows(numbers)
         self._tokens = numbers[layout.tokens_at : layout.pages_at]
         self._pages = numbers[layout.pages_at : layout.end]
 
-    def fill(self, batch: Batch, pages_before: Ints, sample_slots: Ints) -> int:
+    def fill(self, batch: Batch, pages_before: Int64Array, sample_slots: Int64Array) -> int:
         """Write all but the new rows.  Returns how many numbers of the block there are to copy.
 
         pages_before [B]: pages that each row's slot has; sample_slots [B]: its slot where the row's
@@ -129,13 +129,13 @@ class HostBlock:
 class Staging:
     """Numbers on the host, pinned where there is a GPU, and the copy that reads them."""
 
-    def __init__(self, block: Tensor, queue: Queue | None) -> None:
+    def __init__(self, block: Tensor, queue: CudaStream | None) -> None:
         """block: on the device, what is copied to."""
         self._block, self._queue = block, queue
         self._tensor = torch.zeros(len(block), dtype=torch.int32, pin_memory=queue is not None)
-        self.numbers: Words = self._tensor.numpy()
+        self.numbers: Int32Array = self._tensor.numpy()
         self._blocks: dict[Bucket, HostBlock] = {}
-        self._copied = None if queue is None else Mark(queue)
+        self._copied = None if queue is None else CudaEvent(queue)
         self._addresses = block.data_ptr(), self._tensor.data_ptr()
 
     def block(self, layout: Layout) -> HostBlock:
@@ -161,7 +161,7 @@ class StepBuffers:
     def __init__(self, largest: list[Bucket], device: torch.device) -> None:
         length = max(Layout.of(bucket).end for bucket in largest)
         self.block = torch.zeros(length, dtype=torch.int32, device=device)
-        queue = Queue(device) if device.type == "cuda" else None
+        queue = CudaStream(device) if device.type == "cuda" else None
         self._ring = [Staging(self.block, queue) for _ in range(RING)]
         self._next = 0
 
@@ -169,8 +169,8 @@ class StepBuffers:
         self,
         bucket: Bucket,
         batch: Batch,
-        pages_before: Ints,
-        sample_slots: Ints,
+        pages_before: Int64Array,
+        sample_slots: Int64Array,
         new_rows: list[NewRow],
         sampler: SamplerState,
     ) -> None:

@@ -2,7 +2,8 @@
 #   grid      R + 1: a program a row, and one for the tokens that are padding
 #   reads     block (step_buffers.py): columns of `stride` numbers, then sampling rows, token ids,
 #             pages; page_table [slots, max_pages] int32; last_token [slots]
-#   writes    tokens, positions, write_slots [T] int64; logit_rows [R] int64, the last token of each
+#   writes    tokens, positions, slot_mapping [T] int64; logit_rows [R] int64, the last token of
+#   each
 #             row; row_pages [R, max_pages] int32, as far as the row has pages; page_table behind
 #             the pages that the slot had; sampler_rows [slots, ROW_WORDS] int32 of new sequences
 #   padding   tokens 0, at position 0, written nowhere (-1); rows of slot -1 get no pages
@@ -34,13 +35,13 @@ def _pages_at(table, added, before, at, mask):
 
 
 @triton.jit
-def _fill_padding(tokens, positions, write_slots, first, end, BLOCK: tl.constexpr):
+def _fill_padding(tokens, positions, slot_mapping, first, end, BLOCK: tl.constexpr):
     for base in range(first, end, BLOCK):
         at = base + tl.arange(0, BLOCK)
         none = tl.zeros([BLOCK], tl.int64)
         tl.store(tokens + at, none, mask=at < end)
         tl.store(positions + at, none, mask=at < end)
-        tl.store(write_slots + at, none - 1, mask=at < end)
+        tl.store(slot_mapping + at, none - 1, mask=at < end)
 
 
 @triton.jit
@@ -64,7 +65,7 @@ def _apply(block, sampler_rows, WORDS: tl.constexpr, LANES: tl.constexpr):
     ]
 )
 def _prepare(
-    block, page_table, last_token, sampler_rows, tokens, positions, write_slots, logit_rows,
+    block, page_table, last_token, sampler_rows, tokens, positions, slot_mapping, logit_rows,
     row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, num_tokens, stride_table,
     stride_row,
     SLOT: tl.constexpr, START: tl.constexpr, PAGES_BEFORE: tl.constexpr, PAGES_ADDED: tl.constexpr,
@@ -77,7 +78,7 @@ def _prepare(
         _apply(block + new_rows_at + row * ROW_WORDS, sampler_rows, ROW_WORDS, LANES)
     if row == num_rows:
         used = tl.load(block + CU_Q * stride + num_rows)
-        _fill_padding(tokens, positions, write_slots, used, num_tokens, BLOCK)
+        _fill_padding(tokens, positions, slot_mapping, used, num_tokens, BLOCK)
     else:
         slot = tl.load(block + SLOT * stride + row).to(tl.int64)
         begin = tl.load(block + CU_Q * stride + row)
@@ -98,7 +99,7 @@ def _prepare(
                 page = _pages_at(table, added, before, position // PAGE, mask).to(tl.int64)
                 tl.store(tokens + at, tl.where(token == LAST, last, token), mask=mask)
                 tl.store(positions + at, position.to(tl.int64), mask=mask)
-                tl.store(write_slots + at, page * PAGE + position % PAGE, mask=mask)
+                tl.store(slot_mapping + at, page * PAGE + position % PAGE, mask=mask)
             own = row_pages + row.to(tl.int64) * stride_row
             for base in range(0, count, BLOCK):
                 at = base + tl.arange(0, BLOCK)
@@ -120,7 +121,7 @@ def prepare(
     pages_at: int,
     tokens: Tensor,
     positions: Tensor,
-    write_slots: Tensor,
+    slot_mapping: Tensor,
     logit_rows: Tensor,
     row_pages: Tensor,
     page_size: int,
@@ -138,7 +139,7 @@ def prepare(
     words = sampler_rows.shape[1]
     assert sampler_rows.is_contiguous()
     _prepare[(num_rows + 1,)](
-        block, page_table, last_token, sampler_rows, tokens, positions, write_slots, logit_rows,
+        block, page_table, last_token, sampler_rows, tokens, positions, slot_mapping, logit_rows,
         row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, len(tokens),
         page_table.stride(0), row_pages.stride(0),
         SLOT=SLOT, START=START, PAGES_BEFORE=PAGES_BEFORE, PAGES_ADDED=PAGES_ADDED,

@@ -1,4 +1,4 @@
-"""WholeStep: one step on static buffers, so that a CUDA graph can hold all of it.
+"""GraphStep: one step on static buffers, so that a CUDA graph can hold all of it.
 
     prepare     tokens, positions, write slots, page tables (kernels/prepare.py); what new sequences
                 say of sampling moves into their slots
@@ -19,20 +19,20 @@ from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
 from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.input_block import Layout
-from runtime.cuda_graph.output_ring import Results
-from runtime.executor.inputs import Model
-from runtime.executor.slots import Slots
+from runtime.cuda_graph.output_ring import OutputRing
+from runtime.executor.inputs import ModelProtocol
+from runtime.executor.slots import SequenceSlots
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.state import SamplerState
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepTensors:
     """hidden, logits [R, vocab], padding included.  Valid until the next step.
 
     hidden  [R, hidden] of each row's last token; [T, hidden] of all, if the step was asked for them
@@ -42,16 +42,16 @@ class Outcome:
     logits: Tensor
 
 
-class WholeStep:
+class GraphStep:
     """The buffers of the largest step, and the step itself on their first parts."""
 
     def __init__(
         self,
-        model: Model,
+        model: ModelProtocol,
         *,
         kv: KVPool,
         backend: Backend,
-        slots: Slots,
+        slots: SequenceSlots,
         sampler: SamplerState,
         block: Tensor,
         buckets: Buckets,
@@ -61,21 +61,21 @@ class WholeStep:
         self.kv = kv
         self._backend, self._slots = backend, slots
         self._sampler, self._block = sampler, block
-        most_tokens = max(bucket.tokens for bucket in buckets.largest)
-        most_rows = max(bucket.rows for bucket in buckets.largest)
+        max_tokens = max(bucket.tokens for bucket in buckets.largest)
+        max_rows = max(bucket.rows for bucket in buckets.largest)
 
         def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=block.device)
 
-        self._tokens, self._positions = numbers(most_tokens), numbers(most_tokens)
-        self._write_slots, self._ends = numbers(most_tokens), numbers(most_rows)
+        self._tokens, self._positions = numbers(max_tokens), numbers(max_tokens)
+        self._slot_mapping, self._ends = numbers(max_tokens), numbers(max_rows)
         max_pages = slots.page_table.shape[1]
-        self._row_pages = numbers(most_rows, max_pages, dtype=torch.int32)
-        self.results = Results(most_rows, block.device)
+        self._row_pages = numbers(max_rows, max_pages, dtype=torch.int32)
+        self.results = OutputRing(max_rows, block.device)
 
     @torch.inference_mode()
-    def run(self, bucket: Bucket, *, every_state: bool = False) -> Outcome:
-        """Run the step whose block is on the device.  every_state: of all its tokens."""
+    def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
+        """Run the step whose block is on the device.  all_hidden_states: of all its tokens."""
         layout = Layout.of(bucket)
         inp, ends = self._input(layout), self._ends[: bucket.rows]
         prepare.prepare(
@@ -90,16 +90,16 @@ class WholeStep:
             pages_at=layout.pages_at,
             tokens=inp.tokens,
             positions=inp.positions,
-            write_slots=inp.meta.write_slots,
+            slot_mapping=inp.meta.slot_mapping,
             logit_rows=ends,
             row_pages=inp.meta.page_table,
             page_size=self.kv.page_size,
         )
         meta = self._backend.plan(inp.meta, self.kv)
         # The last tokens of rows that all decode are all tokens.
-        alone = None if bucket.decode or every_state else ends
+        alone = None if bucket.decode or all_hidden_states else ends
         hidden = self._model(replace(inp, meta=meta, ends=alone))
-        of_rows = hidden if bucket.decode or not every_state else hidden.index_select(0, ends)
+        of_rows = hidden if bucket.decode or not all_hidden_states else hidden.index_select(0, ends)
         logits = self._model.logits(of_rows)
         sample(
             logits,
@@ -109,17 +109,17 @@ class WholeStep:
             self._slots.last_token,
             *self.results.outputs(bucket.rows),
         )
-        return Outcome(hidden, logits)
+        return StepTensors(hidden, logits)
 
     def _input(self, layout: Layout) -> ModelInput:
         """What the model reads.  Lengths on the host are those of no step, but of the bucket: a
         mixed one has rows of all kinds, so that the back end is ready for all."""
         tokens, rows, decode = layout.bucket
-        meta = ForwardMeta(
+        meta = AttentionMetadata(
             cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),
             cache_seqlens=layout.column(self._block, prepare.KV_LEN, rows),
             page_table=self._row_pages[:rows],
-            write_slots=self._write_slots[:tokens],
+            slot_mapping=self._slot_mapping[:tokens],
             max_seqlen_q=1 if decode else tokens,
             decode_rows=rows if decode else 0,
             q_lens=(1,) * rows if decode else (0,) * rows,

@@ -13,12 +13,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from runtime.config import Resolved
-from runtime.grammar.manager import Answers, Grammars
-from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Output, Request, Stats
-from runtime.scheduler.batch import Batch, Masks, Sampled
-from runtime.scheduler.batch_builder import Launch
-from runtime.scheduler.outputs import News
+from runtime.config import ResolvedConfig
+from runtime.grammar.manager import Answers, GrammarManager
+from runtime.messages import (
+    STEP_SECONDS_EDGES,
+    STEP_TOKENS_EDGES,
+    EngineRequest,
+    RequestOutput,
+    Stats,
+)
+from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
+from runtime.scheduler.batch_builder import SchedulerOutput
+from runtime.scheduler.outputs import EngineOutputs
 from runtime.scheduler.scheduler import Scheduler
 
 COMPILE_WAIT_SECONDS = 0.002  # in one step: a message may come meanwhile
@@ -26,10 +32,10 @@ QUIET_SECONDS = 0.5
 UNMASKED = "the grammar process did not say what may come next"
 
 
-class Pending(Protocol):
+class PendingOutput(Protocol):
     """Results that the device may still be computing."""
 
-    def wait(self) -> Sampled: ...
+    def wait(self) -> ModelRunnerOutput: ...
 
 
 class Executor(Protocol):
@@ -42,7 +48,7 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch) -> None: ...
 
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> PendingOutput:
         """Of the batch of forward(), in which fewer rows may sample by now: what an executor
         draws for the others all the same is not used."""
         ...
@@ -57,22 +63,24 @@ class Engine:
 
     def __init__(
         self,
-        resolved: Resolved,
+        resolved: ResolvedConfig,
         vocab_size: int,
         executor: Executor,
         *,
-        grammars: Grammars | None = None,
+        grammars: GrammarManager | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        draws = random.Random(resolved.seed)
+        seed_rng = random.Random(resolved.seed)
         self.scheduler = Scheduler(
-            resolved, vocab_size, draw_seed=lambda: draws.getrandbits(63), clock=clock
+            resolved, vocab_size, next_seed=lambda: seed_rng.getrandbits(63), clock=clock
         )
         self._executor = executor
         self._grammars = grammars
         self._clock = clock
-        self._refusals: list[Output] = []
-        self._under_way: tuple[Launch, Pending, float] | None = None  # and when it was queued
+        self._refusals: list[RequestOutput] = []
+        self._under_way: tuple[SchedulerOutput, PendingOutput, float] | None = (
+            None  # and when it was queued
+        )
         self._read_at = 0.0  # when the results of a step were read last
         self._steps = 0
         self._step_tokens = 0
@@ -105,7 +113,7 @@ class Engine:
         quiet = self.idle and self._clock() - self._read_at >= QUIET_SECONDS
         return quiet and self._executor.prepare()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request.  One that can never run is answered by the next step().
 
         Raises ValueError if its id is in use: that is a mistake of the caller's, not the user's.
@@ -117,8 +125,8 @@ class Engine:
         else:
             self._grammars.begin(request)
 
-    def _refuse(self, request: Request, error: str, *, refused: bool = True) -> None:
-        output = Output(request.id, [], finish="error", error=error, refused=refused)
+    def _refuse(self, request: EngineRequest, error: str, *, refused: bool = True) -> None:
+        output = RequestOutput(request.id, [], finish="error", error=error, refused=refused)
         self._refusals.append(output)
 
     def abort(self, request_id: int) -> None:
@@ -126,18 +134,18 @@ class Engine:
 
         An id that is not known belongs to a request that has had its end.
         """
-        if self._grammars is not None and self._grammars.forget(request_id):
-            self._refusals.append(Output(request_id, [], finish="abort"))
+        if self._grammars is not None and self._grammars.release(request_id):
+            self._refusals.append(RequestOutput(request_id, [], finish="abort"))
         self.scheduler.abort(request_id)
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[RequestOutput]:
         """Queue one step, read the one before.  Returns the Outputs made since the last call.
 
         What the executor raises is fatal for the engine and passes through.
         """
         return self.advance().all()
 
-    def advance(self) -> News:
+    def advance(self) -> EngineOutputs:
         """step(), which says what it made in the form that costs least."""
         began = self._clock()
         grammars = self._grammars
@@ -158,7 +166,7 @@ class Engine:
             self._count(launch.batch.num_tokens, self._clock() - began)
         elif grammars is not None and grammars.late:
             self._hear(grammars, grammars.late)  # there is nothing else to do
-        return self._take_news()
+        return self._take_outputs()
 
     def _read(self) -> None:
         if self._under_way is not None:
@@ -167,26 +175,26 @@ class Engine:
             sampled = pending.wait()
             # The device began when it was told to, or when it was done with the step before.
             began, self._read_at = max(queued, self._read_at), self._clock()
-            self.scheduler.times.note(launch.load, self._read_at - began)
+            self.scheduler.times.record(launch.load, self._read_at - began)
             self.scheduler.commit(launch, sampled)
             if self._grammars is not None and self._grammars.open:
                 tokens = sampled.tokens.tolist()
                 rows = self.scheduler.sampling(launch, self._grammars.live)
                 self._grammars.advance([(id, tokens[row]) for row, id in rows])
 
-    def _take_compiled(self, grammars: Grammars) -> None:
+    def _take_compiled(self, grammars: GrammarManager) -> None:
         """Let those run whose grammar is ready.  With nothing else to do, wait a moment for it."""
         nothing_else = self._under_way is None and self.scheduler.idle and not self._refusals
         wait = COMPILE_WAIT_SECONDS if nothing_else else 0.0
-        for request, error, blame in grammars.compiled(wait):
+        for request, error, is_request_error in grammars.compiled(wait):
             if error is None:
                 self.scheduler.add(request)
             else:
-                self._refuse(request, error, refused=blame)
+                self._refuse(request, error, refused=is_request_error)
 
-    def _hear(self, grammars: Grammars, ids: Iterable[int] = ()) -> Answers:
+    def _hear(self, grammars: GrammarManager, ids: Iterable[int] = ()) -> Answers:
         """Do what the grammar process has said; first wait a moment for its word on `ids`."""
-        answers = grammars.settle(ids)
+        answers = grammars.wait_advanced(ids)
         for id in answers.ended:
             self.scheduler.end(id, "stop")
         for id, error in answers.errors.items():
@@ -198,7 +206,7 @@ class Engine:
             self.scheduler.go_on(id)
         return answers
 
-    def _masks(self, launch: Launch) -> tuple[Launch, Masks | None]:
+    def _masks(self, launch: SchedulerOutput) -> tuple[SchedulerOutput, Masks | None]:
         """What the rows may take, and the step without those whose mask is late.
 
         All earlier tokens are known, and the forward pass is queued.
@@ -220,16 +228,16 @@ class Engine:
                 self.scheduler.end(id, "error", error=UNMASKED)
         return launch, masks
 
-    def _take_news(self) -> News:
-        news = self.scheduler.take_news()
+    def _take_outputs(self) -> EngineOutputs:
+        engine_outputs = self.scheduler.take_outputs()
         if self._refusals:
-            news.outputs.extend(self._refusals)
+            engine_outputs.outputs.extend(self._refusals)
             self._refusals = []
         if self._grammars is not None and self._grammars.open:
-            for output in news.outputs:
+            for output in engine_outputs.outputs:
                 if output.finish is not None:
-                    self._grammars.forget(output.id)
-        return news
+                    self._grammars.release(output.id)
+        return engine_outputs
 
     def _count(self, tokens: int, seconds: float) -> None:
         self._steps += 1

@@ -22,7 +22,7 @@ from runtime.config import ConfigError, EngineConfig
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver
 from runtime.ipc.publisher import IDLE_SECONDS, Clients, ProgressReport
-from runtime.messages import Abort, Hello, Progress, Request, ToEngine
+from runtime.messages import Abort, EngineRequest, Hello, Progress, ToEngine
 from runtime.precompile import preimport
 from runtime.startup.timeline import Timeline
 
@@ -33,7 +33,7 @@ RAN_OUT = (
 )
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class EngineProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher says on stdin."""
 
     config: EngineConfig
@@ -43,7 +43,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     began: float | None = None  # when the launcher decided to start us, on the monotonic clock
 
 
-def serve(start: Start) -> NoReturn:
+def serve(start: EngineProcessArgs) -> NoReturn:
     """Load, say Ready, and run until SIGTERM."""
     timeline = Timeline(start.began)
     timeline.mark("process")
@@ -52,13 +52,13 @@ def serve(start: Start) -> NoReturn:
         closing(Receiver(start.own_address, decoder)) as receiver,
         closing(Clients(start.client_addresses)) as clients,
     ):
-        clients.tell(Progress("starting"))
+        clients.broadcast(Progress("starting"))
         # PyTorch takes seconds to import: the clients hear from us before it, and much can be done
         # beside it.  The garbage collector would look at all that it makes, and find nothing.
         compilers = preimport.begin(start.config)
         gc.disable()
         from runtime.engine.loop import Engine
-        from runtime.grammar.manager import Grammars
+        from runtime.grammar.manager import GrammarManager
         from runtime.startup.device import physical_cores
         from runtime.startup.loading import load
 
@@ -75,7 +75,7 @@ def serve(start: Start) -> NoReturn:
         if compilers is not None:
             compilers.close()  # if nobody had a kernel compiled
         vocab_size = loaded.ready.vocab_size
-        grammars = Grammars(
+        grammars = GrammarManager(
             Path(start.config.model) / "tokenizer.json",
             vocab_size,
             threads=max(1, min(8, physical_cores() // 4)),
@@ -89,12 +89,12 @@ def serve(start: Start) -> NoReturn:
         ready = msgspec.structs.replace(
             loaded.ready, load_seconds=timeline.seconds, phases=timeline.phases()
         )
-        clients.tell(ready)
+        clients.broadcast(ready)
         while True:
             idle = not engine.has_work and not engine.prepare()
             for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
                 match message:
-                    case Request():
+                    case EngineRequest():
                         if clients.expect(message, engine.stats()):
                             engine.add(message)
                     case Abort():
@@ -102,7 +102,7 @@ def serve(start: Start) -> NoReturn:
                     case Hello():
                         for id in clients.requests_of(message.client):
                             engine.abort(id)
-                        clients.tell_one(message.client, ready)
+                        clients.send_to(message.client, ready)
             clients.publish(engine.advance(), engine.stats())
 
 
@@ -139,7 +139,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
-    start = parent_watch.begin(Start)
+    start = parent_watch.begin(EngineProcessArgs)
     with one_line_errors():
         serve(start)
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.executor.transfers import upload
-from runtime.scheduler.batch import LAST, Batch, Ints
+from runtime.scheduler.batch import LAST, Batch, Int64Array
 
 
-class Model(Protocol):
+class ModelProtocol(Protocol):
     """What the inputs are for."""
 
     def __call__(self, inp: ModelInput) -> Tensor: ...  # [R, hidden] of inp.ends, or [T, hidden]
@@ -29,11 +29,16 @@ class Model(Protocol):
 
 
 def build_input(
-    batch: Batch, slots: Slots, kv: KVPool, backend: Backend, *, every_state: bool = False
+    batch: Batch,
+    slots: SequenceSlots,
+    kv: KVPool,
+    backend: Backend,
+    *,
+    all_hidden_states: bool = False,
 ) -> ModelInput:
     """What the model needs to run the batch.  `slots.begin(batch)` has been called.
 
-    every_state: of all tokens, not only of each row's last one
+    all_hidden_states: of all tokens, not only of each row's last one
     """
     q_lens, starts = batch.q_lens, batch.starts
     ends = _offsets(q_lens)  # [B + 1]
@@ -57,11 +62,11 @@ def build_input(
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
     pages = slots.page_table[row_slots, : -(-int(kv_lens.max()) // kv.page_size)]
-    meta = ForwardMeta(
+    meta = AttentionMetadata(
         cu_seqlens_q=sums.to(torch.int32),
         cache_seqlens=lens.to(torch.int32),
         page_table=pages,
-        write_slots=_write_slots(pages, token_rows, token_positions, kv.page_size),
+        slot_mapping=_slot_mapping(pages, token_rows, token_positions, kv.page_size),
         max_seqlen_q=int(q_lens.max()),
         decode_rows=batch.decode_rows,
         q_lens=tuple(q_lens.tolist()),
@@ -71,25 +76,25 @@ def build_input(
         tokens=token_ids,
         positions=token_positions,
         # The last tokens of rows that all decode are all tokens.
-        ends=None if every_state or batch.decode_rows == len(q_lens) else last_tokens,
+        ends=None if all_hidden_states or batch.decode_rows == len(q_lens) else last_tokens,
         meta=backend.plan(meta, kv),
         kv=kv,
         backend=backend,
     )
 
 
-def _offsets(lens: Ints) -> Ints:
+def _offsets(lens: Int64Array) -> Int64Array:
     offsets = np.zeros(len(lens) + 1, dtype=np.int64)
     np.cumsum(lens, out=offsets[1:])
     return offsets
 
 
-def _upload_together(columns: list[Ints], device: torch.device) -> list[Tensor]:
+def _upload_together(columns: list[Int64Array], device: torch.device) -> list[Tensor]:
     joined = upload(np.concatenate(columns), device)
     return list(joined.split([len(column) for column in columns]))
 
 
-def _write_slots(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+def _slot_mapping(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
     """[T] int64: page * page_size + offset of each token."""
     page = pages[rows, positions // page_size].to(torch.int64)
     return page * page_size + positions % page_size

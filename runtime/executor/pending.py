@@ -9,18 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.pooling import Pooled
-from runtime.executor.prompt_logprobs import PromptScores, prompt_logprobs
+from runtime.executor.pooling import PooledRows
+from runtime.executor.prompt_logprobs import PromptLogprobsTensors, prompt_logprobs
 from runtime.executor.transfers import Download
 from runtime.messages import TokenLogprob
 from runtime.sampling.logprobs import token_logprobs
-from runtime.sampling.sampler_output import Drawn
-from runtime.scheduler.batch import LAST, Sampled
+from runtime.sampling.sampler_output import SamplerOutput
+from runtime.scheduler.batch import LAST, ModelRunnerOutput
 
 NOT_FINITE = "the model's output is not a number for this request"
 
 
-class Chosen(Protocol):
+class RowTokens(Protocol):
     """What a step says of its rows.  Valid after wait()."""
 
     @property
@@ -32,79 +32,79 @@ class Chosen(Protocol):
     def wait(self) -> None: ...
 
 
-class Pending:
+class DevicePendingOutput:
     def __init__(
         self,
         num_rows: int,
-        chosen: Chosen | None,
-        drawn_rows: list[int],
-        drawn: Drawn | None,
-        prompt_scores: list[PromptScores],
-        pooled: Pooled | None,
+        row_tokens: RowTokens | None,
+        sampled_rows: list[int],
+        sampler_output: SamplerOutput | None,
+        prompt_scores: list[PromptLogprobsTensors],
+        pooled: PooledRows | None,
         device: torch.device,
     ) -> None:
         """chosen: tokens that the step itself chose; the other arguments are of the rest.
 
-        drawn_rows: those for which `drawn` has tokens, and behind them any that it only scored
+        sampled_rows: those for which `drawn` has tokens, and behind them any that it only scored
         """
         self._num_rows = num_rows
-        self._chosen = chosen
-        self._rows = drawn_rows
-        self._drawn = drawn
+        self._row_tokens = row_tokens
+        self._rows = sampled_rows
+        self._sampler_output = sampler_output
         self._prompt_scores = prompt_scores
         self._pooled = pooled
         tensors: list[Tensor] = []
-        if drawn is not None:
-            tensors += drawn.tensors()
+        if sampler_output is not None:
+            tensors += sampler_output.tensors()
         for scores in prompt_scores:
             tensors += scores.tensors()
         if pooled is not None:
             tensors.append(pooled.flat)
-        self._download = Download(tensors, device) if tensors or chosen is None else None
+        self._download = Download(tensors, device) if tensors or row_tokens is None else None
 
-    def wait(self) -> Sampled:
+    def wait(self) -> ModelRunnerOutput:
         """Block until the device has finished the step."""
         tokens, errors = self._own_tokens()
         if self._download is None:
-            return Sampled(tokens, errors=errors)
+            return ModelRunnerOutput(tokens, errors=errors)
         arrived = self._download.wait()
         logprobs: list[TokenLogprob | None] | None = None
-        vectors: dict[int, bytes] = {}
+        embeddings: dict[int, bytes] = {}
         if self._pooled is not None:
             *arrived, flat = arrived
-            for row, vector, finite in self._pooled.arrived(flat):
-                vectors[row] = vector
+            for row, embedding, finite in self._pooled.arrived(flat):
+                embeddings[row] = embedding
                 if not finite:
                     errors[row] = NOT_FINITE
-        if self._drawn is not None:
-            count = len(self._drawn.tensors())
-            chosen, usable, *scored = self._drawn.arrived(arrived[:count])
+        if self._sampler_output is not None:
+            count = len(self._sampler_output.tensors())
+            row_tokens, usable, *scored = self._sampler_output.arrived(arrived[:count])
             arrived = arrived[count:]
-            rows = self._rows[: len(chosen)]
-            for row, token, fine in zip(rows, chosen.tolist(), usable.tolist(), strict=True):
+            rows = self._rows[: len(row_tokens)]
+            for row, token, fine in zip(rows, row_tokens.tolist(), usable.tolist(), strict=True):
                 tokens[row] = token
                 if not fine:
                     errors[row] = NOT_FINITE
             if scored:
-                logprobs = self._logprobs(self._drawn, scored, errors)
+                logprobs = self._logprobs(self._sampler_output, scored, errors)
         scores = prompt_logprobs(self._prompt_scores, arrived, self._num_rows)
-        return Sampled(tokens, logprobs, scores, errors, vectors)
+        return ModelRunnerOutput(tokens, logprobs, scores, errors, embeddings)
 
     def _own_tokens(self) -> tuple[NDArray[np.int32], dict[int, str]]:
         """By row: LAST where the step chose none, and what went wrong."""
-        if self._chosen is None:
+        if self._row_tokens is None:
             return np.full(self._num_rows, LAST, dtype=np.int32), {}
-        self._chosen.wait()
-        wrong = np.flatnonzero(self._chosen.usable[: self._num_rows] == 0)
+        self._row_tokens.wait()
+        wrong = np.flatnonzero(self._row_tokens.usable[: self._num_rows] == 0)
         errors = dict.fromkeys(wrong.tolist(), NOT_FINITE)
-        return self._chosen.tokens[: self._num_rows].copy(), errors
+        return self._row_tokens.tokens[: self._num_rows].copy(), errors
 
     def _logprobs(
-        self, drawn: Drawn, arrived: list[Tensor], errors: dict[int, str]
+        self, sampler_output: SamplerOutput, arrived: list[Tensor], errors: dict[int, str]
     ) -> list[TokenLogprob | None]:
         rows: list[TokenLogprob | None] = [None] * self._num_rows
-        found = token_logprobs(arrived, drawn.widths)
-        for index, scored in zip(drawn.scored, found, strict=True):
+        found = token_logprobs(arrived, sampler_output.widths)
+        for index, scored in zip(sampler_output.scored, found, strict=True):
             row = self._rows[index]
             rows[row] = None if row in errors else scored
         return rows

@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.messages import Pooling
-from runtime.scheduler.batch import Batch, Ints, NewRow
+from runtime.messages import PoolingParams
+from runtime.scheduler.batch import Batch, Int64Array, NewRow
 
 SHORTEST = 1e-12  # a vector of length 0 stays what it is
 
 
-class Prompt:
+class PooledPrompt:
     """One prompt that is under way in a slot."""
 
-    def __init__(self, wanted: Pooling, length: int) -> None:
+    def __init__(self, pooling_params: PoolingParams, length: int) -> None:
         self.length = length
-        self.needs_all = wanted.kind == "mean"  # the states of all tokens, not of the last alone
-        self._wanted = wanted
+        self.needs_all = (
+            pooling_params.kind == "mean"
+        )  # the states of all tokens, not of the last alone
+        self._pooling_params = pooling_params
         self._sum: Tensor | None = None  # [hidden] float32, of the chunks before
 
     def take(self, hidden: Tensor, *, last: bool) -> Tensor | None:
@@ -33,21 +35,21 @@ class Prompt:
         if self.needs_all:
             total = hidden.sum(0, dtype=torch.float32)
             self._sum = total if self._sum is None else self._sum + total
-            vector = self._sum / self.length
+            embedding = self._sum / self.length
         else:
-            vector = hidden[-1].to(torch.float32)
-        return self._finished(vector) if last else None
+            embedding = hidden[-1].to(torch.float32)
+        return self._finished(embedding) if last else None
 
-    def _finished(self, vector: Tensor) -> Tensor:
-        if self._wanted.dimensions:
-            vector = vector[: self._wanted.dimensions]
-        if self._wanted.normalize:
-            vector = vector / vector.norm().clamp_min(SHORTEST)
-        return vector
+    def _finished(self, embedding: Tensor) -> Tensor:
+        if self._pooling_params.dimensions:
+            embedding = embedding[: self._pooling_params.dimensions]
+        if self._pooling_params.normalize:
+            embedding = embedding / embedding.norm().clamp_min(SHORTEST)
+        return embedding
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledRows:
     """Vectors of some rows of a batch, one behind the other in `flat` [sum(sizes)] float32."""
 
     rows: list[int]
@@ -56,39 +58,40 @@ class Pooled:
 
     def arrived(self, flat: Tensor) -> Iterator[tuple[int, bytes, bool]]:
         """Of each row, from `flat` on the host: its little-endian bytes, and if all are finite."""
-        for row, vector in zip(self.rows, flat.split(self.sizes), strict=True):
-            yield row, vector.numpy().astype("<f4").tobytes(), bool(vector.isfinite().all())
+        for row, embedding in zip(self.rows, flat.split(self.sizes), strict=True):
+            yield row, embedding.numpy().astype("<f4").tobytes(), bool(embedding.isfinite().all())
 
 
-class Pools:
+class PoolingStates:
     """The prompts in all slots that want a vector."""
 
     def __init__(self) -> None:
-        self._prompts: dict[int, Prompt] = {}  # by slot
+        self._prompts: dict[int, PooledPrompt] = {}  # by slot
 
-    def start_over(self, row: NewRow) -> None:
+    def reset(self, row: NewRow) -> None:
         """A new sequence is in the slot."""
         self._prompts.pop(row.slot, None)
         if row.params.pooling is not None:
-            self._prompts[row.slot] = Prompt(row.params.pooling, row.prompt_len)
+            self._prompts[row.slot] = PooledPrompt(row.params.pooling, row.prompt_len)
 
-    def need_all(self, slots: Ints) -> bool:
+    def need_all(self, slots: Int64Array) -> bool:
         """Whether a prompt in one of the slots needs the states of all its tokens.
 
         A prompt that was given up half-way lies in its slot until another sequence moves in.
         """
-        wanted = [slot for slot, prompt in self._prompts.items() if prompt.needs_all]
-        return bool(wanted) and bool(np.isin(wanted, slots).any())
+        pooling_params = [slot for slot, prompt in self._prompts.items() if prompt.needs_all]
+        return bool(pooling_params) and bool(np.isin(pooling_params, slots).any())
 
-    def take(self, batch: Batch, hidden: Tensor, *, every_state: bool) -> Pooled | None:
+    def take(self, batch: Batch, hidden: Tensor, *, all_hidden_states: bool) -> PooledRows | None:
         """Learn the states of the batch's tokens.  None if no vector is complete.
 
-        hidden  [T, hidden] of all tokens if every_state, else [B, hidden] of each row's last one
+        hidden  [T, hidden] of all tokens if all_hidden_states, else [B, hidden] of each row's last
+                one
         """
         if not self._prompts:
             return None
         rows: list[int] = []
-        vectors: list[Tensor] = []
+        embeddings: list[Tensor] = []
         end = 0
         columns = np.stack([batch.slots, batch.starts, batch.q_lens], axis=1).tolist()
         for row, (slot, start, q_len) in enumerate(columns):
@@ -97,12 +100,12 @@ class Pools:
             if prompt is None:
                 continue
             last = start + q_len == prompt.length
-            states = hidden[end - q_len : end] if every_state else hidden[row : row + 1]
-            vector = prompt.take(states, last=last)
-            if vector is not None:
+            states = hidden[end - q_len : end] if all_hidden_states else hidden[row : row + 1]
+            embedding = prompt.take(states, last=last)
+            if embedding is not None:
                 del self._prompts[slot]
                 rows.append(row)
-                vectors.append(vector)
+                embeddings.append(embedding)
         if not rows:
             return None
-        return Pooled(rows, [len(vector) for vector in vectors], torch.cat(vectors))
+        return PooledRows(rows, [len(embedding) for embedding in embeddings], torch.cat(embeddings))

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.executor.pooling import Pools
+from runtime.executor.pooling import PoolingStates
 from runtime.executor.transfers import upload
 from runtime.messages import SamplingParams
 from runtime.sampling.constraints import TokenSets
 from runtime.sampling.rng import Numbers
-from runtime.scheduler.batch import Batch, Ints, NewRow
+from runtime.scheduler.batch import Batch, Int64Array, NewRow
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
 IN_PROMPT = 1 << 30
-MOST = 1 << 30
+MAX_PARAM = 1 << 30
 
 PARAMS = np.dtype(
     [
@@ -46,7 +46,7 @@ PARAMS = np.dtype(
 )
 
 
-class Slots:
+class SequenceSlots:
     """page_table [slots, max_pages] int32, last_token [slots] int64, counts [slots, vocab] int32;
     params [slots] on the host."""
 
@@ -64,7 +64,7 @@ class Slots:
         self.sets = TokenSets(num_slots, device)
         # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
         self.before: list[Tensor | None] = [None] * num_slots
-        self.pools = Pools()
+        self.pooling_states = PoolingStates()
         self.numbers = Numbers(num_slots)
         self._counts: Tensor | None = None
         self.eager = True  # `sampler.draw` chooses the tokens; else Steps do, with all they need
@@ -84,43 +84,43 @@ class Slots:
         if len(batch.new_pages):
             self.append_pages(batch, pages_before)
 
-    def begin_on_host(self, batch: Batch) -> Ints:
+    def begin_on_host(self, batch: Batch) -> Int64Array:
         """Take in all but the new pages.  Returns how many pages each row's slot had before, [B].
 
         The caller sees to it that `page_table` gets the new ones.
         """
         for row in batch.new_rows:
-            self._start_over(row)
+            self._reset(row)
         pages_before = self._num_pages[batch.slots]
         if len(batch.new_pages):
             self._num_pages[batch.slots] = pages_before + batch.num_new_pages
         return pages_before
 
-    def wants_every_state(self, batch: Batch) -> bool:
+    def needs_all_hidden_states(self, batch: Batch) -> bool:
         """Whether scores of a prompt, or a mean, need more states than that of each row's end.
 
         `begin` or `begin_on_host` has been called.
         """
-        if self.pools.need_all(batch.slots):
+        if self.pooling_states.need_all(batch.slots):
             return True
         column = self.params["prompt_logprobs"]
         if (column < 0).all():  # mostly nobody asks: a fifth of what looking at the rows takes
             return False
-        feeds = batch.starts < self.params["prompt_len"][batch.slots]
-        return bool((feeds & (column[batch.slots] >= 0)).any())
+        prefills = batch.starts < self.params["prompt_len"][batch.slots]
+        return bool((prefills & (column[batch.slots] >= 0)).any())
 
-    def _start_over(self, row: NewRow) -> None:
+    def _reset(self, row: NewRow) -> None:
         slot, params = row.slot, row.params
         self._num_pages[slot] = 0
         self.before[slot] = None
         self.stop_ids[slot] = params.stop_ids
         self.sets.start_banning(slot, params, row.history[row.prompt_len :])
-        self.pools.start_over(row)
+        self.pooling_states.reset(row)
         self.params[slot] = _columns(row)
         if self.eager:
             self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
-            self.sets.start_over(slot, params)
-            self.numbers.start_over(slot)
+            self.sets.reset(slot, params)
+            self.numbers.reset(slot)
             if params.has_penalties:
                 self._count(row)
 
@@ -137,7 +137,7 @@ class Slots:
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often the token occurs
 
-    def append_pages(self, batch: Batch, pages_before: Ints) -> None:
+    def append_pages(self, batch: Batch, pages_before: Int64Array) -> None:
         """Write the new pages behind those that each row's slot had."""
         added = batch.num_new_pages
         before = np.cumsum(added) - added
@@ -158,16 +158,16 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
         params.presence_penalty,
         params.frequency_penalty,
         params.repetition_penalty,
-        min(params.top_k, MOST),
+        min(params.top_k, MAX_PARAM),
         row.seed & 0xFFFF_FFFF_FFFF_FFFF,
         row.prompt_len,
-        min(params.min_tokens, MOST),
-        -1 if params.logprobs is None else min(params.logprobs, MOST),
+        min(params.min_tokens, MAX_PARAM),
+        -1 if params.logprobs is None else min(params.logprobs, MAX_PARAM),
         params.has_penalties,
         bool(params.logit_bias),
         bool(params.allowed_ids),
         bool(params.banned),
-        -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MOST),
+        -1 if params.prompt_logprobs is None else min(params.prompt_logprobs, MAX_PARAM),
         _is_plain(params),
     )
 
@@ -175,6 +175,6 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
 def _is_plain(params: SamplingParams) -> bool:
     """Its tokens are drawn at a temperature or greedily, and nothing else is asked of that."""
     whole = params.top_k <= 0 and params.top_p >= 1 and params.min_p == 0
-    early = params.min_tokens > 0 and bool(params.stop_ids)
+    below_min_tokens = params.min_tokens > 0 and bool(params.stop_ids)
     changed = params.has_penalties or params.logit_bias or params.allowed_ids or params.banned
-    return whole and not (early or changed) and params.logprobs is None
+    return whole and not (below_min_tokens or changed) and params.logprobs is None

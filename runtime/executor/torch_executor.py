@@ -10,27 +10,27 @@ from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from runtime.config import Resolved
-from runtime.executor.inputs import Model, build_input
-from runtime.executor.pending import Chosen, Pending
-from runtime.executor.pooling import Pooled
-from runtime.executor.prompt_logprobs import PromptScores, score_prompts
-from runtime.executor.slots import Slots
+from runtime.config import ResolvedConfig
+from runtime.executor.inputs import ModelProtocol, build_input
+from runtime.executor.pending import DevicePendingOutput, RowTokens
+from runtime.executor.pooling import PooledRows
+from runtime.executor.prompt_logprobs import PromptLogprobsTensors, score_prompts
+from runtime.executor.slots import SequenceSlots
 from runtime.executor.transfers import upload
-from runtime.sampling.eager import Allowed, draw
-from runtime.sampling.sampler_output import Drawn
-from runtime.scheduler.batch import Batch, Ints, Masks
+from runtime.sampling.eager import AllowedMasks, sample_tokens
+from runtime.sampling.sampler_output import SamplerOutput
+from runtime.scheduler.batch import Batch, Int64Array, Masks
 
 if TYPE_CHECKING:
-    from runtime.cuda_graph.executor import Steps
-    from runtime.sampling.constrained_rows import Left
+    from runtime.cuda_graph.executor import GraphStepRunner
+    from runtime.sampling.constrained_rows import UnfinishedRows
 from numpy.typing import NDArray
 
 from runtime.executor.transfers import Download
 from runtime.scheduler.batch import LAST
 
 
-class Fed:
+class PrefillCheck:
     """Whether rows that sample nothing can be trusted, in steps that do not say so themselves.
 
     A part of a prompt is read by its last token in every layer: a NaN among the keys or values
@@ -53,48 +53,52 @@ class Fed:
         self.usable[self._rows] = finite.numpy()
 
 
-class Runner:
+class ModelRunner:
     """`forward` then `sample` with the same batch; with a GPU, both return before it is done."""
 
     def __init__(
         self,
-        model: Model,
+        model: ModelProtocol,
         *,
-        resolved: Resolved,
+        resolved: ResolvedConfig,
         vocab_size: int,
         kv: KVPool,
         backend: Backend,
         device: torch.device,
-        whole_steps: bool | None = None,
+        graph_steps: bool | None = None,
     ) -> None:
-        """whole_steps: run them as `Steps` do; None: on a GPU, if the back end can."""
+        """graph_steps: run them as `Steps` do; None: on a GPU, if the back end can."""
         self.device = device
         # A CPU has finished a step when the call returns, so nothing could overlap with it.
         self.overlap = device.type == "cuda"
         self._model = model
         self._backend = backend
         self._kv = kv
-        self._slots = Slots(resolved.max_num_seqs, resolved.max_pages_per_seq, vocab_size, device)
-        self.steps: Steps | None = None
-        if whole_steps is None:
-            whole_steps = device.type == "cuda" and backend.reads_lengths_on_device
-        if whole_steps:
-            from runtime.cuda_graph.executor import Steps  # needs Triton, which is not everywhere
+        self._slots = SequenceSlots(
+            resolved.max_num_seqs, resolved.max_pages_per_seq, vocab_size, device
+        )
+        self.steps: GraphStepRunner | None = None
+        if graph_steps is None:
+            graph_steps = device.type == "cuda" and backend.reads_lengths_on_device
+        if graph_steps:
+            from runtime.cuda_graph.executor import (
+                GraphStepRunner,  # needs Triton, which is not everywhere
+            )
 
-            self.steps = Steps(
+            self.steps = GraphStepRunner(
                 model,
                 kv=kv,
                 backend=backend,
                 slots=self._slots,
-                most_tokens=resolved.max_batched_tokens,
+                max_tokens=resolved.max_batched_tokens,
                 device=device,
             )
-        self._chosen: Chosen | None = None
-        self._left: Left | None = None
-        self._drawn_rows: Ints = np.zeros(0, dtype=np.int64)
+        self._row_tokens: RowTokens | None = None
+        self._unfinished: UnfinishedRows | None = None
+        self._sampled_rows: Int64Array = np.zeros(0, dtype=np.int64)
         self._logits: Tensor | None = None
-        self._prompt_scores: list[PromptScores] = []
-        self._pooled: Pooled | None = None
+        self._prompt_scores: list[PromptLogprobsTensors] = []
+        self._pooled: PooledRows | None = None
 
     def use(self, kv: KVPool) -> None:
         """Keep keys and values there from now on: another pool, after warming up on a small one."""
@@ -109,63 +113,75 @@ class Runner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
         """Store the keys and values of the batch's tokens; make the logits of rows that sample."""
-        run = self._forward(batch) if self.steps is None else self._launch(self.steps, batch)
-        hidden, every_state = run
+        run = self._forward(batch) if self.steps is None else self._enqueue(self.steps, batch)
+        hidden, all_hidden_states = run
         self._prompt_scores = []
-        if every_state:
+        if all_hidden_states:
             self._prompt_scores = score_prompts(batch, hidden, self._slots, self._model.logits)
-        self._pooled = self._slots.pools.take(batch, hidden, every_state=every_state)
+        self._pooled = self._slots.pooling_states.take(
+            batch, hidden, all_hidden_states=all_hidden_states
+        )
 
     def _forward(self, batch: Batch) -> tuple[Tensor, bool]:
         """Hidden states, and whether they are those of all tokens or of each row's last one."""
         self._slots.begin(batch)
-        every_state = self._slots.wants_every_state(batch)
-        inp = build_input(batch, self._slots, self._kv, self._backend, every_state=every_state)
+        all_hidden_states = self._slots.needs_all_hidden_states(batch)
+        inp = build_input(
+            batch, self._slots, self._kv, self._backend, all_hidden_states=all_hidden_states
+        )
         hidden = self._model(inp)
         of_rows = hidden
-        if every_state:
+        if all_hidden_states:
             of_rows = hidden.index_select(0, upload(np.cumsum(batch.q_lens) - 1, self.device))
-        self._drawn_rows = batch.sample.nonzero()[0]
+        self._sampled_rows = batch.sample.nonzero()[0]
         self._logits = None
-        if len(self._drawn_rows):
-            rows = upload(self._drawn_rows, self.device)
+        if len(self._sampled_rows):
+            rows = upload(self._sampled_rows, self.device)
             self._logits = self._model.logits(of_rows.index_select(0, rows))
-        some_feed_only = len(self._drawn_rows) < len(batch.slots)
-        self._chosen = Fed(batch, of_rows, self.device) if some_feed_only else None
-        return hidden, every_state
+        some_prefill_only = len(self._sampled_rows) < len(batch.slots)
+        self._row_tokens = PrefillCheck(batch, of_rows, self.device) if some_prefill_only else None
+        return hidden, all_hidden_states
 
-    def _launch(self, steps: Steps, batch: Batch) -> tuple[Tensor, bool]:
+    def _enqueue(self, steps: GraphStepRunner, batch: Batch) -> tuple[Tensor, bool]:
         launched = steps.launch(batch)
-        self._chosen, self._left = launched.chosen, launched.left
-        self._drawn_rows = launched.left.rows
-        self._logits = launched.outcome.logits if launched.left else None
-        return launched.outcome.hidden, launched.every_state
+        self._row_tokens, self._unfinished = launched.row_tokens, launched.unfinished
+        self._sampled_rows = launched.unfinished.rows
+        self._logits = launched.outcome.logits if launched.unfinished else None
+        return launched.outcome.hidden, launched.all_hidden_states
 
     @torch.inference_mode()
-    def sample(self, batch: Batch, masks: Masks | None = None) -> Pending:
+    def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
         """Choose the tokens of the rows that sample; `masks` limit some of them."""
-        drawn: Drawn | None = None
-        rows = self._drawn_rows
+        sampler_output: SamplerOutput | None = None
+        rows = self._sampled_rows
         if self._logits is not None:
-            drawn = self._draw(self._logits, batch, masks)
+            sampler_output = self._sample_tokens(self._logits, batch, masks)
             self._logits = None
         scores, self._prompt_scores = self._prompt_scores, []
         pooled, self._pooled = self._pooled, None
-        return Pending(
-            len(batch.slots), self._chosen, rows.tolist(), drawn, scores, pooled, self.device
+        return DevicePendingOutput(
+            len(batch.slots),
+            self._row_tokens,
+            rows.tolist(),
+            sampler_output,
+            scores,
+            pooled,
+            self.device,
         )
 
-    def _draw(self, logits: Tensor, batch: Batch, masks: Masks | None) -> Drawn:
-        if self.steps is not None and self._left is not None:
-            allowed = None if masks is None else _allowed(masks, self._left.special)
-            return self.steps.special_rows.draw(logits, self._left, batch, allowed)
-        rows, ends = self._drawn_rows, batch.starts + batch.q_lens
+    def _sample_tokens(self, logits: Tensor, batch: Batch, masks: Masks | None) -> SamplerOutput:
+        if self.steps is not None and self._unfinished is not None:
+            allowed = None if masks is None else _allowed(masks, self._unfinished.constrained)
+            return self.steps.constrained_rows.sample_tokens(
+                logits, self._unfinished, batch, allowed
+            )
+        rows, ends = self._sampled_rows, batch.starts + batch.q_lens
         allowed = None if masks is None else _allowed(masks, rows)
-        return draw(logits, self._slots, batch.slots[rows], ends[rows], allowed)
+        return sample_tokens(logits, self._slots, batch.slots[rows], ends[rows], allowed)
 
 
-def _allowed(masks: Masks, drawn: Ints) -> Allowed:
+def _allowed(masks: Masks, sampler_output: Int64Array) -> AllowedMasks:
     """`masks` by rows of the logits, which hold only the rows that `draw` is for."""
-    rows = np.searchsorted(drawn, np.asarray(masks.rows, dtype=np.int64))
+    rows = np.searchsorted(sampler_output, np.asarray(masks.rows, dtype=np.int64))
     bits = np.frombuffer(masks.bits, dtype=np.uint8).reshape(len(rows), -1)
-    return Allowed(rows, bits)
+    return AllowedMasks(rows, bits)

@@ -31,16 +31,16 @@ from runtime.grammar.messages import (
     Compiled,
     Free,
     FromWorker,
-    Start,
+    GrammarProcessArgs,
     ToWorker,
 )
 from runtime.ipc.channel import Receiver, Sender
-from runtime.messages import Request
+from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
 
 log = logging.getLogger("wavefill.grammar")
 
-PATIENCE_SECONDS = 20.0  # for masks: the library's own limits are far below
+REPLY_TIMEOUT_SECONDS = 20.0  # for masks: the library's own limits are far below
 COMPILE_SECONDS = 60.0  # for one grammar after the other, and for the process to start
 STEP_WAIT_SECONDS = 0.02  # at most, for the masks of a step
 LATE_WAIT_SECONDS = 0.001  # the same, while masks come later than that
@@ -68,7 +68,7 @@ class Worker:
         with ExitStack() as parts:
             folder = tempfile.mkdtemp(prefix="grammar-", dir=parent)
             parts.callback(shutil.rmtree, folder, ignore_errors=True)
-            start = Start(
+            start = GrammarProcessArgs(
                 tokenizer_file=str(tokenizer_file),
                 vocab_size=vocab_size,
                 threads=threads,
@@ -76,9 +76,9 @@ class Worker:
                 engine_address=f"ipc://{folder}/engine",
             )
             decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-            self.receiver = Receiver(start.engine_address, decoder, patient=True)
+            self.receiver = Receiver(start.engine_address, decoder, low_priority=True)
             parts.callback(self.receiver.close)
-            self.sender: Sender[ToWorker] = Sender(start.own_address, patient=True)
+            self.sender: Sender[ToWorker] = Sender(start.own_address, low_priority=True)
             parts.callback(self.sender.close)
             command = [sys.executable, "-P", "-m", "runtime.grammar.worker"]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
@@ -102,7 +102,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.stdin.close()
 
 
-class Grammars:
+class GrammarManager:
     """Constrained sequences by request id.  The engine's thread owns it."""
 
     def __init__(
@@ -124,16 +124,16 @@ class Grammars:
         self._worker: Worker | None = None
         self._live: set[int] = set()  # compiled and not forgotten
         self._masks: dict[int, bytes] = {}  # what may come next
-        self._compiling: dict[int, Request] = {}
-        self._compiled: list[tuple[Request, str | None, bool]] = []
+        self._compiling: dict[int, EngineRequest] = {}
+        self._compiled: list[tuple[EngineRequest, str | None, bool]] = []
         self._compiling_since = 0.0  # when the last one was done, or the first one began
-        self._tried_again: set[int] = set()  # of those that compile, after a process had ended
+        self._retried: set[int] = set()  # of those that compile, after a process had ended
         # Advance messages without an answer, which come in the same order: when, and for whom.
         self._asked: deque[tuple[float, list[int]]] = deque()
         self._advancing: set[int] = set()
         self._late: set[int] = set()  # of those, the ones that a step did not wait for any longer
         self._slow = False  # the last answer was one that a step had not waited for
-        self._news = Answers([], {}, {}, set(), set())
+        self._advanced = Answers([], {}, {}, set(), set())
 
     @property
     def compiling(self) -> bool:
@@ -154,7 +154,7 @@ class Grammars:
         """Those that were left out of a step and are still waited for."""
         return self._late
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         """Compile the grammar of a request; `compiled` returns the request when that is done."""
         if request.id in self._compiling or request.id in self._live:
             raise ValueError(f"request id {request.id} is in use: ids must be unique")
@@ -168,14 +168,14 @@ class Grammars:
             return
         self._compile(request)
 
-    def _compile(self, request: Request) -> None:
+    def _compile(self, request: EngineRequest) -> None:
         if self._worker is None:
             try:
                 self._worker = self._start()
             except Exception as error:  # no room for its sockets, no process: others run on
                 log.exception("there is no grammar process")
                 reason = f"the grammar process cannot be started: {error}"
-                self._done(request.id, reason, blame=False)
+                self._done(request.id, reason, is_request_error=False)
                 return
         params = request.params
         self._worker.sender.send(
@@ -185,21 +185,21 @@ class Grammars:
     def _start(self) -> Worker:
         return Worker(self._tokenizer_file, self._vocab_size, self._threads, self._folder)
 
-    def compiled(self, wait_seconds: float = 0.0) -> list[tuple[Request, str | None, bool]]:
+    def compiled(self, wait_seconds: float = 0.0) -> list[tuple[EngineRequest, str | None, bool]]:
         """Requests whose grammar is ready; or why it never will be, and if it is to blame."""
         if self._compiling and not self._compiled:
             self._receive(wait_seconds)
         done, self._compiled = self._compiled, []
         return done
 
-    def forget(self, request_id: int) -> bool:
+    def release(self, request_id: int) -> bool:
         """A request has ended or been given up.  True if `compiled` had not returned it yet."""
         was_compiling = self._compiling.pop(request_id, None) is not None
         # Its answer may have come while a step waited for masks, and nobody has asked for it yet.
         untold = [one for one in self._compiled if one[0].id != request_id]
         was_compiling = was_compiling or len(untold) < len(self._compiled)
         self._compiled = untold
-        self._tried_again.discard(request_id)
+        self._retried.discard(request_id)
         known = was_compiling or request_id in self._live
         self._live.discard(request_id)
         self._masks.pop(request_id, None)
@@ -221,7 +221,7 @@ class Grammars:
         self._worker.sender.send(Advance(mine))
         self._asked.append((self._clock(), [id for id, _ in mine]))
 
-    def settle(self, ids: Iterable[int] = ()) -> Answers:
+    def wait_advanced(self, ids: Iterable[int] = ()) -> Answers:
         """Hear what came of `advance`.  Waits for what concerns `ids`, but only a moment."""
         until = self._clock() + (LATE_WAIT_SECONDS if self._slow else STEP_WAIT_SECONDS)
         self._receive(0.0)
@@ -232,8 +232,8 @@ class Grammars:
         if late:
             self._late |= late
             self._slow = True
-        news, self._news = self._news, Answers([], {}, {}, set(), set())
-        return news._replace(late=late)
+        advanced, self._advanced = self._advanced, Answers([], {}, {}, set(), set())
+        return advanced._replace(late=late)
 
     def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
         """The masks of some rows of a batch, given as (row, request id); None if none has one."""
@@ -255,8 +255,10 @@ class Grammars:
         messages = worker.receiver.receive(wait_seconds)
         for message in messages:
             if isinstance(message, Compiled):
-                blame = not message.internal
-                self._done(message.key, message.error, message.mask, blame=blame)
+                is_request_error = not message.internal
+                self._done(
+                    message.key, message.error, message.mask, is_request_error=is_request_error
+                )
             else:
                 self._take(message)
         if not messages:
@@ -266,27 +268,29 @@ class Grammars:
 
     def _overdue(self) -> bool:
         now = self._clock()
-        masks = bool(self._asked) and now - self._asked[0][0] > PATIENCE_SECONDS
+        masks = bool(self._asked) and now - self._asked[0][0] > REPLY_TIMEOUT_SECONDS
         return masks or (bool(self._compiling) and now - self._compiling_since > COMPILE_SECONDS)
 
-    def _done(self, id: int, error: str | None, mask: bytes = b"", *, blame: bool = True) -> None:
+    def _done(
+        self, id: int, error: str | None, mask: bytes = b"", *, is_request_error: bool = True
+    ) -> None:
         self._compiling_since = self._clock()
         request = self._compiling.pop(id, None)
-        self._tried_again.discard(id)
+        self._retried.discard(id)
         if request is None:
             return  # it was given up
         if error is None:
             self._live.add(id)
             self._masks[id] = mask
-        self._compiled.append((request, error, blame))
+        self._compiled.append((request, error, is_request_error))
 
-    def _take(self, news: Advanced) -> None:
+    def _take(self, advanced: Advanced) -> None:
         when, ids = self._asked.popleft()
         waited, late = self._advancing, self._late.intersection(ids)
-        self._masks.update({id: mask for id, mask in news.masks.items() if id in waited})
-        self._news.ended.extend(id for id in news.ended if id in waited)
-        self._news.errors.update({id: e for id, e in news.errors.items() if id in waited})
-        self._news.here.update(late)
+        self._masks.update({id: mask for id, mask in advanced.masks.items() if id in waited})
+        self._advanced.ended.extend(id for id in advanced.ended if id in waited)
+        self._advanced.errors.update({id: e for id, e in advanced.errors.items() if id in waited})
+        self._advanced.here.update(late)
         self._slow = bool(late) and self._clock() - when > STEP_WAIT_SECONDS
         self._late -= late
         waited.difference_update(ids)
@@ -295,14 +299,14 @@ class Grammars:
         """The process is of no more use: whoever relied on it fails, the next one starts anew."""
         log.error("%s: %d constrained requests end", reason, len(self._live))
         self.close()
-        again: list[Request] = []
+        again: list[EngineRequest] = []
         for id, request in list(self._compiling.items()):
-            if id in self._tried_again:
+            if id in self._retried:
                 self._done(id, reason)  # it may be the one to blame
             else:
-                self._tried_again.add(id)
+                self._retried.add(id)
                 again.append(request)
-        self._news.lost.update(dict.fromkeys(self._live, reason))
+        self._advanced.lost.update(dict.fromkeys(self._live, reason))
         self._masks.clear()
         self._asked.clear()
         self._advancing.clear()

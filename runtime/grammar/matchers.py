@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END = "<|wavefill-end-of-grammar|>"  # our own end token: the model's are set by stop_ids
-MOST_CACHED = 64  # compiled grammars kept for the next request, and
-MOST_CACHED_BYTES = 4 << 20  # the text they came from
-MOST_ERROR = 300  # characters of an error
+MAX_CACHED = 64  # compiled grammars kept for the next request, and
+MAX_CACHED_BYTES = 4 << 20  # the text they came from
+MAX_ERROR = 300  # characters of an error
 
 
 @dataclass(slots=True)
-class Row:
+class GrammarRow:
     """One constrained sequence."""
 
     matcher: LLMatcher
@@ -31,7 +31,7 @@ class Row:
     count: int = 0  # tokens of the answer so far
 
 
-class Words:
+class TokenizerAdapter:
     """A tokenizer as the library takes one that is not its own: the bytes of every token.
 
     Reading a tokenizer.json itself, it would hold added words such as <tool_call> to be special,
@@ -71,12 +71,12 @@ class Vocabulary:
         assert end is not None
         self.end = end
         self.num_bytes = (vocab_size + 7) // 8  # of a mask for the engine
-        words = Words(tokenizer, max(vocab_size, end + 1), end)
+        words = TokenizerAdapter(tokenizer, max(vocab_size, end + 1), end)
         self.tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(words))
         self.row_bytes = (self.tokenizer.vocab_size + 31) // 32 * 4  # of a mask by the library
         self._padding = (1 << (vocab_size % 8)) - 1 if vocab_size % 8 else 0xFF
 
-    def finish(self, row: Row, bits: bytearray) -> bytes | None:
+    def finish(self, row: GrammarRow, bits: bytearray) -> bytes | None:
         """The engine's mask of what the library allows; None if nothing is.
 
         The end tokens of the request stand in for ours.  Before `min_tokens` they are taken away,
@@ -109,7 +109,7 @@ class Matchers:
 
     vocabulary: Vocabulary
     threads: int = 1
-    rows: dict[int, Row] = field(default_factory=dict[int, Row])
+    rows: dict[int, GrammarRow] = field(default_factory=dict[int, GrammarRow])
     _cache: OrderedDict[str, LLMatcher] = field(default_factory=OrderedDict[str, "LLMatcher"])
     _executor: LLExecutor | None = None
 
@@ -118,7 +118,7 @@ class Matchers:
         matcher = self._matcher(request.grammar)
         if isinstance(matcher, str):
             return Compiled(request.key, error=matcher)
-        row = Row(matcher, request.stop_ids, request.min_tokens)
+        row = GrammarRow(matcher, request.stop_ids, request.min_tokens)
         first = self.masks([(request.key, row)])
         if first.errors or first.ended:
             error = first.errors.get(request.key, "the grammar allows the empty text alone")
@@ -140,7 +140,7 @@ class Matchers:
                 return short(known.get_error())
             self._cache[grammar] = known
             while len(self._cache) > 1 and (
-                len(self._cache) > MOST_CACHED or sum(map(len, self._cache)) > MOST_CACHED_BYTES
+                len(self._cache) > MAX_CACHED or sum(map(len, self._cache)) > MAX_CACHED_BYTES
             ):
                 self._cache.popitem(last=False)
         self._cache.move_to_end(grammar)
@@ -148,7 +148,7 @@ class Matchers:
 
     def advance(self, tokens: Sequence[tuple[int, int]]) -> Advanced:
         """Take one token for each of some sequences.  Keys that are not known are left out."""
-        going_on: list[tuple[int, Row]] = []
+        going_on: list[tuple[int, GrammarRow]] = []
         ended: list[int] = []
         errors: dict[int, str] = {}
         for key, token in tokens:
@@ -165,7 +165,7 @@ class Matchers:
         next_ones = self.masks(going_on)
         return Advanced(next_ones.masks, ended + next_ones.ended, errors | next_ones.errors)
 
-    def masks(self, rows: list[tuple[int, Row]]) -> Advanced:
+    def masks(self, rows: list[tuple[int, GrammarRow]]) -> Advanced:
         width = self.vocabulary.row_bytes
         buffer = ctypes.create_string_buffer(max(1, width * len(rows)))
         address = ctypes.addressof(buffer)
@@ -205,4 +205,4 @@ class Matchers:
 
 def short(error: str) -> str:
     """The first lines of the library's message, which may quote the whole grammar."""
-    return error.replace("<non-verbose/>", "").strip()[:MOST_ERROR]
+    return error.replace("<non-verbose/>", "").strip()[:MAX_ERROR]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Start(Struct, frozen=True, kw_only=True):
+class GrammarProcessArgs(Struct, frozen=True, kw_only=True):
     """What the engine says on stdin."""
 
     tokenizer_file: str

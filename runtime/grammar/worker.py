@@ -26,14 +26,14 @@ from runtime.grammar.messages import (
     Compiled,
     Free,
     FromWorker,
-    Start,
+    GrammarProcessArgs,
     ToWorker,
 )
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
 
 
-def compile_in_turn(
+def compile_sequentially(
     matchers: Matchers, requests: queue.SimpleQueue[Compile | Free], address: str
 ) -> None:
     """The compiling thread: a grammar that takes long keeps nobody from getting masks."""
@@ -55,12 +55,12 @@ def compiled(matchers: Matchers, request: Compile) -> Compiled:
         return Compiled(request.key, error=f"internal error: {error!r}", internal=True)
 
 
-def serve(start: Start) -> None:
+def serve(start: GrammarProcessArgs) -> None:
     matchers = Matchers(Vocabulary(start.tokenizer_file, start.vocab_size), start.threads)
     requests: queue.SimpleQueue[Compile | Free] = queue.SimpleQueue()
     decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
     arguments = (matchers, requests, start.engine_address)
-    threading.Thread(target=compile_in_turn, args=arguments, daemon=True).start()
+    threading.Thread(target=compile_sequentially, args=arguments, daemon=True).start()
     with (
         closing(Receiver(start.own_address, decoder)) as receiver,
         closing(Sender[FromWorker](start.engine_address)) as sender,
@@ -73,7 +73,7 @@ def serve(start: Start) -> None:
                     requests.put(message)  # a Free stays behind the Compile of the same key
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Waking up takes the core from nobody: with no core free, the engine would stop to send."""
     if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):
@@ -81,8 +81,8 @@ def give_way() -> None:
 
 
 def main() -> None:
-    give_way()
-    serve(parent_watch.begin(Start))
+    lower_priority()
+    serve(parent_watch.begin(GrammarProcessArgs))
 
 
 if __name__ == "__main__":

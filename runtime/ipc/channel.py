@@ -30,14 +30,14 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 @cache
-def _patient_context() -> zmq.Context[zmq.Socket[bytes]]:
+def _low_priority_context() -> zmq.Context[zmq.Socket[bytes]]:
     context = zmq.Context()
-    if _may_give_way():  # otherwise ZMQ would end the process
+    if _can_lower_priority():  # otherwise ZMQ would end the process
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
 
 
-def _may_give_way() -> bool:
+def _can_lower_priority() -> bool:
     """Whether a thread may ask never to take a core from another one when it wakes up."""
     done: list[bool] = []
 
@@ -52,16 +52,16 @@ def _may_give_way() -> bool:
     return bool(done)
 
 
-def _open(kind: int, patient: bool) -> zmq.Socket[bytes]:
-    socket = (_patient_context() if patient else _context()).socket(kind)
+def _open(kind: int, low_priority: bool) -> zmq.Socket[bytes]:
+    socket = (_low_priority_context() if low_priority else _context()).socket(kind)
     socket.set(zmq.LINGER, 0)  # closing drops what was not sent: its reader has gone
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     return socket
 
 
-def _bound(address: str, patient: bool = False) -> zmq.Socket[bytes]:
-    socket = _open(zmq.PULL, patient)
+def _bound(address: str, low_priority: bool = False) -> zmq.Socket[bytes]:
+    socket = _open(zmq.PULL, low_priority)
     try:
         socket.bind(address)
     except zmq.ZMQError:
@@ -73,16 +73,16 @@ def _bound(address: str, patient: bool = False) -> zmq.Socket[bytes]:
 class Sender(Generic[T]):
     """The end that writes.  The reader may come later: messages wait for it."""
 
-    def __init__(self, address: str, *, patient: bool = False) -> None:
+    def __init__(self, address: str, *, low_priority: bool = False) -> None:
         """patient: the thread that passes messages on never takes a core from the one that sends,
         which would wait inside `send` where no other core is free."""
         self.address = address
-        self._patient = patient
+        self._low_priority = low_priority
         self._encoder = msgspec.msgpack.Encoder()
         self._socket = self._connect()
 
     def _connect(self) -> zmq.Socket[bytes]:
-        socket = _open(zmq.PUSH, self._patient)
+        socket = _open(zmq.PUSH, self._low_priority)
         # A new reader at the same address should hear from us soon after it starts.
         socket.set(zmq.RECONNECT_IVL, 10)
         socket.set(zmq.RECONNECT_IVL_MAX, 200)
@@ -106,11 +106,11 @@ class Receiver(Generic[T]):
     """The end that reads, for a thread that may wait."""
 
     def __init__(
-        self, address: str, decoder: msgspec.msgpack.Decoder[T], *, patient: bool = False
+        self, address: str, decoder: msgspec.msgpack.Decoder[T], *, low_priority: bool = False
     ) -> None:
         """patient: as of a Sender."""
         self._decoder = decoder
-        self._socket = _bound(address, patient)
+        self._socket = _bound(address, low_priority)
 
     def receive(self, timeout_seconds: float = 0.0) -> list[T]:
         """All messages that have arrived; waits up to the time-out for a first one."""

@@ -21,12 +21,12 @@ from runtime.messages import (
     BACKGROUND,
     Abort,
     EngineDown,
+    EngineRequest,
     FromEngine,
     Hello,
-    Output,
     Progress,
     Ready,
-    Request,
+    RequestOutput,
     SamplingParams,
     Stats,
     StepOutput,
@@ -95,8 +95,8 @@ class EngineClient:
         silent = time.monotonic() - self._heard
         # The engine speaks once a second when idle, and between two steps when not; a large model
         # on a CPU takes long ones.
-        patience = max(self._stall_seconds, 5 * self.stats.step_seconds)
-        if self.ready is not None and silent > patience:
+        timeout = max(self._stall_seconds, 5 * self.stats.step_seconds)
+        if self.ready is not None and silent > timeout:
             return (
                 f"the engine has been silent for {silent:.0f} s, requests pending: {self.pending}"
             )
@@ -107,7 +107,7 @@ class EngineClient:
     ) -> Mailbox:
         """Queue a request; never blocks."""
         arrived = time.monotonic()
-        request = Request(self._new_id(), self.index, tokens, params, priority, salt, arrived)
+        request = EngineRequest(self._new_id(), self.index, tokens, params, priority, salt, arrived)
         mailbox = self._open[request.id] = Mailbox(request)
         self._num_background += priority == BACKGROUND
         if self.ready is not None:
@@ -127,9 +127,9 @@ class EngineClient:
         if self.ready is not None:
             self._sender.send(Abort(id))
         else:
-            self._end(mailbox, Output(id, [], finish="abort"))
+            self._end(mailbox, RequestOutput(id, [], finish="abort"))
 
-    def _end(self, mailbox: Mailbox, output: Output) -> None:
+    def _end(self, mailbox: Mailbox, output: RequestOutput) -> None:
         self._forget(mailbox)
         mailbox.put(output)
 
@@ -163,7 +163,7 @@ class EngineClient:
             for output in _outputs_of(steps[0]):
                 self._deliver(output)
             return
-        together: dict[int, Output] = {}
+        together: dict[int, RequestOutput] = {}
         for step in steps:
             for output in _outputs_of(step):
                 before = together.get(output.id)
@@ -171,7 +171,7 @@ class EngineClient:
         for output in together.values():
             self._deliver(output)
 
-    def _deliver(self, output: Output) -> None:
+    def _deliver(self, output: RequestOutput) -> None:
         mailbox = self._open.get(output.id)
         if mailbox is not None:
             if output.finish is not None:
@@ -198,24 +198,24 @@ class EngineClient:
         self._sender.reopen()
         for mailbox in list(self._open.values()):
             if mailbox.aborted:
-                self._end(mailbox, Output(mailbox.id, [], finish="abort"))
+                self._end(mailbox, RequestOutput(mailbox.id, [], finish="abort"))
             elif mailbox.delivered:
                 self._end(mailbox, _failed(mailbox.id, reason))
             else:
                 # Under its old id, a late output of the engine that died could still find it.
                 del self._open[mailbox.id]
-                mailbox.start_over(self._new_id())
+                mailbox.reset(self._new_id())
                 self._open[mailbox.id] = mailbox
 
 
-def _outputs_of(step: StepOutput) -> Iterator[Output]:
+def _outputs_of(step: StepOutput) -> Iterator[RequestOutput]:
     for id, token in zip(array("q", step.ids), array("i", step.tokens), strict=True):
-        yield Output(id, [token])
+        yield RequestOutput(id, [token])
     yield from step.outputs
 
 
-def _failed(id: int, reason: str) -> Output:
-    return Output(id, [], finish="error", error=reason)
+def _failed(id: int, reason: str) -> RequestOutput:
+    return RequestOutput(id, [], finish="error", error=reason)
 
 
 class ClientNotifier:

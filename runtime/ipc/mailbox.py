@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from runtime.messages import Output, Request
+from runtime.messages import EngineRequest, RequestOutput
 
 
-def merged(first: Output, then: Output) -> Output:
+def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
     """One Output that says what two in a row said.  Takes over the lists of `first`."""
     first.tokens.extend(then.tokens)
     logprobs = first.logprobs
@@ -19,7 +19,7 @@ def merged(first: Output, then: Output) -> Output:
     elif then.logprobs is not None:
         logprobs.extend(then.logprobs)
     prompt_logprobs = first.prompt_logprobs
-    return Output(
+    return RequestOutput(
         id=first.id,
         tokens=first.tokens,
         finish=then.finish,
@@ -40,12 +40,12 @@ class Mailbox:
 
     __slots__ = ("_output", "_take", "_waiter", "aborted", "delivered", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.delivered = False  # the reader has seen an Output: the request cannot start over
         self.aborted = False
-        self._output: Output | None = None
-        self._take: Callable[[Output], bool] | None = None
+        self._output: RequestOutput | None = None
+        self._take: Callable[[RequestOutput], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -58,7 +58,7 @@ class Mailbox:
         """When the request was submitted, on the monotonic clock."""
         return self.request.arrived
 
-    async def get(self) -> Output:
+    async def get(self) -> RequestOutput:
         """Wait for the next Output.  After the one with `finish` set there is none."""
         while self._output is None:
             await self._wait()
@@ -66,7 +66,7 @@ class Mailbox:
         self.delivered = True
         return output
 
-    async def pour(self, take: Callable[[Output], bool]) -> None:
+    async def drain(self, take: Callable[[RequestOutput], bool]) -> None:
         """Call `take` with every Output as it comes, until it returns False.
 
         What `take` raises is raised here.
@@ -88,7 +88,7 @@ class Mailbox:
         finally:
             self._waiter = None
 
-    def put(self, output: Output) -> None:
+    def put(self, output: RequestOutput) -> None:
         waiter = self._waiter
         if waiter is None or waiter.done():
             self._output = output if self._output is None else merged(self._output, output)
@@ -104,7 +104,7 @@ class Mailbox:
         except Exception as error:
             waiter.set_exception(error)
 
-    def start_over(self, id: int) -> None:
+    def reset(self, id: int) -> None:
         """Forget what the reader has not seen: the request runs again, under a new id."""
         self.request = msgspec.structs.replace(self.request, id=id)
         self._output = None

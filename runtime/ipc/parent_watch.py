@@ -11,10 +11,10 @@ import msgspec
 
 ORPHANED = 3  # exit code
 
-Start = TypeVar("Start")
+ArgsT = TypeVar("ArgsT")
 
 
-def begin(kind: type[Start]) -> Start:
+def begin(kind: type[ArgsT]) -> ArgsT:
     """What the parent wants started, one line of JSON.  From then on this process ends with it."""
     # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,10 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from runtime.ipc.channel import Sender
-from runtime.messages import FromEngine, Output, Progress, Request, Stats, StepOutput
+from runtime.messages import EngineRequest, FromEngine, Progress, RequestOutput, Stats, StepOutput
 
 if TYPE_CHECKING:
-    from runtime.scheduler.outputs import News  # needs NumPy, which takes a while to import
+    from runtime.scheduler.outputs import (
+        EngineOutputs,  # needs NumPy, which takes a while to import
+    )
 
 IDLE_SECONDS = 1.0  # between two signs of life
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
@@ -24,16 +26,16 @@ class Clients:
         self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]
         self._client_of: dict[int, int] = {}
         self._pending = [0] * len(addresses)
-        self._told = [0.0] * len(addresses)
+        self._last_sent = [0.0] * len(addresses)
 
-    def expect(self, request: Request, stats: Stats) -> bool:
+    def expect(self, request: EngineRequest, stats: Stats) -> bool:
         """Remember who asked.  False: the id is in use, and the client has been told so.
 
         That is a mistake of one API process: nobody else's requests should end for it.
         """
         if request.id in self._client_of:
-            refusal = Output(request.id, [], finish="error", error=ID_IN_USE, refused=True)
-            self.tell_one(request.client, StepOutput([refusal], stats))
+            rejection = RequestOutput(request.id, [], finish="error", error=ID_IN_USE, refused=True)
+            self.send_to(request.client, StepOutput([rejection], stats))
             return False
         self._client_of[request.id] = request.client
         self._pending[request.client] += 1
@@ -42,39 +44,41 @@ class Clients:
     def requests_of(self, client: int) -> list[int]:
         return [id for id, owner in self._client_of.items() if owner == client]
 
-    def publish(self, news: News, stats: Stats) -> None:
+    def publish(self, engine_outputs: EngineOutputs, stats: Stats) -> None:
         """One message for each client that has news, or has waited a while for a word."""
         now = time.monotonic()
-        for client, (ids, tokens, outputs) in enumerate(self._shares(news)):
-            patience = STATS_SECONDS if self._pending[client] else IDLE_SECONDS
-            if ids or outputs or now - self._told[client] >= patience:
-                self._told[client] = now
+        for client, (ids, tokens, outputs) in enumerate(self._shares(engine_outputs)):
+            interval = STATS_SECONDS if self._pending[client] else IDLE_SECONDS
+            if ids or outputs or now - self._last_sent[client] >= interval:
+                self._last_sent[client] = now
                 self._senders[client].send(StepOutput(outputs, stats, ids, tokens))
 
-    def _shares(self, news: News) -> list[tuple[bytes, bytes, list[Output]]]:
+    def _shares(
+        self, engine_outputs: EngineOutputs
+    ) -> list[tuple[bytes, bytes, list[RequestOutput]]]:
         """The news by client, as StepOutput has them; requests that have ended are forgotten."""
-        ids, tokens = news.ids, news.tokens
+        ids, tokens = engine_outputs.ids, engine_outputs.tokens
         if len(self._senders) == 1:
-            shares = [(ids.tobytes(), tokens.tobytes(), news.outputs)]
+            shares = [(ids.tobytes(), tokens.tobytes(), engine_outputs.outputs)]
         else:
-            outputs: list[list[Output]] = [[] for _ in self._senders]
-            for output in news.outputs:
+            outputs: list[list[RequestOutput]] = [[] for _ in self._senders]
+            for output in engine_outputs.outputs:
                 outputs[self._client_of[output.id]].append(output)
-            own = [news.clients == client for client in range(len(self._senders))]
+            own = [engine_outputs.clients == client for client in range(len(self._senders))]
             shares = [
                 (ids[mine].tobytes(), tokens[mine].tobytes(), more)
                 for mine, more in zip(own, outputs, strict=True)
             ]
-        for output in news.outputs:
+        for output in engine_outputs.outputs:
             if output.finish is not None:
                 self._pending[self._client_of.pop(output.id)] -= 1
         return shares
 
-    def tell(self, message: FromEngine) -> None:
+    def broadcast(self, message: FromEngine) -> None:
         for client in range(len(self._senders)):
-            self.tell_one(client, message)
+            self.send_to(client, message)
 
-    def tell_one(self, client: int, message: FromEngine) -> None:
+    def send_to(self, client: int, message: FromEngine) -> None:
         self._senders[client].send(message)
 
     def close(self) -> None:
@@ -88,10 +92,10 @@ class ProgressReport:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._phase = ""
-        self._told = 0.0
+        self._last_sent = 0.0
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if phase != self._phase or now - self._told >= PROGRESS_SECONDS:
-            self._phase, self._told = phase, now
-            self._clients.tell(Progress(phase, done, total))
+        if phase != self._phase or now - self._last_sent >= PROGRESS_SECONDS:
+            self._phase, self._last_sent = phase, now
+            self._clients.broadcast(Progress(phase, done, total))

@@ -24,10 +24,10 @@ from typing import Any
 
 from runtime.config import ConfigError
 from runtime.precompile.pool import Compilers
-from runtime.precompile.worker import settle_keys
+from runtime.precompile.worker import fix_cache_keys
 
-MOST_THREADS = 16
-MOST_WAITING = 64  # threads that wait for other processes
+MAX_THREADS = 16
+MAX_WAITING = 64  # threads that wait for other processes
 # Until the step has been run, threads that want Python's lock would only slow it down.
 RUN_SECONDS = 2.0
 # Each of them waits so long for the lock when another computes; with Python's 5 ms, a kernel that
@@ -69,12 +69,12 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
-    count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    settle_keys()
+    count = threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    fix_cache_keys()
     interval = sys.getswitchinterval()
     try:
         with (
-            _launchers_apart(),
+            _isolated_launcher_modules(),
             closing(compilers) if compilers is not None else nullcontext(),
             _Pool(count, compilers) as pool,
             AsyncCompileMode(pool),
@@ -91,7 +91,7 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
 
 
 @contextmanager
-def _launchers_apart() -> Iterator[None]:
+def _isolated_launcher_modules() -> Iterator[None]:
     """Let threads load launchers at the same time, which they do not survive in Triton 3.6.
 
     All launchers are extension modules of one name.  Python gives one that it has seen before the
@@ -102,11 +102,11 @@ def _launchers_apart() -> Iterator[None]:
 
     load, lock = build._load_module_from_path, threading.Lock()
 
-    def load_apart(name: str, path: str) -> SimpleNamespace:
+    def load_isolated(name: str, path: str) -> SimpleNamespace:
         with lock:
             return SimpleNamespace(**vars(load(name, path)))
 
-    build._load_module_from_path = load_apart
+    build._load_module_from_path = load_isolated
     try:
         yield
     finally:
@@ -117,7 +117,7 @@ class _Pool(ThreadPoolExecutor):
     """Runs what compiles a kernel, and makes the kernel ready to be launched, from `begin` on."""
 
     def __init__(self, threads: int, compilers: Compilers | None) -> None:
-        waiting = threads if compilers is None else MOST_WAITING
+        waiting = threads if compilers is None else MAX_WAITING
         super().__init__(waiting, "compile", _stay_on_device())
         self._compilers = compilers
         self._compiling = threading.Semaphore(threads)

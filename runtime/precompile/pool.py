@@ -15,11 +15,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from runtime.precompile.predict import Forecast
-from runtime.precompile.worker import ANSWER, HEADER, Wanted, compile_kernel, kernel, read
+from runtime.precompile.predict import PredictedKernels
+from runtime.precompile.worker import ANSWER, HEADER, CompileRequest, compile_kernel, kernel, read
 
 COMMAND = (sys.executable, "-P", "-m", "runtime.precompile.worker")
-MOST_SECONDS = 60.0  # for a kernel; after that the engine compiles it, and all others
+MAX_SECONDS = 60.0  # for a kernel; after that the engine compiles it, and all others
 END_SECONDS = 1.0
 
 
@@ -49,12 +49,12 @@ class Compilers:
         if request is None or not self._of_use:
             return
         answered = self._send(request)
-        if self._of_use and not answered.wait(MOST_SECONDS):
+        if self._of_use and not answered.wait(MAX_SECONDS):
             self._kill()
 
-    def begin(self, forecast: Forecast) -> None:
+    def begin(self, prediction: PredictedKernels) -> None:
         """Have compiled what will be needed."""
-        self._send(pickle.dumps(Wanted(forecast.compile, kernels=forecast.kernels)))
+        self._send(pickle.dumps(CompileRequest(prediction.compile, kernels=prediction.kernels)))
 
     def _send(self, request: bytes) -> threading.Event:
         number, answered = next(self._numbers), threading.Event()
@@ -108,7 +108,7 @@ def _request(make: Callable[[], Any]) -> bytes | None:
             return None
         file = io.BytesIO()
         job = partial(compile_kernel, source, target, options.__dict__, variables)
-        _Pickler(file).dump(Wanted(job, source.name))
+        _Pickler(file).dump(CompileRequest(job, source.name))
     except (KeyError, AttributeError, TypeError, pickle.PicklingError):
         return None
     return file.getvalue()

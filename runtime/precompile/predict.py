@@ -25,21 +25,21 @@ ROWS, TOKENS, PAGES = 16, 64, 1024  # any will do
 Half = Literal["bfloat16", "float16"]
 
 
-class Forecast(NamedTuple):
+class PredictedKernels(NamedTuple):
     compile: Callable[[], None]
     kernels: tuple[str, ...]  # that it compiles
 
 
-def forecasts(config: EngineConfig, capability: tuple[int, int]) -> list[Forecast]:
+def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list[PredictedKernels]:
     """For a start of this kind on a device of this compute capability.  Raises ModelError."""
     model = read_config(Path(config.model))
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     if capability[0] != 9 or dtype not in HALVES or config.deterministic:
         return []
     found = [
-        Forecast(partial(sample, model.vocab_size, dtype), ("trim_rows", "finish_rows")),
+        PredictedKernels(partial(sample, model.vocab_size, dtype), ("trim_rows", "finish_rows")),
         # For special rows.  Nobody waits for it: most rows need the first one.
-        Forecast(partial(sample, model.vocab_size, "float32"), ()),
+        PredictedKernels(partial(sample, model.vocab_size, "float32"), ()),
     ]
     if (
         config.attention in ("auto", "flash2")
@@ -49,7 +49,7 @@ def forecasts(config: EngineConfig, capability: tuple[int, int]) -> list[Forecas
     ):
         heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
         attention = partial(attend, heads, kv_heads, head_dim, config.page_size, dtype)
-        found.insert(0, Forecast(attention, ("_prefill_hopper",)))
+        found.insert(0, PredictedKernels(attention, ("_prefill_hopper",)))
     return found
 
 
@@ -73,11 +73,11 @@ def attend(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> 
     q: Any = _Blank(TOKENS, heads, head_dim, dtype=dtype)
     kv: Any = _Blank(PAGES, kv_heads, page, head_dim, dtype=dtype)
     table: Any = _Blank(ROWS, PAGES, dtype="int32")
-    prefill_hopper(q, kv, kv, table, tiles, q, scale=head_dim**-0.5, beside=True)
+    prefill_hopper(q, kv, kv, table, tiles, q, scale=head_dim**-0.5, overlap=True)
 
 
 def sample(vocab: int, dtype: Half | Literal["float32"]) -> None:
-    """Tokens from logits, as whole_step.py and special_rows.py have them chosen."""
+    """Tokens from logits, as whole_step.py and constrained_rows.py have them chosen."""
     _compile_only()
     import torch
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from model_zoo.config import ModelError
 from runtime.config import EngineConfig
 from runtime.precompile.pool import Compilers
-from runtime.precompile.predict import forecasts
+from runtime.precompile.predict import predicted_kernels
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where CUDA is
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
@@ -48,8 +48,8 @@ def _begin_on_device(config: EngineConfig, compilers: Compilers | None) -> None:
     capability = _open_device()
     if compilers is not None and capability is not None:
         with suppress(ModelError):
-            for forecast in forecasts(config, capability):
-                compilers.begin(forecast)
+            for prediction in predicted_kernels(config, capability):
+                compilers.begin(prediction)
 
 
 def _open_device() -> tuple[int, int] | None:

@@ -62,7 +62,7 @@ class _Finder(MetaPathFinder, Loader):
         pass
 
 
-def go_without_torch() -> None:
+def install_torch_stub() -> None:
     """For the whole process, and for good."""
     assert "torch" not in sys.modules
     sys.meta_path.insert(0, _Finder())

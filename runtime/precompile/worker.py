@@ -22,16 +22,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from runtime.precompile.torch_stub import go_without_torch
+from runtime.precompile.torch_stub import install_torch_stub
 
 HEADER = struct.Struct("<II")  # number of the request, bytes that follow
 ANSWER = struct.Struct("<I")  # number
-MOST = 16  # kernels at once
+MAX_FORKS = 16  # kernels at once
 
 Job = Callable[[], object]
 
 
-class Wanted(NamedTuple):
+class CompileRequest(NamedTuple):
     """compile: what compiles something when it is called.  kernels: the names of what it compiles,
     if it is a forecast; others that want the same wait until then, and find it."""
 
@@ -40,24 +40,24 @@ class Wanted(NamedTuple):
     kernels: tuple[str, ...] = ()
 
 
-class Forks:
+class ForkPool:
     """Jobs, each in a process of its own, and so many at once."""
 
     def __init__(self, most: int, answer: Callable[[int], None]) -> None:
         """answer: called with the number of a job that has ended, however it did."""
         self._most, self._answer = most, answer
-        self._waiting: list[tuple[int, Wanted]] = []
+        self._waiting: list[tuple[int, CompileRequest]] = []
         self._running: dict[int, tuple[int, int]] = {}  # by what ends with it: pid and number
-        self._forecasts: dict[str, int] = {}  # by kernel, those that have not ended
+        self._predicted_kernels: dict[str, int] = {}  # by kernel, those that have not ended
 
     @property
     def ends(self) -> list[int]:
         """Files, one a running job, which can be read when the job has ended."""
         return list(self._running)
 
-    def add(self, number: int, wanted: Wanted) -> None:
-        self._forecasts |= dict.fromkeys(wanted.kernels, number)
-        self._waiting.append((number, wanted))
+    def add(self, number: int, request: CompileRequest) -> None:
+        self._predicted_kernels |= dict.fromkeys(request.kernels, number)
+        self._waiting.append((number, request))
         self._start()
 
     def take(self, end: int) -> None:
@@ -65,7 +65,9 @@ class Forks:
         pid, number = self._running.pop(end)
         os.close(end)
         os.waitpid(pid, 0)
-        self._forecasts = {k: made for k, made in self._forecasts.items() if made != number}
+        self._predicted_kernels = {
+            k: made for k, made in self._predicted_kernels.items() if made != number
+        }
         self._answer(number)
         self._start()
 
@@ -74,18 +76,18 @@ class Forks:
             os.kill(pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        held_back: list[tuple[int, Wanted]] = []
-        for number, wanted in self._waiting:
-            if len(self._running) >= self._most or wanted.name in self._forecasts:
-                held_back.append((number, wanted))
+        deferred: list[tuple[int, CompileRequest]] = []
+        for number, request in self._waiting:
+            if len(self._running) >= self._most or request.name in self._predicted_kernels:
+                deferred.append((number, request))
                 continue
             end, held = os.pipe()
             pid = os.fork()
             if pid == 0:
-                _do(wanted.compile)
+                _do(request.compile)
             os.close(held)
             self._running[end] = pid, number
-        self._waiting = held_back
+        self._waiting = deferred
 
 
 def _do(job: Job) -> NoReturn:
@@ -109,7 +111,7 @@ def kernel(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def settle_keys() -> None:
+def fix_cache_keys() -> None:
     """Have Triton keep a kernel where it looks for it, in whatever order kernels are met.
 
     What a kernel is kept by should include the constants that its helpers use, but does not where
@@ -134,12 +136,12 @@ def compile_kernel(source: Any, target: Any, options: dict[str, Any], variables:
     compile(source, target=target, options=options, _env_vars=variables)
 
 
-def _wanted(pickled: bytes) -> Wanted:
+def _read_request(pickled: bytes) -> CompileRequest:
     """The modules that it needs are imported here, and in no fork again."""
     try:
         return pickle.loads(pickled)
     except Exception:  # it names what is not here: the engine compiles it
-        return Wanted(int)
+        return CompileRequest(int)
 
 
 def serve(requests: int, answers: int) -> None:
@@ -148,7 +150,7 @@ def serve(requests: int, answers: int) -> None:
     def answer(number: int) -> None:
         os.write(answers, ANSWER.pack(number))
 
-    forks = Forks(min(MOST, len(os.sched_getaffinity(0))), answer)
+    forks = ForkPool(min(MAX_FORKS, len(os.sched_getaffinity(0))), answer)
     try:
         while True:
             ready, _, _ = select.select([requests, *forks.ends], [], [])
@@ -160,7 +162,7 @@ def serve(requests: int, answers: int) -> None:
                 if len(header) < HEADER.size:
                     return
                 number, length = HEADER.unpack(header)
-                forks.add(number, _wanted(read(requests, length)))
+                forks.add(number, _read_request(read(requests, length)))
     finally:
         forks.kill()
 
@@ -168,10 +170,10 @@ def serve(requests: int, answers: int) -> None:
 def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what a compiler prints is no answer
-    go_without_torch()  # two processes that import it at the same time hold each other up
+    install_torch_stub()  # two processes that import it at the same time hold each other up
     from triton.runtime.cache import triton_key
 
-    settle_keys()
+    fix_cache_keys()
     triton_key()  # reads all of Triton, once for all forks
     serve(0, answers)
 

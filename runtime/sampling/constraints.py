@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.executor.transfers import upload
 from runtime.messages import MAX_BANNED_TOKENS, SamplingParams
-from runtime.sampling.logprobs import Scores
+from runtime.sampling.logprobs import LogprobsTensors
 
 # A banned token keeps a finite logit: where nothing else is allowed, the ban yields.
 BANNED = -1e30
@@ -49,7 +49,7 @@ class TokenSets:
             self._recent = torch.full(shape, NOTHING, dtype=torch.int64, device=self._device)
         return self._recent
 
-    def start_over(self, slot: int, params: SamplingParams) -> None:
+    def reset(self, slot: int, params: SamplingParams) -> None:
         """A sequence moves in: what it allows and reports."""
         self._allowed[slot] = self._upload(params.allowed_ids) if params.allowed_ids else None
         self._reported[slot] = self._upload(params.logprob_ids) if params.logprob_ids else None
@@ -91,7 +91,7 @@ class TokenSets:
         meets = ((banned.before == recent) | (banned.before == ANY)).all(dim=1)
         row.index_add_(0, banned.last, meets * row.new_full((), BANNED))
 
-    def report(self, scores: Scores, logits: Tensor, slots: Sequence[int]) -> None:
+    def report(self, scores: LogprobsTensors, logits: Tensor, slots: Sequence[int]) -> None:
         """Put the ids that were asked for in the place of the likeliest; row i is slots[i]'s."""
         for row, slot in enumerate(slots):
             ids = self._reported[slot]
@@ -99,6 +99,6 @@ class TokenSets:
                 scores.top_ids[row, : len(ids)] = ids
                 scores.top_logprobs[row, : len(ids)] = logits[row].log_softmax(-1)[ids]
 
-    def remember(self, slots: Tensor, tokens: Tensor) -> None:
+    def record_tokens(self, slots: Tensor, tokens: Tensor) -> None:
         """The slots [N] of rows that ban something have been given tokens [N]."""
         self.recent[slots] = torch.cat([self.recent[slots, 1:], tokens[:, None]], dim=1)

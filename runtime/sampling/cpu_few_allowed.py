@@ -1,8 +1,8 @@
 """Draws on a CPU for rows that may take few tokens, as under a grammar: nothing but the logits of
 these is read, of all rows at once.  Whether the others are numbers does not matter.
 
-The tokens are those that `draw_whole` would draw after setting all others to -inf: what weighs
-nothing changes no sum of the weights before a token.
+The tokens are those that `sample_full_vocab` would draw after setting all others to -inf: what
+weighs nothing changes no sum of the weights before a token.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.sampling.cpu_full_vocab import BITS, UNITS, Bits, Doubles, Flags, Singles, judged
-from runtime.scheduler.batch import Ints
+from runtime.scheduler.batch import Int64Array
 
-MOST = 1 / 64  # of the bytes of a mask: with more of them, whole rows take no longer
+MAX_ALLOWED = 1 / 64  # of the bytes of a mask: with more of them, whole rows take no longer
 
 
-class Few(NamedTuple):
+class FewAllowedRows(NamedTuple):
     """Rows of logits [M], in any order, and what they may take: `owners` [T] ascend and say which
     of the M rows each of `tokens` [T] is for."""
 
-    rows: Ints
-    owners: Ints
-    tokens: Ints
+    rows: Int64Array
+    owners: Int64Array
+    tokens: Int64Array
 
 
-def few_of(rows: Ints, bits: Bits, vocab: int) -> tuple[Few, Flags]:
+def few_allowed_rows(rows: Int64Array, bits: Bits, vocab: int) -> tuple[FewAllowedRows, Flags]:
     """Those of the `rows` [M] that may take few tokens, by masks [M, bytes], and which these are
     [M].  A row that may take none is not among them."""
     width = bits.shape[-1]
@@ -36,19 +36,19 @@ def few_of(rows: Ints, bits: Bits, vocab: int) -> tuple[Few, Flags]:
     places = np.flatnonzero(bits != 0)
     owners = places // width
     counts = np.bincount(owners, minlength=len(rows))
-    is_few = (counts > 0) & (counts <= width * MOST)
+    is_few = (counts > 0) & (counts <= width * MAX_ALLOWED)
     if not is_few.all():
         mine = is_few[owners]
         places, owners = places[mine], owners[mine]
         owners = (is_few.cumsum() - 1)[owners]
     which = np.flatnonzero(BITS.take(bits.reshape(-1)[places], axis=0))
     tokens = (places % width * 8)[which >> 3] + (which & 7)
-    return Few(rows[is_few], owners[which >> 3], tokens), is_few
+    return FewAllowedRows(rows[is_few], owners[which >> 3], tokens), is_few
 
 
-def draw_few(
-    logits: Singles, few: Few, temperatures: Singles, numbers: Doubles, sampled: Flags
-) -> tuple[Ints, Flags]:
+def sample_few(
+    logits: Singles, few: FewAllowedRows, temperatures: Singles, numbers: Doubles, sampled: Flags
+) -> tuple[Int64Array, Flags]:
     """A token for each of the rows, and whether they are usable, as `judged` says; if not, any.
 
     All by row of the logits [R, vocab]: temperatures, numbers uniform in (0, 1), and which rows are

@@ -1,5 +1,5 @@
 """Draws on a CPU from whole rows for what asks for no more than a temperature: the tokens that
-`draw_rows` draws, in less than half the time.
+`sample_rows` draws, in less than half the time.
 
 The definition sums weights as integers, in UNITS of the largest.  Writing those of a
 whole vocabulary, and the sum before each, costs more than the exponentials.  Here blocks of weights
@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.sampling import rows as draw_rows
-from runtime.scheduler.batch import LAST, Ints
+from runtime.sampling import rows as sample_rows
+from runtime.scheduler.batch import LAST, Int64Array
 
 Singles = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
-UNITS = np.float32(draw_rows.UNITS)
+UNITS = np.float32(sample_rows.UNITS)
 SMALL = 100_000  # logits: of fewer, locating tokens takes longer than the definition
 BLOCK = 128  # weights: in units, the sum of as many is exact in a float64
 # [256, 8]: the bits of a byte of a mask, and what each allows a logit to be at most.
@@ -49,21 +49,21 @@ class Limiter:
         np.minimum(logits, self._flat, out=logits)
 
 
-def judged(tokens: Ints, best: Singles) -> tuple[Ints, Flags]:
+def judged(tokens: Int64Array, best: Singles) -> tuple[Int64Array, Flags]:
     """The tokens of rows whose largest logits are `best`, LAST where all are -inf, so that no token
     is allowed; and which rows are usable.  NaN counts as larger than all."""
     tokens[best == -np.inf] = LAST
     return tokens, best < np.inf
 
 
-def draw_whole(
-    logits: Singles, rows: Ints, temperatures: Singles, numbers: Doubles
-) -> tuple[Ints, Flags]:
+def sample_full_vocab(
+    logits: Singles, rows: Int64Array, temperatures: Singles, numbers: Doubles
+) -> tuple[Int64Array, Flags]:
     """A token for each of `rows` [N] of logits [R, vocab], and whether they are usable, as `judged`
     says; if not, any.  temperatures and numbers, uniform in (0, 1), are by row of the logits."""
     temperatures, numbers = temperatures[rows], numbers[rows]
     if len(rows) * logits.shape[-1] <= SMALL:
-        return _draw_as_defined(logits, rows, temperatures, numbers)
+        return _sample_by_definition(logits, rows, temperatures, numbers)
     sums, best = _sums(logits, rows, temperatures)
     tokens, usable = judged(np.zeros(len(rows), dtype=np.int64), best)
     fine = np.isfinite(best)
@@ -74,7 +74,7 @@ def draw_whole(
     return tokens, usable
 
 
-def _sums(logits: Singles, rows: Ints, temperatures: Singles) -> tuple[Doubles, Singles]:
+def _sums(logits: Singles, rows: Int64Array, temperatures: Singles) -> tuple[Doubles, Singles]:
     """Of the weights of each of the rows [N] the sums by blocks [N, blocks], and the largest logit
     [N]."""
     vocab = logits.shape[-1]
@@ -100,12 +100,12 @@ def _weigh(values: Singles, best: Any, temperature: Any, out: Singles) -> None:
 
 def _locate(
     logits: Singles,
-    rows: Ints,
+    rows: Int64Array,
     best: Singles,
     temperatures: Singles,
     numbers: Doubles,
     sums: Doubles,
-) -> Ints:
+) -> Int64Array:
     """The tokens of rows [N] that numbers [N] point to, given sums [N, blocks] of weights."""
     vocab = logits.shape[-1]
     every = np.arange(len(rows))
@@ -131,13 +131,13 @@ def _locate(
     for row in np.flatnonzero(~sure).tolist():
         weights = np.empty(vocab, dtype=np.float32)
         _weigh(logits[rows[row]], best[row], temperatures[row], weights)
-        tokens[row] = _as_defined(weights, numbers[row])
+        tokens[row] = _by_definition(weights, numbers[row])
     return tokens
 
 
-def _draw_as_defined(
-    logits: Singles, rows: Ints, temperatures: Singles, numbers: Doubles
-) -> tuple[Ints, Flags]:
+def _sample_by_definition(
+    logits: Singles, rows: Int64Array, temperatures: Singles, numbers: Doubles
+) -> tuple[Int64Array, Flags]:
     weights = np.empty(logits.shape[-1], dtype=np.float32)
     tokens = np.zeros(len(rows), dtype=np.int64)
     best = np.empty(len(rows), dtype=np.float32)
@@ -145,11 +145,11 @@ def _draw_as_defined(
         best[place] = largest = np.maximum.reduce(logits[row])
         if np.isfinite(largest):
             _weigh(logits[row], largest, temperatures[place], weights)
-            tokens[place] = _as_defined(weights, numbers[place])
+            tokens[place] = _by_definition(weights, numbers[place])
     return judged(tokens, best)
 
 
-def _as_defined(weights: Singles, number: Any) -> int:
+def _by_definition(weights: Singles, number: Any) -> int:
     cumulative = (weights * UNITS).astype(np.int64).cumsum()
     target = np.int64(cumulative[-1] * number)
     token = int(cumulative.searchsorted(target, side="right"))

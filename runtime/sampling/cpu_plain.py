@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.sampling.cpu_few_allowed import draw_few, few_of
+from runtime.sampling.cpu_few_allowed import few_allowed_rows, sample_few
 from runtime.sampling.cpu_full_vocab import (
     Bits,
     Doubles,
     Flags,
     Limiter,
     Singles,
-    draw_whole,
     judged,
+    sample_full_vocab,
 )
-from runtime.scheduler.batch import Ints
+from runtime.scheduler.batch import Int64Array
 
 
-def draw_plain(
+def sample_plain(
     logits: Singles,
     temperatures: Singles,
     numbers: Doubles,
     sampled: Flags,
-    limited: Ints,
+    limited: Int64Array,
     bits: Bits,
-) -> tuple[Ints, Flags]:
+) -> tuple[Int64Array, Flags]:
     """A token for each row of logits [R, vocab], LAST if it may take none, and whether the row is
     usable: no logit is NaN or +inf; if not, any.
 
@@ -39,9 +39,9 @@ def draw_plain(
     # temperature of 0, and what is not finite is found out at the end.
     with np.errstate(all="ignore"):
         if len(limited):
-            few, is_few = few_of(limited, bits, logits.shape[-1])
+            few, is_few = few_allowed_rows(limited, bits, logits.shape[-1])
             if len(few.rows):
-                found = draw_few(logits, few, temperatures, numbers, sampled)
+                found = sample_few(logits, few, temperatures, numbers, sampled)
                 tokens[few.rows], usable[few.rows] = found
                 left[few.rows] = False
             limiter = Limiter(logits.shape[-1])
@@ -49,14 +49,14 @@ def draw_plain(
                 limiter.apply(logits[limited[index]], bits[index])
         rows = np.flatnonzero(left & sampled)
         if len(rows):
-            tokens[rows], usable[rows] = draw_whole(logits, rows, temperatures, numbers)
+            tokens[rows], usable[rows] = sample_full_vocab(logits, rows, temperatures, numbers)
         rows = np.flatnonzero(left & ~sampled)
         if len(rows):
             tokens[rows], usable[rows] = _largest(logits, rows)
     return tokens, usable
 
 
-def _largest(logits: Singles, rows: Ints) -> tuple[Ints, Flags]:
+def _largest(logits: Singles, rows: Int64Array) -> tuple[Int64Array, Flags]:
     """Of some rows, which ascend.  NaN counts as larger than all."""
     # A slice is no copy; what lies between the rows is looked at for nothing.
     part = logits[rows[0] : rows[-1] + 1]

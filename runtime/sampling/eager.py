@@ -23,37 +23,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.slots import IN_PROMPT, Slots
+from runtime.executor.slots import IN_PROMPT, SequenceSlots
 from runtime.executor.transfers import upload
 from runtime.sampling.cpu_full_vocab import BOUNDS, Limiter
-from runtime.sampling.cpu_plain import draw_plain
-from runtime.sampling.logprobs import Scores, joined, score
-from runtime.sampling.rows import Columns, column, draw_rows, take
-from runtime.sampling.sampler_output import Drawn
-from runtime.scheduler.batch import LAST, Ints
+from runtime.sampling.cpu_plain import sample_plain
+from runtime.sampling.logprobs import LogprobsTensors, joined, score
+from runtime.sampling.rows import ParamColumns, column, sample_rows, take
+from runtime.sampling.sampler_output import SamplerOutput
+from runtime.scheduler.batch import LAST, Int64Array
 
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
-PIECE = 5 << 20  # logits drawn at once: 32 rows of 160,000, enough to keep a GPU busy
+CHUNK_LOGITS = 5 << 20  # logits drawn at once: 32 rows of 160,000, enough to keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedMasks:
     """Rows [M] of the logits that may take some tokens only: bits [M, ceil(vocab / 8)], token t is
     bit t % 8 of byte t // 8.  It settles where these rows may end, too."""
 
-    rows: Ints
+    rows: Int64Array
     bits: NDArray[np.uint8]
 
-    def among(self, rows: Ints) -> Allowed:
+    def among(self, rows: Int64Array) -> AllowedMasks:
         """Of some rows of the logits, in order."""
         places = np.searchsorted(rows, self.rows)
         mine = np.append(rows, -1)[places] == self.rows
-        return Allowed(places[mine], self.bits[mine])
+        return AllowedMasks(places[mine], self.bits[mine])
 
 
-def draw(
-    logits: Tensor, slots: Slots, slot_ids: Ints, positions: Ints, allowed: Allowed | None = None
-) -> Drawn:
+def sample_tokens(
+    logits: Tensor,
+    slots: SequenceSlots,
+    slot_ids: Int64Array,
+    positions: Int64Array,
+    allowed: AllowedMasks | None = None,
+) -> SamplerOutput:
     """Choose a token for each row of logits [R, vocab], which it may overwrite; LAST if it may take
     none.
 
@@ -62,32 +66,41 @@ def draw(
     """
     plain = slots.params["plain"][slot_ids]
     if logits.device.type != "cpu" or not plain.any():
-        return _draw_any(logits, slots, slot_ids, positions, allowed, np.arange(len(logits)))
+        return _sample_any(logits, slots, slot_ids, positions, allowed, np.arange(len(logits)))
     tokens = torch.empty(len(logits), dtype=torch.int64)
     usable = torch.empty(len(logits), dtype=torch.bool)
-    for rows in _pieces(np.flatnonzero(plain), logits):
+    for rows in _row_chunks(np.flatnonzero(plain), logits):
         inside = allowed
         if allowed is not None and len(rows) < len(logits):
             inside = allowed.among(rows)
-        piece = _rows(logits, rows).float().numpy()
-        found = _draw_plain(piece, slots, slot_ids[rows], positions[rows], inside)
+        chunk = _rows(logits, rows).float().numpy()
+        found = _sample_plain(chunk, slots, slot_ids[rows], positions[rows], inside)
         tokens.numpy()[rows], usable.numpy()[rows] = found
         slots.last_token.numpy()[slot_ids[rows]] = np.maximum(found[0], 0)
     others = np.flatnonzero(~plain)
     if not len(others):
-        return Drawn(tokens, usable, [], [], None)
-    drawn = _draw_any(logits, slots, slot_ids, positions, allowed, others)
-    tokens.numpy()[others], usable.numpy()[others] = drawn.tokens.numpy(), drawn.usable.numpy()
-    return Drawn(tokens, usable, others[drawn.scored].tolist(), drawn.widths, drawn.scores)
+        return SamplerOutput(tokens, usable, [], [], None)
+    tokens_of_rows = _sample_any(logits, slots, slot_ids, positions, allowed, others)
+    tokens.numpy()[others], usable.numpy()[others] = (
+        tokens_of_rows.tokens.numpy(),
+        tokens_of_rows.usable.numpy(),
+    )
+    return SamplerOutput(
+        tokens,
+        usable,
+        others[tokens_of_rows.scored].tolist(),
+        tokens_of_rows.widths,
+        tokens_of_rows.scores,
+    )
 
 
-def _pieces(rows: Ints, logits: Tensor) -> list[Ints]:
+def _row_chunks(rows: Int64Array, logits: Tensor) -> list[Int64Array]:
     """So few at a time that memory does not matter."""
-    at_once = max(1, PIECE // logits.shape[-1])
+    at_once = max(1, CHUNK_LOGITS // logits.shape[-1])
     return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
 
 
-def _rows(logits: Tensor, rows: Ints) -> Tensor:
+def _rows(logits: Tensor, rows: Int64Array) -> Tensor:
     """The named rows, which ascend; the logits' own memory if they follow each other."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first == len(rows) - 1:
@@ -95,13 +108,13 @@ def _rows(logits: Tensor, rows: Ints) -> Tensor:
     return take(logits, rows)
 
 
-def _draw_plain(
+def _sample_plain(
     logits: NDArray[np.float32],
-    slots: Slots,
-    slot_ids: Ints,
-    positions: Ints,
-    allowed: Allowed | None,
-) -> tuple[Ints, NDArray[np.bool_]]:
+    slots: SequenceSlots,
+    slot_ids: Int64Array,
+    positions: Int64Array,
+    allowed: AllowedMasks | None,
+) -> tuple[Int64Array, NDArray[np.bool_]]:
     """Tokens of plain rows on a CPU, and which rows are usable."""
     temperatures = slots.params["temperature"][slot_ids]
     sampled = temperatures >= GREEDY_BELOW
@@ -113,34 +126,34 @@ def _draw_plain(
     limits = (np.empty(0, np.int64), np.empty((0, 0), np.uint8))
     if allowed is not None:
         limits = allowed.rows, allowed.bits
-    return draw_plain(logits, temperatures, numbers, sampled, *limits)
+    return sample_plain(logits, temperatures, numbers, sampled, *limits)
 
 
-def _draw_any(
+def _sample_any(
     logits: Tensor,
-    slots: Slots,
-    slot_ids: Ints,
-    positions: Ints,
-    allowed: Allowed | None,
-    wanted: Ints,
-) -> Drawn:
+    slots: SequenceSlots,
+    slot_ids: Int64Array,
+    positions: Int64Array,
+    allowed: AllowedMasks | None,
+    wanted: Int64Array,
+) -> SamplerOutput:
     """draw, of the rows `wanted` [N], which ascend, whatever they ask for; rows are numbered among
     these in what is returned."""
     widths = slots.params["logprobs"][slot_ids[wanted]]
     width = int(widths.max(initial=-1))
     tokens: list[Tensor] = []
     usable: list[Tensor] = []
-    scores: list[Scores] = []
-    for rows in _pieces(wanted, logits):
+    scores: list[LogprobsTensors] = []
+    for rows in _row_chunks(wanted, logits):
         inside = None if allowed is None else allowed.among(rows)
-        piece = _rows(logits, rows).float(), slots, slot_ids[rows], positions[rows], inside
-        chosen, fine, scored = _draw(*piece, width)
+        chunk = _rows(logits, rows).float(), slots, slot_ids[rows], positions[rows], inside
+        chosen, fine, scored = _sample_tokens(*chunk, width)
         tokens.append(chosen)
         usable.append(fine)
         if scored is not None:
             scores.append(scored)
     scored_rows = np.flatnonzero(widths >= 0)
-    return Drawn(
+    return SamplerOutput(
         torch.cat(tokens),
         torch.cat(usable),
         scored_rows.tolist(),
@@ -149,14 +162,14 @@ def _draw_any(
     )
 
 
-def _draw(
+def _sample_tokens(
     logits: Tensor,
-    slots: Slots,
-    slot_ids: Ints,
-    positions: Ints,
-    allowed: Allowed | None,
+    slots: SequenceSlots,
+    slot_ids: Int64Array,
+    positions: Int64Array,
+    allowed: AllowedMasks | None,
     width: int,
-) -> tuple[Tensor, Tensor, Scores | None]:
+) -> tuple[Tensor, Tensor, LogprobsTensors | None]:
     """draw, of so few rows that memory does not matter; those that want scores get `width`."""
     params = slots.params[slot_ids]
     if allowed is not None and len(allowed.rows):
@@ -170,10 +183,10 @@ def _draw(
     rows = np.flatnonzero((params["temperature"] >= GREEDY_BELOW) & (params["top_k"] != 1))
     if len(rows):
         numbers = slots.numbers.take(slot_ids[rows], params["seed"][rows], positions[rows])
-        chosen = draw_rows(take(logits, rows), take(best, rows), params[rows], numbers)
+        chosen = sample_rows(take(logits, rows), take(best, rows), params[rows], numbers)
         tokens[upload(rows, tokens.device)] = chosen
     # A step that is under way may feed the token of a row that may take none.
-    _remember(tokens, slots, slot_ids, params)
+    _record_tokens(tokens, slots, slot_ids, params)
     chosen = tokens.masked_fill(best == -torch.inf, LAST)
     if raw is None:
         return chosen, usable, None
@@ -191,7 +204,7 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(-1, tokens[:, None]).squeeze(-1), tokens
 
 
-def _mask(logits: Tensor, allowed: Allowed) -> None:
+def _mask(logits: Tensor, allowed: AllowedMasks) -> None:
     """In place, before scores are taken: they are of the tokens that could be drawn."""
     vocab = logits.shape[-1]
     if logits.device.type == "cpu":
@@ -204,17 +217,25 @@ def _mask(logits: Tensor, allowed: Allowed) -> None:
     logits[rows] = torch.minimum(logits[rows], bounds.flatten(1)[:, :vocab])
 
 
-def _remember(tokens: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:
+def _record_tokens(
+    tokens: Tensor, slots: SequenceSlots, slot_ids: Int64Array, params: ParamColumns
+) -> None:
     slots.last_token[upload(slot_ids, slots.device)] = tokens
     rows = np.flatnonzero(params["penalties"])
     if len(rows):
         slots.counts[upload(slot_ids[rows], slots.device), take(tokens, rows)] += 1
     rows = np.flatnonzero(params["banned"])
     if len(rows):
-        slots.sets.remember(upload(slot_ids[rows], slots.device), take(tokens, rows))
+        slots.sets.record_tokens(upload(slot_ids[rows], slots.device), take(tokens, rows))
 
 
-def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, positions: Ints) -> None:
+def _adjust(
+    logits: Tensor,
+    slots: SequenceSlots,
+    slot_ids: Int64Array,
+    params: ParamColumns,
+    positions: Int64Array,
+) -> None:
     """Bias, penalties and masks, in place and only in the rows that ask."""
     for row in np.flatnonzero(params["bias"]).tolist():
         bias = slots.bias[slot_ids[row]]
@@ -224,14 +245,16 @@ def _adjust(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns, posit
         slots.sets.ban(logits[row], int(slot_ids[row]))
     if params["penalties"].any():
         _penalize(logits, slots, slot_ids, params)
-    too_early = positions - params["prompt_len"] < params["min_tokens"]
-    if too_early.any():
-        _mask_stop_ids(logits, slots, slot_ids, np.flatnonzero(too_early))
+    is_below_min_tokens = positions - params["prompt_len"] < params["min_tokens"]
+    if is_below_min_tokens.any():
+        _mask_stop_ids(logits, slots, slot_ids, np.flatnonzero(is_below_min_tokens))
     for row in np.flatnonzero(params["allowed"]).tolist():
         slots.sets.keep_allowed(logits[row], int(slot_ids[row]))
 
 
-def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> None:
+def _penalize(
+    logits: Tensor, slots: SequenceSlots, slot_ids: Int64Array, params: ParamColumns
+) -> None:
     rows = np.flatnonzero(params["penalties"])
     counts = slots.counts[upload(slot_ids[rows], logits.device)]  # [P, vocab]
     output = counts & (IN_PROMPT - 1)
@@ -246,7 +269,9 @@ def _penalize(logits: Tensor, slots: Slots, slot_ids: Ints, params: Columns) -> 
     logits[upload(rows, logits.device)] = new
 
 
-def _mask_stop_ids(logits: Tensor, slots: Slots, slot_ids: Ints, rows: Ints) -> None:
+def _mask_stop_ids(
+    logits: Tensor, slots: SequenceSlots, slot_ids: Int64Array, rows: Int64Array
+) -> None:
     stop_ids = [slots.stop_ids[slot] for slot in slot_ids[rows].tolist()]
     where = np.repeat(rows, [len(ids) for ids in stop_ids])
     if not len(where):

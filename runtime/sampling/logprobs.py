@@ -18,7 +18,7 @@ LAST_ID = (1 << 32) - 1  # the lower half of a key
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class LogprobsTensors:
     """On the device.  logprobs [N] float32, ranks [N] int64, top_ids, top_logprobs [N, width]."""
 
     logprobs: Tensor
@@ -30,13 +30,13 @@ class Scores:
         return [self.logprobs, self.ranks, self.top_ids, self.top_logprobs]
 
 
-def score(logits: Tensor, tokens: Tensor, width: int) -> Scores:
+def score(logits: Tensor, tokens: Tensor, width: int) -> LogprobsTensors:
     """Score tokens [N] int64 by logits [N, vocab] float32, with `width` alternatives each."""
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, tokens[:, None])
     ranks = (logprobs > chosen).sum(-1) + 1
     ids = _most_likely(logprobs, min(width, logits.shape[-1]))
-    return Scores(chosen.squeeze(-1), ranks, ids, logprobs.gather(-1, ids))
+    return LogprobsTensors(chosen.squeeze(-1), ranks, ids, logprobs.gather(-1, ids))
 
 
 def _most_likely(logprobs: Tensor, width: int) -> Tensor:
@@ -50,10 +50,10 @@ def _most_likely(logprobs: Tensor, width: int) -> Tensor:
     return LAST_ID - (keys.topk(width, dim=-1).values & LAST_ID)
 
 
-def joined(scores: list[Scores]) -> Scores:
+def joined(scores: list[LogprobsTensors]) -> LogprobsTensors:
     """One behind the other; all have the same width."""
     parts = zip(*(piece.tensors() for piece in scores), strict=True)
-    return Scores(*(torch.cat(part) for part in parts))
+    return LogprobsTensors(*(torch.cat(part) for part in parts))
 
 
 def token_logprobs(arrived: list[Tensor], widths: list[int]) -> list[TokenLogprob]:

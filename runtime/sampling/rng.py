@@ -16,7 +16,7 @@ MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 LOW = np.uint64(0xFFFF_FFFF)
 HALF = np.uint64(32)
-AHEAD = 128  # numbers made at once for a slot
+PREFETCH = 128  # numbers made at once for a slot
 ROUNDS = np.arange(10, dtype=np.uint64)[:, None, None]
 
 
@@ -45,11 +45,11 @@ class Numbers:
 
     def __init__(self, num_slots: int) -> None:
         self._blocks = np.full(num_slots, -1)
-        self._numbers = np.empty((num_slots, AHEAD))
+        self._numbers = np.empty((num_slots, PREFETCH))
         # Slots that started together shall not all need new numbers in the same step.
-        self._shifts = np.arange(num_slots) * 37 % AHEAD
+        self._shifts = np.arange(num_slots) * 37 % PREFETCH
 
-    def start_over(self, slot: int) -> None:
+    def reset(self, slot: int) -> None:
         """Another seed."""
         self._blocks[slot] = -1
 
@@ -57,13 +57,13 @@ class Numbers:
         self, slots: NDArray[np.int64], seeds: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """[N]: uniform(seeds, positions), of the slots [N], which have those seeds."""
-        blocks, places = np.divmod(positions + self._shifts[slots], AHEAD)
+        blocks, places = np.divmod(positions + self._shifts[slots], PREFETCH)
         stale = np.flatnonzero(self._blocks[slots] != blocks)
         if len(stale):
             mine = slots[stale]
-            first = blocks[stale] * AHEAD - self._shifts[mine]
-            wanted = (first[:, None] + np.arange(AHEAD)).reshape(-1)
-            made = uniform(np.repeat(seeds[stale], AHEAD), wanted)
-            self._numbers[mine] = made.reshape(-1, AHEAD)
+            first = blocks[stale] * PREFETCH - self._shifts[mine]
+            wanted = (first[:, None] + np.arange(PREFETCH)).reshape(-1)
+            made = uniform(np.repeat(seeds[stale], PREFETCH), wanted)
+            self._numbers[mine] = made.reshape(-1, PREFETCH)
             self._blocks[mine] = blocks[stale]
         return self._numbers[slots, places]

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.transfers import upload
-from runtime.scheduler.batch import Ints
+from runtime.scheduler.batch import Int64Array
 
-Columns = NDArray[Any]  # slots.PARAMS, one entry a row
+ParamColumns = NDArray[Any]  # slots.PARAMS, one entry a row
 
 # Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
 # order, and on a GPU that on the number of rows.
@@ -24,7 +24,7 @@ UNITS = 1 << 44  # of the largest: those of 2**18 tokens fit into 63 bits
 LEAST = -80.0  # log of a weight that comes to less than one of them
 
 
-def take(tensor: Tensor, rows: Ints) -> Tensor:
+def take(tensor: Tensor, rows: Int64Array) -> Tensor:
     """The named rows: the tensor itself if that is all of them."""
     if len(rows) == len(tensor):
         return tensor
@@ -37,8 +37,8 @@ def column(values: NDArray[np.generic], like: Tensor) -> Tensor:
     return upload(np.array(values, order="C"), like.device)[:, None]
 
 
-def draw_rows(
-    logits: Tensor, best: Tensor, params: Columns, numbers: NDArray[np.float64]
+def sample_rows(
+    logits: Tensor, best: Tensor, params: ParamColumns, numbers: NDArray[np.float64]
 ) -> Tensor:
     """One token a row [R]; `numbers` are uniform in (0, 1)."""
     # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
@@ -64,7 +64,7 @@ def _exp(values: Tensor) -> Tensor:
     return values
 
 
-def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
+def _threshold(scaled: Tensor, params: ParamColumns) -> Tensor | None:
     """[R, 1]: the smallest log(p / largest p) that a row keeps; None if every row keeps all."""
     vocab = scaled.shape[-1]
     top_k = np.where((params["top_k"] <= 0) | (params["top_k"] > vocab), vocab, params["top_k"])
@@ -82,16 +82,18 @@ def _threshold(scaled: Tensor, params: Columns) -> Tensor | None:
     return threshold
 
 
-def _least_kept(scaled: Tensor, top_k: Ints, top_p: NDArray[np.float64]) -> Tensor:
+def _least_kept(scaled: Tensor, top_k: Int64Array, top_p: NDArray[np.float64]) -> Tensor:
     """[R, 1]: the least likely token within both top_k and top_p of each row."""
     values = _sorted(scaled)
     weights = _units(values.exp())
     ranks = torch.arange(values.shape[-1], device=values.device)
     weights.masked_fill_(ranks >= column(top_k, scaled), 0)
     reached = weights.cumsum(dim=-1)
-    wanted = reached[:, -1:] * column(top_p, scaled)
+    target_mass = reached[:, -1:] * column(top_p, scaled)
     # A token is kept while those before it have not reached the wanted mass; the first always is.
-    kept = ((reached - weights < wanted) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    kept = (
+        ((reached - weights < target_mass) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    )
     return values.gather(-1, kept - 1)
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.sampling.logprobs import Scores
+from runtime.sampling.logprobs import LogprobsTensors
 
 ALIGNMENT = 16  # bytes: no kernel is compiled twice because a tensor begins elsewhere
 
 
-class Pieces:
+class PackedTensors:
     """Tensors of given types and shapes in one piece of memory, which one copy takes elsewhere."""
 
     def __init__(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> None:
@@ -33,7 +33,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SamplerOutput:
     """tokens [R], integers, and usable [R], bool or int8, on the device; scores of `scored`, some
     of the rows.  Where all of these are `pieces` of one memory, that is here, too."""
 
@@ -41,8 +41,8 @@ class Drawn:
     usable: Tensor  # False: some logit is NaN or +inf, and the token means nothing
     scored: list[int]
     widths: list[int]  # alternatives each scored row asked for
-    scores: Scores | None
-    pieces: Pieces | None = None
+    scores: LogprobsTensors | None
+    packed: PackedTensors | None = None
     memory: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
@@ -53,4 +53,4 @@ class Drawn:
 
     def arrived(self, tensors: list[Tensor]) -> list[Tensor]:
         """tokens, usable and those of the scores, of what tensors() has become there."""
-        return tensors if self.pieces is None else self.pieces.of(tensors[0])
+        return tensors if self.packed is None else self.packed.of(tensors[0])

@@ -25,11 +25,11 @@ from runtime.scheduler.batch import NewRow
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
 IN_PROMPT = 1 << 14
-MOST = 1 << 30
+MAX_PARAM = 1 << 30
 ROW_WORDS = WIDTH.value
 
 
-def is_special(params: SamplingParams) -> bool:
+def is_constrained(params: SamplingParams) -> bool:
     """Whether logits have to be changed in other ways than `sample` does before it chooses.
 
     runtime/sampling/constrained_rows.py does it, behind the step.
@@ -103,8 +103,10 @@ def _packed(new: NewRow, vocab_size: int) -> tuple[Any, ...]:
     seed = new.seed & 0xFFFF_FFFF_FFFF_FFFF
     min_p = min(params.min_p, 1.0)  # the most likely token always stays
     # A grammar settles where its row may end; stop ids that are too many are masked beforehand.
-    early = params.min_tokens > 0 and not params.grammar and not has_many_stop_ids(params)
-    stop_ids = params.stop_ids if early else ()
+    below_min_tokens = (
+        params.min_tokens > 0 and not params.grammar and not has_many_stop_ids(params)
+    )
+    stop_ids = params.stop_ids if below_min_tokens else ()
     return (
         new.slot,
         params.temperature,
@@ -118,7 +120,7 @@ def _packed(new: NewRow, vocab_size: int) -> tuple[Any, ...]:
         seed & 0xFFFF_FFFF,
         seed >> 32,
         new.prompt_len,
-        min(params.min_tokens, MOST),
+        min(params.min_tokens, MAX_PARAM),
         (*stop_ids, *[-1] * (STOP_IDS - len(stop_ids))),
         (0, 0, 0),
     )

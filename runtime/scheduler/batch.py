@@ -16,7 +16,7 @@ from runtime.messages import SamplingParams, TokenLogprob
 
 LAST = -1  # in Batch.tokens: the token that the device sampled last for this slot
 
-Ints = NDArray[np.int64]
+Int64Array = NDArray[np.int64]
 
 
 class NewRow(Struct, frozen=True):
@@ -30,12 +30,12 @@ class NewRow(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True, eq=False):
-    slots: Ints
-    starts: Ints  # KV position of the row's first token
-    q_lens: Ints  # tokens the row feeds in this step
-    tokens: Ints  # flat, sum(q_lens) ids; LAST where only the device knows the id
-    num_new_pages: Ints  # pages appended to the row's page table
-    new_pages: Ints  # flat
+    slots: Int64Array
+    starts: Int64Array  # KV position of the row's first token
+    q_lens: Int64Array  # tokens the row feeds in this step
+    tokens: Int64Array  # flat, sum(q_lens) ids; LAST where only the device knows the id
+    num_new_pages: Int64Array  # pages appended to the row's page table
+    new_pages: Int64Array  # flat
     # False: a prompt that goes on in a later step, or wants a vector only.
     sample: NDArray[np.bool_]
     decode_rows: int  # the first so many rows feed one token each
@@ -59,7 +59,7 @@ def make_batch(
 ) -> Batch:
     """A Batch of columns that were written out."""
 
-    def array(column: Sequence[int]) -> Ints:
+    def array(column: Sequence[int]) -> Int64Array:
         return np.array(column, dtype=np.int64)
 
     return Batch(
@@ -86,7 +86,7 @@ class Masks(Struct, frozen=True):
     bits: bytes
 
 
-class Sampled(Struct, frozen=True):
+class ModelRunnerOutput(Struct, frozen=True):
     """What a step produced, one entry a row of its Batch."""
 
     tokens: NDArray[np.int32]  # LAST in rows that did not sample, or may take no token
@@ -95,7 +95,7 @@ class Sampled(Struct, frozen=True):
     # first token of a prompt has none.  None: no row asked.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
-    vectors: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
+    embeddings: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
 
     def rows_with_more(self) -> list[int]:
         """Those of which more than a token is told, but for vectors."""

@@ -11,10 +11,10 @@ automatic one yields where it would make the whole server slow:
     much waits for each row that decodes              up to WIDEST times the target
     more wait than decode, and for long               steps of LONGEST_SECONDS
 
-Of sizes that are nearly the same, one is taken whose products fill the device (full_steps.py).
+Of sizes that are nearly the same, one is taken whose products fill the device (full_wave_sizes.py).
 
-The numbers are the best of `python -m benchmarks.schedule.bench_schedule` for the usual loads of an 8B
-model; they are times, not tokens, so that they mean the same for every model.
+The numbers are the best of `python -m benchmarks.schedule.bench_schedule` for the usual loads of an
+8B model; they are times, not tokens, so that they mean the same for every model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.scheduler.step_time import StepTimes
 
 AUTOMATIC_SECONDS = 0.010  # a target if none was asked for
@@ -54,7 +54,7 @@ class Prompts(NamedTuple):
     context: int  # tokens before those that the longest prompt under way feeds next
 
 
-class Grain(NamedTuple):
+class ChunkShape(NamedTuple):
     """What a device is good at."""
 
     fewest: int  # prompt tokens: smaller steps would only read the weights more often
@@ -62,18 +62,18 @@ class Grain(NamedTuple):
     reading: int  # tokens of a step that still takes about as long as reading the weights
 
 
-GPU = Grain(128, 128, 256)
-CPU = Grain(32, 16, 0)
+GPU = ChunkShape(128, 128, 256)
+CPU = ChunkShape(32, 16, 0)
 
 
 class ChunkBudget:
-    def __init__(self, resolved: Resolved, times: StepTimes) -> None:
+    def __init__(self, resolved: ResolvedConfig, times: StepTimes) -> None:
         self._most = resolved.max_batched_tokens
         self._asked = resolved.itl_target_ms / 1000
         # On a CPU a step of any size takes longer than the automatic target.
         self._limited = bool(self._asked) or resolved.device != "cpu"
-        self._grain = CPU if resolved.device == "cpu" else GPU
-        self._full_steps = resolved.full_steps
+        self._chunk_shape = CPU if resolved.device == "cpu" else GPU
+        self._full_wave_sizes = resolved.full_wave_sizes
         self._times = times
 
     def tokens(self, rows: int, kv_tokens: int, prompts: Prompts) -> int:
@@ -84,9 +84,9 @@ class ChunkBudget:
             return room
         if rows > FEW_ROWS and self._times.mixed_in_a_row >= MIXED_IN_A_ROW:
             return 0
-        if self._little_waits(rows, prompts.tokens):
-            return min(room, self._grain.reading - rows)
-        fewest, tile, _ = self._grain
+        if self._queue_is_short(rows, prompts.tokens):
+            return min(room, self._chunk_shape.reading - rows)
+        fewest, tile, _ = self._chunk_shape
         seconds = self._seconds(rows, kv_tokens, prompts)
         fits = self._times.prompt_tokens(rows, kv_tokens, prompts.context, seconds)
         fits = min(4 * fewest if fits is None else fits, prompts.tokens)
@@ -96,18 +96,18 @@ class ChunkBudget:
         most = (rows + fits) * (1.0 if self._asked else FASTER)
         return min(room, self._filling(total, least, most) - rows)
 
-    def _little_waits(self, rows: int, tokens: int) -> bool:
+    def _queue_is_short(self, rows: int, tokens: int) -> bool:
         """Whether steps that mostly read the weights feed it soon enough.
 
         Beside few rows larger ones are short enough; many leave too little room in them.
         """
         if self._asked or not FEW_ROWS < rows <= READING_ROWS:
             return False
-        return tokens <= READING_STEPS * (self._grain.reading - rows)
+        return tokens <= READING_STEPS * (self._chunk_shape.reading - rows)
 
     def _filling(self, total: int, least: int, most: float) -> int:
         """About as many tokens as `total`, if the device computes those better."""
-        full = self._full_steps
+        full = self._full_wave_sizes
         place = bisect_left(full, total)
         if place < len(full) and full[place] <= max(total, min(most, LARGER * total)):
             return full[place]

@@ -8,25 +8,25 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.messages import FinishReason, Output, TokenLogprob
-from runtime.scheduler.batch import Ints
+from runtime.messages import FinishReason, RequestOutput, TokenLogprob
+from runtime.scheduler.batch import Int64Array
 from runtime.scheduler.sequence import Sequence
 
 
-class News(NamedTuple):
+class EngineOutputs(NamedTuple):
     """What a step has to tell: one token for each of `ids`, and all that is more than that."""
 
-    ids: Ints
+    ids: Int64Array
     tokens: NDArray[np.int32]
-    clients: Ints  # who asked for them
-    outputs: list[Output]
+    clients: Int64Array  # who asked for them
+    outputs: list[RequestOutput]
 
-    def all(self) -> list[Output]:
+    def all(self) -> list[RequestOutput]:
         columns = zip(self.ids.tolist(), self.tokens.tolist(), strict=True)
-        return [Output(id, [token]) for id, token in columns] + self.outputs
+        return [RequestOutput(id, [token]) for id, token in columns] + self.outputs
 
 
-def next_output(sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
+def next_output(sequence: Sequence, token: int, logprob: TokenLogprob | None) -> RequestOutput:
     """The Output for `token`, just appended to the sequence; with `finish` if it ends it."""
     finish: FinishReason | None = None
     stop_id: int | None = None
@@ -36,31 +36,37 @@ def next_output(sequence: Sequence, token: int, logprob: TokenLogprob | None) ->
     elif len(sequence.tokens) >= sequence.limit:
         finish = "length"
     logprobs = None if logprob is None else [logprob]
-    output = Output(sequence.request_id, [token], finish, stop_id, logprobs)
-    return output if sequence.announced else _announce(sequence, output, _prompt_scores(sequence))
+    output = RequestOutput(sequence.request_id, [token], finish, stop_id, logprobs)
+    return (
+        output
+        if sequence.first_output_sent
+        else _as_first_output(sequence, output, _prompt_scores(sequence))
+    )
 
 
-def ending(sequence: Sequence, finish: FinishReason, *, error: str | None = None) -> Output:
+def ending(sequence: Sequence, finish: FinishReason, *, error: str | None = None) -> RequestOutput:
     """The last Output of a sequence that ends between two tokens."""
-    output = Output(sequence.request_id, [], finish, error=error)
-    return output if sequence.announced else _announce(sequence, output, None)
+    output = RequestOutput(sequence.request_id, [], finish, error=error)
+    return output if sequence.first_output_sent else _as_first_output(sequence, output, None)
 
 
-def explained(sequence: Sequence, output: Output, mean_batch: float) -> Output:
+def explained(sequence: Sequence, output: RequestOutput, mean_batch: float) -> RequestOutput:
     """The last Output also tells what the whole request met."""
     return structs.replace(output, preemptions=sequence.preemptions, mean_batch=mean_batch)
 
 
-def pooled(sequence: Sequence, vector: bytes) -> Output:
+def pooled(sequence: Sequence, embedding: bytes) -> RequestOutput:
     """The one Output of a sequence that wants the vector of its prompt."""
-    return _announce(sequence, Output(sequence.request_id, [], "stop", vector=vector), None)
+    return _as_first_output(
+        sequence, RequestOutput(sequence.request_id, [], "stop", embedding=embedding), None
+    )
 
 
-def _announce(
-    sequence: Sequence, output: Output, scores: list[TokenLogprob | None] | None
-) -> Output:
+def _as_first_output(
+    sequence: Sequence, output: RequestOutput, scores: list[TokenLogprob | None] | None
+) -> RequestOutput:
     """The first Output also tells what happened before it."""
-    sequence.announced = True
+    sequence.first_output_sent = True
     sequence.prompt_scores = None
     return structs.replace(
         output, prompt_logprobs=scores, cached=sequence.cached, started=sequence.started

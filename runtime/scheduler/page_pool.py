@@ -110,7 +110,7 @@ class PagePool:
                 if page not in self._hash_of:
                     self._free.move_to_end(page, last=False)
 
-    def remember(self, page: int, page_hash: PageHash) -> None:
+    def cache_page(self, page: int, page_hash: PageHash) -> None:
         """From now on lookup() finds the page, which is full and written.
 
         Where two sequences computed the same content at the same time, the first page counts.
@@ -120,7 +120,7 @@ class PagePool:
             self._page_of[page_hash] = page
             self._hash_of[page] = page_hash
 
-    def forget(self, pages: Iterable[int]) -> None:
+    def evict(self, pages: Iterable[int]) -> None:
         """lookup() no longer finds these pages: their content is not to be trusted."""
         for page in pages:
             page_hash = self._hash_of.pop(page, None)

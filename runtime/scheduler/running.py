@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from runtime.messages import BACKGROUND
-from runtime.scheduler.decode_columns import Decoding
+from runtime.scheduler.decode_columns import DecodeColumns
 from runtime.scheduler.sequence import Sequence
 
 
@@ -15,7 +15,9 @@ class Running:
     def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
         # By request id: todo > 0 although nothing is under way.  Some of them are held.
         self.prefilling: dict[int, Sequence] = {}
-        self.decoding = Decoding(num_slots, vocab_size, page_size)  # caught up: one token a step
+        self.decoding = DecodeColumns(
+            num_slots, vocab_size, page_size
+        )  # caught up: one token a step
         self.num_background = 0  # of them
         self._num_slots = num_slots
         self._steps = 0
@@ -32,27 +34,27 @@ class Running:
     def all(self) -> list[Sequence]:
         return [*self.decoding.all(), *self.prefilling.values()]
 
-    def enter(self, sequence: Sequence) -> None:
+    def add_sequence(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
         sequence.begins = True
-        if sequence.entered is None:
-            sequence.entered = (self._steps, self._rows)
+        if sequence.steps_at_admission is None:
+            sequence.steps_at_admission = (self._steps, self._rows)
         self.prefilling[sequence.request_id] = sequence
         self.num_background += sequence.request.priority >= BACKGROUND
 
-    def catch_up(self, sequence: Sequence) -> None:
+    def start_decoding(self, sequence: Sequence) -> None:
         """Its last known token is under way: from now on it decodes."""
         del self.prefilling[sequence.request_id]
-        self.decoding.enter(sequence)
+        self.decoding.add_sequence(sequence)
 
     def hold(self, sequence: Sequence, now: float) -> None:
         """One that decodes was left out of a step: until it goes on, it keeps what it has.
 
         What the device has sampled for it is worth nothing, so its newest token is fed once more.
         """
-        self.decoding.leave(sequence)
-        sequence.ahead = 0
-        sequence.launched = len(sequence.tokens) - 1
+        self.decoding.remove_sequence(sequence)
+        sequence.unread_tokens = 0
+        sequence.num_computed_tokens = len(sequence.tokens) - 1
         sequence.begins = True
         sequence.held = now
         self.prefilling[sequence.request_id] = sequence
@@ -66,22 +68,22 @@ class Running:
         ]
         return min(held)[2] if held else None
 
-    def leave(self, sequence: Sequence) -> None:
+    def remove_sequence(self, sequence: Sequence) -> None:
         if self.decoding.has(sequence):
-            self.decoding.leave(sequence)
+            self.decoding.remove_sequence(sequence)
         else:
             del self.prefilling[sequence.request_id]
         self.num_background -= sequence.request.priority >= BACKGROUND
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
-    def note_step(self, num_rows: int) -> None:
+    def record_step(self, num_rows: int) -> None:
         self._steps += num_rows > 0
         self._rows += num_rows
 
     def mean_batch(self, sequence: Sequence) -> float:
         """Rows of a step, on average over the steps since the sequence first had a slot."""
-        steps, rows = sequence.entered or (self._steps, self._rows)
+        steps, rows = sequence.steps_at_admission or (self._steps, self._rows)
         return (self._rows - rows) / max(1, self._steps - steps)
 
     def last_in_rank(self) -> Sequence:

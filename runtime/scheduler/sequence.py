@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.messages import FinishReason, Request, TokenLogprob
+from runtime.messages import EngineRequest, FinishReason, TokenLogprob
 from runtime.scheduler.page_pool import PageHash, chain_root, extend_chain, page_hash
 
 
@@ -19,33 +19,35 @@ class Sequence:
     """
 
     __slots__ = (
-        "ahead",
-        "announced",
         "begins",
         "cached",
-        "entered",
         "finish",
+        "first_output_sent",
         "hashes",
         "held",
-        "launched",
         "limit",
+        "num_computed_tokens",
+        "num_waiting_tokens",
         "order",
         "pages",
         "preemptions",
         "prompt_len",
         "prompt_scores",
-        "queued",
         "request",
         "request_id",
         "root",
         "seed",
         "slot",
         "started",
+        "steps_at_admission",
         "stop_ids",
         "tokens",
+        "unread_tokens",
     )
 
-    def __init__(self, request: Request, *, seed: int, order: int, max_model_len: int) -> None:
+    def __init__(
+        self, request: EngineRequest, *, seed: int, order: int, max_model_len: int
+    ) -> None:
         params = request.params
         self.request = request
         self.request_id = request.id
@@ -55,30 +57,32 @@ class Sequence:
         self.prompt_len = len(request.tokens)
         self.limit = min(self.prompt_len + params.max_tokens, max_model_len)  # tokens at its end
         self.stop_ids = frozenset(params.stop_ids)
-        self.launched = 0
-        self.ahead = 0
+        self.num_computed_tokens = 0
+        self.unread_tokens = 0
         self.slot = -1  # none
         self.begins = False  # its slot has to start over, and to be told all its pages
         self.held: float | None = None  # since when it waits for a mask: no row, and no new slot
         self.pages: list[int] = []
-        self.queued = 0  # tokens that were known when it came to wait
+        self.num_waiting_tokens = 0  # tokens that were known when it came to wait
         self.hashes: list[PageHash] = []
         self.root = chain_root(request.salt)
         self.finish: FinishReason | None = None
-        self.announced = False  # its first Output was made
+        self.first_output_sent = False  # its first Output was made
         self.cached = 0
         self.started = 0.0
         self.preemptions = 0
-        self.entered: tuple[int, int] | None = None  # steps and rows that had been run before it
+        self.steps_at_admission: tuple[int, int] | None = (
+            None  # steps and rows that had been run before it
+        )
         self.prompt_scores: list[TokenLogprob | None] | None = None
 
     @property
-    def todo(self) -> int:
+    def num_new_tokens(self) -> int:
         """Tokens to feed until it has caught up: a prompt, what a preemption lost, or one."""
-        return len(self.tokens) + self.ahead - self.launched
+        return len(self.tokens) + self.unread_tokens - self.num_computed_tokens
 
     @property
-    def may_skip(self) -> bool:
+    def may_use_prefix_cache(self) -> bool:
         """Nobody asks for what computing its first tokens would show."""
         params = self.request.params
         mean = params.pooling is not None and params.pooling.kind == "mean"

@@ -17,7 +17,7 @@ FIT_EVERY = 16  # steps, and only when somebody asks; the first few are fitted a
 UNITS = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0)
 RIDGE = 1e-4
 FOLLOW = 0.2  # of the newest step, in what the fit is corrected by
-MOST_OFF = 2.0  # that one step may count as
+MAX_DEVIATION = 2.0  # that one step may count as
 # A step that took so many times less than it should had begun long before the results of the one
 # before it were read: the host was late, and the time is nobody's.  Often in a row it is believed.
 TOO_SHORT = 4.0
@@ -51,7 +51,7 @@ class StepTimes:
         self._noted = 0
         self._fit_at = 1  # when so many were noted
 
-    def note(self, load: StepLoad, seconds: float) -> None:
+    def record(self, load: StepLoad, seconds: float) -> None:
         """A step took so long."""
         self.mixed_in_a_row = self.mixed_in_a_row + 1 if load.prompt_tokens else 0
         expected = self._sum(self._weights, load) if self._weights is not None else 0.0
@@ -77,7 +77,10 @@ class StepTimes:
         if load.prompt_tokens:
             self._knows_prompts = True
             if expected:
-                off = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF) * self._correction
+                off = (
+                    min(max(seconds / expected, 1 / MAX_DEVIATION), MAX_DEVIATION)
+                    * self._correction
+                )
                 self._correction += FOLLOW * (off - self._correction)
 
     def _add_fresh(self) -> None:

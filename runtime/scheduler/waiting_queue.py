@@ -6,12 +6,12 @@ import heapq
 from bisect import insort
 from itertools import chain
 
-from runtime.config import Resolved
-from runtime.messages import Request
+from runtime.config import ResolvedConfig
+from runtime.messages import EngineRequest
 from runtime.scheduler.sequence import Sequence
 
 
-class WaitingLine:
+class WaitingQueue:
     """Sequences by rank.  Those that end while they wait are skipped, not searched for.
 
     The first few are kept apart from the heap, where all of them can be looked at.  Those that are
@@ -36,8 +36,8 @@ class WaitingLine:
             return
         self._held.discard(sequence)
         # A preempted one gets another token when the step that is under way has been read.
-        sequence.queued = len(sequence.tokens)
-        self.num_tokens += sequence.queued
+        sequence.num_waiting_tokens = len(sequence.tokens)
+        self.num_tokens += sequence.num_waiting_tokens
         front = self._front
         if front and sequence.rank < front[-1].rank:
             insort(front, sequence, key=lambda one: one.rank)
@@ -68,15 +68,15 @@ class WaitingLine:
 
     def take(self, sequence: Sequence) -> None:
         """Take out one of the front."""
-        self.num_tokens -= sequence.queued
+        self.num_tokens -= sequence.num_waiting_tokens
         self._front.remove(sequence)
 
-    def note_end(self, sequence: Sequence) -> None:
+    def mark_finished(self, sequence: Sequence) -> None:
         """One that waits has got its `finish`.  Sweep when half of the line has."""
         if sequence in self._held:
             self._held.remove(sequence)
             return
-        self.num_tokens -= sequence.queued
+        self.num_tokens -= sequence.num_waiting_tokens
         self._num_ended += 1
         if self._num_ended * 2 > len(self._heap) + 64:
             self._heap = [entry for entry in self._heap if entry[1].finish is None]
@@ -91,10 +91,12 @@ class WaitingLine:
         assert len(alive) + len(self._held) == len(self)
         assert all(one.held is not None and one.finish is None for one in self._held)
         assert all(one.held is None for one in alive)
-        assert sum(sequence.queued for sequence in alive) == self.num_tokens
+        assert sum(sequence.num_waiting_tokens for sequence in alive) == self.num_tokens
 
 
-def refusal(request: Request, resolved: Resolved, vocab_size: int) -> str | None:
+def validation_error(
+    request: EngineRequest, resolved: ResolvedConfig, vocab_size: int
+) -> str | None:
     """Why this request could never run, or would harm others if it did; None if it can.
 
     The server has checked the same before: this guards the engine, not the caller's comfort.

@@ -10,7 +10,7 @@ the rest    works on one row or token at a time anyway; random numbers depend on
 
 from __future__ import annotations
 
-from model_zoo.layers.gemm.batch_invariant import use_invariant_products
+from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from model_zoo.model import Model
 from runtime.config import ConfigError, EngineConfig
 
@@ -18,13 +18,13 @@ LEAST, BEFORE = (8, 0), (10, 0)  # compute capabilities whose kernels have been 
 INVARIANT = ("fixed", "flash1")
 
 
-def wanted_attention(wanted: EngineConfig, capability: tuple[int, int] | None) -> str:
+def requested_attention(requested: EngineConfig, capability: tuple[int, int] | None) -> str:
     """What to dispatch for, on a GPU of this compute capability or on a CPU, which has none.
 
     Raises ConfigError where --deterministic cannot be kept.
     """
-    if not wanted.deterministic:
-        return wanted.attention
+    if not requested.deterministic:
+        return requested.attention
     if capability is None:
         raise ConfigError(
             "--deterministic needs a CUDA GPU: a CPU's products round by the number of rows. Leave "
@@ -35,21 +35,22 @@ def wanted_attention(wanted: EngineConfig, capability: tuple[int, int] | None) -
             "--deterministic is for GPUs of compute capability 8.0 to 9.0, this one has "
             f"{'.'.join(map(str, capability))}: leave it out"
         )
-    if wanted.attention == "auto":
+    if requested.attention == "auto":
         return INVARIANT[0]
-    if wanted.attention not in INVARIANT:
+    if requested.attention not in INVARIANT:
         raise ConfigError(
-            f"--attention {wanted.attention} rounds by what else is in a step, and --deterministic "
+            f"--attention {requested.attention} rounds by what else is "
+            f"in a step, and --deterministic "
             "forbids that: leave one of the two out"
         )
-    return wanted.attention
+    return requested.attention
 
 
-def settle_products(wanted: EngineConfig, model: Model) -> None:
+def use_deterministic_gemms(requested: EngineConfig, model: Model) -> None:
     """Before anything runs.  Raises ConfigError where --deterministic cannot be kept."""
-    if not wanted.deterministic:
+    if not requested.deterministic:
         return
     try:
-        use_invariant_products(model)
+        use_batch_invariant_gemms(model)
     except ValueError as error:
         raise ConfigError(f"--deterministic: {error}: leave it out") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.config import ConfigError, Device, DType, DTypeName, KVDType, KVDTypeName
+from runtime.config import ConfigError, DeviceOption, DType, DTypeName, KVDType, KVDTypeName
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -24,13 +24,13 @@ KEPT_BYTES = 1 << 30
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
-def choose_device(wanted: Device) -> torch.device:
+def choose_device(requested: DeviceOption) -> torch.device:
     """The device for `--device wanted`.  Raises ConfigError if there is none of that kind."""
-    if wanted == "cpu":
+    if requested == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    if wanted == "cuda":
+    if requested == "cuda":
         raise ConfigError(
             "--device cuda: PyTorch sees no CUDA device (is the driver installed, and is this a "
             "CUDA build of torch?): use --device cpu or auto"
@@ -38,14 +38,14 @@ def choose_device(wanted: Device) -> torch.device:
     return torch.device("cpu")
 
 
-def choose_dtype(wanted: DType, model_dtype: str, device: torch.device) -> DTypeName:
+def choose_dtype(requested: DType, model_dtype: str, device: torch.device) -> DTypeName:
     """The data type for `--dtype wanted`; auto is the model's own where the device is fast at it.
 
     A CPU without bfloat16 instructions emulates them several times slower than it does float32,
     and no CPU is fast at float16.
     """
-    if wanted != "auto":
-        return wanted
+    if requested != "auto":
+        return requested
     if model_dtype == "float32":
         return "float32"
     if device.type == "cuda":
@@ -55,9 +55,9 @@ def choose_dtype(wanted: DType, model_dtype: str, device: torch.device) -> DType
     return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
 
 
-def choose_kv_dtype(wanted: KVDType, dtype: DTypeName) -> KVDTypeName:
+def choose_kv_dtype(requested: KVDType, dtype: DTypeName) -> KVDTypeName:
     """The data type of the pages for `--kv-dtype wanted`; auto is that of the weights."""
-    return dtype if wanted == "auto" else wanted
+    return dtype if requested == "auto" else requested
 
 
 def _cpu_has_bfloat16() -> bool:
@@ -68,13 +68,13 @@ def _cpu_has_bfloat16() -> bool:
     return re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", flags, re.MULTILINE) is not None
 
 
-def choose_threads(wanted: int) -> int:
+def choose_threads(requested: int) -> int:
     """Compute threads: all physical cores that this process may use but one.
 
     One is left to the API process: two compute threads of which one shares its core wait for each
     other at every operation, which is far slower than one thread alone.
     """
-    return wanted or max(1, physical_cores() - 1)
+    return requested or max(1, physical_cores() - 1)
 
 
 def physical_cores() -> int:

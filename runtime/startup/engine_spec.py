@@ -10,24 +10,24 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from attention.backend import Backend, Capacity, Choice, Shape
+from attention.backend import Backend, BackendChoice, Capacity, Shape
 from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
-from model_zoo.loader import ModelLoading
+from model_zoo.loader import ModelLoader
 from runtime.config import (
     ConfigError,
     DTypeName,
     EngineConfig,
     KVDTypeName,
-    Resolved,
+    ResolvedConfig,
     check,
     resolve,
 )
-from runtime.executor.inputs import Model
-from runtime.executor.torch_executor import Runner
+from runtime.executor.inputs import ModelProtocol
+from runtime.executor.torch_executor import ModelRunner
 from runtime.memory_plan import MemoryPlan, size
-from runtime.startup.deterministic import wanted_attention
+from runtime.startup.deterministic import requested_attention
 from runtime.startup.device import (
     DTYPES,
     KV_DTYPES,
@@ -40,15 +40,16 @@ from runtime.startup.device import (
 )
 from runtime.startup.memory_estimate import copy_bytes, facts_of, weight_bytes
 
-# A GEMM of many rows is computed in tiles of TILE tokens by TILE columns, one on a multiprocessor at a
-# time, and the last wave of tiles is rarely full: of an 8B model's 12,288 gates and 4,096 hidden
-# values on 132 multiprocessors, 1408 tokens fill 100 % and 89 % of their waves, 1536 tokens 97 % of
-# both.  Sizes that fill the waves of all GEMMs take up to 9 % less time a token than others.
+# A GEMM of many rows is computed in tiles of TILE tokens by TILE columns, one on a multiprocessor
+# at a time, and the last wave of tiles is rarely full: of an 8B model's 12,288 gates and 4,096
+# hidden values on 132 multiprocessors, 1408 tokens fill 100 % and 89 % of their waves, 1536 tokens
+# 97 % of both.  Sizes that fill the waves of all GEMMs take up to 9 % less time a token than
+# others.
 TILE = 128
 FULL = 0.96  # of all waves
 
 
-def full_steps(widths: tuple[int, ...], processors: int, most: int) -> tuple[int, ...]:
+def full_wave_sizes(widths: tuple[int, ...], processors: int, most: int) -> tuple[int, ...]:
     """Tokens, up to `most`, for which products of so many columns fill their waves; ascending."""
     columns = [-(-width // TILE) for width in widths]
     return tuple(
@@ -63,15 +64,15 @@ def _filled(tiles: int, processors: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class EngineSpec:
     """What the wish comes to before memory is looked at."""
 
-    wanted: EngineConfig
+    requested: EngineConfig
     config: ModelConfig
     device: torch.device
     dtype: DTypeName
     shape: Shape
-    choice: Choice
+    choice: BackendChoice
     threads: int
 
     @property
@@ -80,12 +81,12 @@ class Blueprint:
 
     @property
     def kv_dtype(self) -> KVDTypeName:
-        return choose_kv_dtype(self.wanted.kv_dtype, self.dtype)
+        return choose_kv_dtype(self.requested.kv_dtype, self.dtype)
 
-    def settle(self, memory: MemoryPlan) -> Resolved:
+    def resolve_config(self, memory: MemoryPlan) -> ResolvedConfig:
         """All numbers.  Raises ConfigError."""
         resolved = resolve(
-            self.wanted,
+            self.requested,
             facts_of(self.config, self.kv_dtype),
             device="cuda" if self.on_gpu else "cpu",
             dtype=self.dtype,
@@ -94,27 +95,29 @@ class Blueprint:
             memory=memory,
             threads=self.threads,
         )
-        return structs.replace(resolved, full_steps=self._full_steps(resolved.max_batched_tokens))
+        return structs.replace(
+            resolved, full_wave_sizes=self._full_wave_sizes(resolved.max_batched_tokens)
+        )
 
-    def _full_steps(self, most: int) -> tuple[int, ...]:
+    def _full_wave_sizes(self, most: int) -> tuple[int, ...]:
         if not self.on_gpu:
             return ()
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         widths = self.config.intermediate_size, self.config.hidden_size
-        return full_steps(widths, processors, most)
+        return full_wave_sizes(widths, processors, most)
 
-    def begin_loading(self, free: int) -> ModelLoading:
+    def begin_loading(self, free: int) -> ModelLoader:
         """The model with memory for its weights.  Raises ConfigError if `free` is too little."""
         # A CPU's memory is given away before it is used: whoever uses too much is killed.
         if not self.on_gpu and self._weight_bytes() > free:
             raise self._too_heavy(free)
         try:
-            return ModelLoading(
+            return ModelLoader(
                 self.config,
-                Path(self.wanted.model),
+                Path(self.requested.model),
                 dtype=DTYPES[self.dtype],
                 device=self.device,
-                load_format=self.wanted.load_format,
+                load_format=self.requested.load_format,
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -135,11 +138,11 @@ class Blueprint:
             "(`wavefill plan` says what fits)"
         )
 
-    def backend(self, resolved: Resolved) -> Backend:
+    def backend(self, resolved: ResolvedConfig) -> Backend:
         capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
         return build(self.choice, self.shape, capacity, self.device)
 
-    def kv_pool(self, pages: int, resolved: Resolved) -> KVPool:
+    def kv_pool(self, pages: int, resolved: ResolvedConfig) -> KVPool:
         return KVPool.allocate(
             layers=self.config.num_layers,
             pages=pages,
@@ -150,9 +153,11 @@ class Blueprint:
             device=self.device,
         )
 
-    def runner(self, model: nn.Module, resolved: Resolved, kv: KVPool, backend: Backend) -> Runner:
-        return Runner(
-            cast(Model, model),
+    def runner(
+        self, model: nn.Module, resolved: ResolvedConfig, kv: KVPool, backend: Backend
+    ) -> ModelRunner:
+        return ModelRunner(
+            cast(ModelProtocol, model),
             resolved=resolved,
             vocab_size=self.config.vocab_size,
             kv=kv,
@@ -161,37 +166,37 @@ class Blueprint:
         )
 
 
-def draw_up(wanted: EngineConfig) -> Blueprint:
+def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
     """Device, types and attention.  Raises ConfigError, ModelError or UnsupportedAttention."""
-    device = choose_device(wanted.device)
-    threads = choose_threads(wanted.threads)
+    device = choose_device(requested.device)
+    threads = choose_threads(requested.threads)
     torch.set_num_threads(threads)
     if device.type == "cpu":
         keep_freed_memory()
-    torch.manual_seed(wanted.seed)
-    config = read_config(Path(wanted.model))
-    dtype = choose_dtype(wanted.dtype, config.dtype, device)
-    shape, choice = choose_attention(wanted, config, dtype, Machine.of(device))
-    return Blueprint(wanted, config, device, dtype, shape, choice, threads)
+    torch.manual_seed(requested.seed)
+    config = read_config(Path(requested.model))
+    dtype = choose_dtype(requested.dtype, config.dtype, device)
+    shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
+    return EngineSpec(requested, config, device, dtype, shape, choice, threads)
 
 
 def choose_attention(
-    wanted: EngineConfig, config: ModelConfig, dtype: DTypeName, machine: Machine
-) -> tuple[Shape, Choice]:
+    requested: EngineConfig, config: ModelConfig, dtype: DTypeName, machine: Machine
+) -> tuple[Shape, BackendChoice]:
     """The back end for a wish that `check` has passed there.
 
     Raises ConfigError or UnsupportedAttention.
     """
-    kv_dtype = choose_kv_dtype(wanted.kv_dtype, dtype)
+    kv_dtype = choose_kv_dtype(requested.kv_dtype, dtype)
     shape = Shape(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        page_size=wanted.page_size,
+        page_size=requested.page_size,
         dtype=DTYPES[dtype],
         kv_dtype=KV_DTYPES[kv_dtype],
     )
-    requested = wanted_attention(wanted, machine.capability)
-    choice = dispatch(machine, requested, shape, wanted.split_planner)
-    check(wanted, facts_of(config, kv_dtype), choice.backend, choice.most_rows)
+    name = requested_attention(requested, machine.capability)
+    choice = dispatch(machine, name, shape, requested.split_planner)
+    check(requested, facts_of(config, kv_dtype), choice.backend, choice.max_rows)
     return shape, choice

@@ -22,7 +22,7 @@ from runtime.config import (
     DeviceName,
     DTypeName,
     EngineConfig,
-    Resolved,
+    ResolvedConfig,
     resolve,
     step_limits,
 )
@@ -39,7 +39,7 @@ from runtime.startup.memory_estimate import (
     CONTEXT_BYTES,
     StepSizes,
     copy_bytes,
-    cpu_plan,
+    cpu_memory_plan,
     estimate,
     facts_of,
     weight_bytes,
@@ -53,13 +53,13 @@ FEW_ROWS = 64  # that may run, where more are asked for
 CARD = Machine((9, 0))  # of a GPU that need not be there, the kind that every kernel serves
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class FitQuery(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     card: int = 0  # bytes of a GPU that need not be there; 0: the device of this machine
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TargetDevice:
     """Where the model is to run."""
 
     kind: DeviceName
@@ -68,100 +68,103 @@ class Place:
     dtype: DTypeName
 
 
-def place_of(question: Question, config: ModelConfig) -> Place:
+def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
     """The device of this machine, or the card that was named."""
-    wanted = question.config
-    if question.card:
+    requested = query.config
+    if query.card:
         own: DTypeName = "bfloat16" if config.dtype == "bfloat16" else "float16"
         own = "float32" if config.dtype == "float32" else own
-        dtype = own if wanted.dtype == "auto" else wanted.dtype
-        free = max(0, question.card - CONTEXT_BYTES)
-        return Place("cuda", f"a GPU of {size(question.card)}", free, dtype)
-    device = choose_device(wanted.device)
-    dtype = choose_dtype(wanted.dtype, config.dtype, device)
+        dtype = own if requested.dtype == "auto" else requested.dtype
+        free = max(0, query.card - CONTEXT_BYTES)
+        return TargetDevice("cuda", f"a GPU of {size(query.card)}", free, dtype)
+    device = choose_device(requested.device)
+    dtype = choose_dtype(requested.dtype, config.dtype, device)
     if device.type == "cuda":
-        return Place("cuda", torch.cuda.get_device_name(device), free_bytes(device), dtype)
-    return Place("cpu", "this CPU", free_bytes(device), dtype)
+        return TargetDevice("cuda", torch.cuda.get_device_name(device), free_bytes(device), dtype)
+    return TargetDevice("cpu", "this CPU", free_bytes(device), dtype)
 
 
-def memory_plan(wanted: EngineConfig, config: ModelConfig, place: Place) -> MemoryPlan:
+def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -> MemoryPlan:
     """What a start would come to: reckoned, where a start on a GPU would measure."""
-    dtype = DTYPES[place.dtype]
-    if place.kind == "cpu":
+    dtype = DTYPES[target.dtype]
+    if target.kind == "cpu":
         taken = weight_bytes(config, dtype) + copy_bytes(config, dtype)
-        return cpu_plan(wanted, max(0, place.free - taken))
-    rows, tokens = step_limits(wanted, place.kind, place.free)
-    longest = wanted.max_model_len or config.max_position
-    if wanted.kv_tokens:
-        longest = min(longest, wanted.kv_tokens + wanted.page_size)
-    steps = StepSizes(tokens=tokens, rows=rows, max_len=longest, page_size=wanted.page_size)
-    return estimate(config, dtype, steps, free=place.free, share=wanted.gpu_memory)
+        return cpu_memory_plan(requested, max(0, target.free - taken))
+    rows, tokens = step_limits(requested, target.kind, target.free)
+    longest = requested.max_model_len or config.max_position
+    if requested.kv_tokens:
+        longest = min(longest, requested.kv_tokens + requested.page_size)
+    steps = StepSizes(tokens=tokens, rows=rows, max_len=longest, page_size=requested.page_size)
+    return estimate(config, dtype, steps, free=target.free, share=requested.gpu_memory)
 
 
-def settle(wanted: EngineConfig, config: ModelConfig, place: Place) -> Resolved:
+def resolve_config(
+    requested: EngineConfig, config: ModelConfig, target: TargetDevice
+) -> ResolvedConfig:
     """Raises ConfigError."""
-    kv_dtype = choose_kv_dtype(wanted.kv_dtype, place.dtype)
+    kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
     return resolve(
-        wanted,
+        requested,
         facts_of(config, kv_dtype),
-        device=place.kind,
-        dtype=place.dtype,
+        device=target.kind,
+        dtype=target.dtype,
         kv_dtype=kv_dtype,
         attention="",
-        memory=memory_plan(wanted, config, place),
+        memory=memory_plan(requested, config, target),
         threads=1,
     )
 
 
-def report(question: Question) -> str:
+def report(query: FitQuery) -> str:
     """What fits, as a table.  Raises ConfigError, ModelError or UnsupportedAttention."""
-    wanted = question.config
-    config = read_config(Path(wanted.model))
-    place = place_of(question, config)
-    facts = facts_of(config, choose_kv_dtype(wanted.kv_dtype, place.dtype))
-    machine = CARD if question.card else Machine.of(choose_device(wanted.device))
-    choose_attention(wanted, config, place.dtype, machine)
-    plan = memory_plan(wanted, config, place)
-    parts = _parts(plan, config, place)
+    requested = query.config
+    config = read_config(Path(requested.model))
+    target = target_device(query, config)
+    facts = facts_of(config, choose_kv_dtype(requested.kv_dtype, target.dtype))
+    machine = CARD if query.card else Machine.of(choose_device(requested.device))
+    choose_attention(requested, config, target.dtype, machine)
+    plan = memory_plan(requested, config, target)
+    parts = _parts(plan, config, target)
     try:
-        resolved = settle(wanted, config, place)
+        resolved = resolve_config(requested, config, target)
     except ConfigError as error:
-        print("\n".join([*_head(config, place, wanted), *parts]))
+        print("\n".join([*_head(config, target, requested), *parts]))
         raise error
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
     each = size(facts.kv_bytes_per_token)
     parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}, the rest"))
-    if place.kind == "cuda":
+    if target.kind == "cuda":
         parts.append(_line("left", size(plan.free - plan.fixed - kv), "not used"))
-    lines = [*_head(config, place, wanted), *parts, *_fits(resolved)]
-    lines += _changes(wanted, config, place, resolved)
-    if place.kind == "cuda":
+    lines = [*_head(config, target, requested), *parts, *_fits(resolved)]
+    lines += _changes(requested, config, target, resolved)
+    if target.kind == "cuda":
         lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
     return "\n".join(lines)
 
 
-def _head(config: ModelConfig, place: Place, wanted: EngineConfig) -> list[str]:
+def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) -> list[str]:
     count = weight_bytes(config, torch.int8)
     number = f"{count / 1e9:.2f} billion" if count >= 1e8 else f"{count / 1e6:.1f} million"
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} of KV"
-    share = "" if place.kind == "cuda" else "half of "
+    share = "" if target.kind == "cuda" else "half of "
     return [
         f"{config.model_type}: {number} parameters, {config.num_layers} layers, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
-        f"{place.name}: {size(place.free)} free; --gpu-memory {wanted.gpu_memory:g} of {share}it "
+        f"{target.name}: {size(target.free)} free; --gpu-memory "
+        f"{requested.gpu_memory:g} of {share}it "
         "may be used",
     ]
 
 
-def _parts(plan: MemoryPlan, config: ModelConfig, place: Place) -> list[str]:
+def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[str]:
     others = [
         f"{size(weight_bytes(config, DTYPES[name]))} in {name}"
         for name in ("float32", "bfloat16")
-        if DTYPES[name].itemsize != DTYPES[place.dtype].itemsize
+        if DTYPES[name].itemsize != DTYPES[target.dtype].itemsize
     ]
-    weights = size(weight_bytes(config, DTYPES[place.dtype]))
-    lines = [_line("weights", weights, f"{place.dtype}; {', '.join(others)}; exact")]
-    if place.kind == "cpu" and (copies := copy_bytes(config, DTYPES[place.dtype])):
+    weights = size(weight_bytes(config, DTYPES[target.dtype]))
+    lines = [_line("weights", weights, f"{target.dtype}; {', '.join(others)}; exact")]
+    if target.kind == "cpu" and (copies := copy_bytes(config, DTYPES[target.dtype])):
         lines.append(_line("copies", size(copies), "the head, laid out for products; exact"))
     reasons = {
         "state": (plan.state, "slots of sequences and plans of attention; estimated"),
@@ -175,7 +178,7 @@ def _line(name: str, amount: str, why: str) -> str:
     return f"  {name:<8} {amount:>11}   {why}"
 
 
-def _fits(resolved: Resolved) -> list[str]:
+def _fits(resolved: ResolvedConfig) -> list[str]:
     tokens, longest = resolved.num_pages * resolved.page_size, resolved.max_model_len
     lengths = [length for length in LENGTHS if length < longest]
     requests = [f"{tokens / length:,.1f} of {length:,}" for length in [*lengths, longest]]
@@ -187,32 +190,32 @@ def _fits(resolved: Resolved) -> list[str]:
 
 
 def _changes(
-    wanted: EngineConfig, config: ModelConfig, place: Place, resolved: Resolved
+    requested: EngineConfig, config: ModelConfig, target: TargetDevice, resolved: ResolvedConfig
 ) -> list[str]:
     """What would hold more, each change alone."""
-    if wanted.kv_tokens:
+    if requested.kv_tokens:
         return []
     tried = {
-        "--kv-dtype fp8_e4m3": replace(wanted, kv_dtype="fp8_e4m3"),
-        "--gpu-memory 0.95": replace(wanted, gpu_memory=0.95),
+        "--kv-dtype fp8_e4m3": replace(requested, kv_dtype="fp8_e4m3"),
+        "--gpu-memory 0.95": replace(requested, gpu_memory=0.95),
     }
     tokens = max(2048, resolved.max_num_seqs)
-    if place.kind == "cuda" and tokens < resolved.max_batched_tokens:
-        tried[f"--max-batched-tokens {tokens}"] = replace(wanted, max_batched_tokens=tokens)
-    if place.kind == "cuda" and resolved.max_num_seqs > FEW_ROWS:
-        tried[f"--max-num-seqs {FEW_ROWS}"] = replace(wanted, max_num_seqs=FEW_ROWS)
+    if target.kind == "cuda" and tokens < resolved.max_batched_tokens:
+        tried[f"--max-batched-tokens {tokens}"] = replace(requested, max_batched_tokens=tokens)
+    if target.kind == "cuda" and resolved.max_num_seqs > FEW_ROWS:
+        tried[f"--max-num-seqs {FEW_ROWS}"] = replace(requested, max_num_seqs=FEW_ROWS)
     lines: list[str] = []
     for name, changed in tried.items():
-        other = settle(changed, config, place)
+        other = resolve_config(changed, config, target)
         if other.num_pages > WORTH * resolved.num_pages:
             lines.append(f"  with {name}: {other.num_pages * other.page_size:,} tokens")
     return lines
 
 
 def main() -> None:
-    question = msgspec.json.decode(sys.stdin.readline(), type=Question)
+    query = msgspec.json.decode(sys.stdin.readline(), type=FitQuery)
     try:
-        print(report(question))
+        print(report(query))
     except (ConfigError, ModelError, UnsupportedAttention) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

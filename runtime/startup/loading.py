@@ -16,32 +16,32 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import read_kv_scales
-from model_zoo.layers.gemm.autotune import choose_products
+from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
-from runtime.config import EngineConfig, Resolved
-from runtime.executor.torch_executor import Runner
+from runtime.config import EngineConfig, ResolvedConfig
+from runtime.executor.torch_executor import ModelRunner
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready
 from runtime.precompile.pool import Compilers
-from runtime.startup.deterministic import settle_products
+from runtime.startup.deterministic import use_deterministic_gemms
 from runtime.startup.device import free_bytes
-from runtime.startup.engine_spec import Blueprint, draw_up
-from runtime.startup.memory_estimate import cpu_plan
-from runtime.startup.memory_profile import Trial, room_for
+from runtime.startup.engine_spec import EngineSpec, resolve_engine_spec
+from runtime.startup.memory_estimate import cpu_memory_plan
+from runtime.startup.memory_profile import MemoryProfiler, explain_out_of_memory
 from runtime.startup.timeline import Timeline
 from runtime.startup.warm_up import warm_up
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    executor: Runner
-    resolved: Resolved
+    executor: ModelRunner
+    resolved: ResolvedConfig
     ready: Ready
 
 
 def load(
-    wanted: EngineConfig,
+    requested: EngineConfig,
     progress: ProgressCallback,
     *,
     epoch: int = 0,
@@ -54,97 +54,101 @@ def load(
     Raises ConfigError, ModelError or UnsupportedAttention if the wish cannot be met here.
     """
     timeline = timeline or Timeline()
-    blueprint = draw_up(wanted)
-    if blueprint.on_gpu:
-        made = _on_gpu(blueprint, progress, timeline, compilers)
+    engine_spec = resolve_engine_spec(requested)
+    if engine_spec.on_gpu:
+        made = _on_gpu(engine_spec, progress, timeline, compilers)
     else:
-        made = _on_cpu(blueprint, progress, timeline)
-    if wanted.load_format != "dummy":
-        _take_scales(made.kv, blueprint.config, Path(wanted.model))
-    with room_for(blueprint, made.plan):
+        made = _on_cpu(engine_spec, progress, timeline)
+    if requested.load_format != "dummy":
+        _take_scales(made.kv, engine_spec.config, Path(requested.model))
+    with explain_out_of_memory(engine_spec, made.plan):
         progress("warm-up", 0, 1)
         with made.model.shortened():
             warm_up(made.runner, made.resolved)
         timeline.mark("warm-up")
-        if made.trial is not None:
+        if made.profiler is not None:
             progress("graphs", 0, 1)
             if made.runner.steps is not None:
-                made.runner.steps.graphs.capture_early()
-            made.trial.hold()
+                made.runner.steps.graphs.capture_startup_set()
+            made.profiler.keep_peak_memory()
             timeline.mark("graphs")
-    return Loaded(made.runner, made.resolved, _ready(epoch, blueprint, made, timeline))
+    return Loaded(made.runner, made.resolved, _ready(epoch, engine_spec, made, timeline))
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _LoadedParts:
     """What both kinds of device end with."""
 
     model: Model
-    resolved: Resolved
-    runner: Runner
+    resolved: ResolvedConfig
+    runner: ModelRunner
     backend: Backend
     kv: KVPool
     memory: list[tuple[str, int]]
     plan: MemoryPlan
-    trial: Trial | None = None
+    profiler: MemoryProfiler | None = None
 
 
 def _on_gpu(
-    blueprint: Blueprint,
+    engine_spec: EngineSpec,
     progress: ProgressCallback,
     timeline: Timeline,
     compilers: Compilers | None = None,
-) -> _Made:
-    free = free_bytes(blueprint.device)
+) -> _LoadedParts:
+    free = free_bytes(engine_spec.device)
     timeline.mark("device")
-    loading = blueprint.begin_loading(free)
-    settle_products(blueprint.wanted, loading.model)
+    loading = engine_spec.begin_loading(free)
+    use_deterministic_gemms(engine_spec.requested, loading.model)
     plan = MemoryPlan(
-        free=free, share=blueprint.wanted.gpu_memory, weights=_weight_bytes(loading.model)
+        free=free, share=engine_spec.requested.gpu_memory, weights=_weight_bytes(loading.model)
     )
-    with room_for(blueprint, plan):
-        trial = Trial(plan, blueprint, loading.model)
+    with explain_out_of_memory(engine_spec, plan):
+        profiler = MemoryProfiler(plan, engine_spec, loading.model)
         timeline.mark("model")
         progress("kernels", 0, 1)
-        trial.compile(compilers)
+        profiler.compile(compilers)
         timeline.mark("kernels")
         loading.finish(progress)
         timeline.mark("weights")
         progress("products", 0, 1)
-        choose_products(loading.model)
+        autotune_gemms(loading.model)
         timeline.mark("products")
         progress("memory", 0, 1)
-    plan = trial.measure()
-    resolved = blueprint.settle(plan)
-    with room_for(blueprint, plan):
-        kv = blueprint.kv_pool(resolved.num_pages, resolved)
-    trial.runner.use(kv)
+    plan = profiler.measure()
+    resolved = engine_spec.resolve_config(plan)
+    with explain_out_of_memory(engine_spec, plan):
+        kv = engine_spec.kv_pool(resolved.num_pages, resolved)
+    profiler.runner.use(kv)
     timeline.mark("memory")
     memory = plan.lines(kv.num_bytes)
-    return _Made(loading.model, resolved, trial.runner, trial.backend, kv, memory, plan, trial)
+    return _LoadedParts(
+        loading.model, resolved, profiler.runner, profiler.backend, kv, memory, plan, profiler
+    )
 
 
-def _on_cpu(blueprint: Blueprint, progress: ProgressCallback, timeline: Timeline) -> _Made:
+def _on_cpu(
+    engine_spec: EngineSpec, progress: ProgressCallback, timeline: Timeline
+) -> _LoadedParts:
     timeline.mark("device")
-    loading = blueprint.begin_loading(free_bytes(blueprint.device))
+    loading = engine_spec.begin_loading(free_bytes(engine_spec.device))
     loading.finish(progress)
     timeline.mark("weights")
-    plan = cpu_plan(blueprint.wanted, free_bytes(blueprint.device))
-    resolved = blueprint.settle(plan)
-    kv = blueprint.kv_pool(resolved.num_pages, resolved)
-    backend = blueprint.backend(resolved)
-    runner = blueprint.runner(loading.model, resolved, kv, backend)
+    plan = cpu_memory_plan(engine_spec.requested, free_bytes(engine_spec.device))
+    resolved = engine_spec.resolve_config(plan)
+    kv = engine_spec.kv_pool(resolved.num_pages, resolved)
+    backend = engine_spec.backend(resolved)
+    runner = engine_spec.runner(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
-    return _Made(loading.model, resolved, runner, backend, kv, memory, plan)
+    return _LoadedParts(loading.model, resolved, runner, backend, kv, memory, plan)
 
 
-def _ready(epoch: int, blueprint: Blueprint, made: _Made, timeline: Timeline) -> Ready:
+def _ready(epoch: int, engine_spec: EngineSpec, made: _LoadedParts, timeline: Timeline) -> Ready:
     """What the clients are told of the engine."""
-    config, resolved, sizes = blueprint.config, made.resolved, dict(made.memory)
+    config, resolved, sizes = engine_spec.config, made.resolved, dict(made.memory)
     return Ready(
         epoch=epoch,
         model_type=config.model_type,
-        device=_device_name(blueprint.device),
+        device=_device_name(engine_spec.device),
         dtype=resolved.dtype,
         attention=_attention(resolved, made.backend),
         vocab_size=config.vocab_size,
@@ -162,7 +166,7 @@ def _ready(epoch: int, blueprint: Blueprint, made: _Made, timeline: Timeline) ->
     )
 
 
-def _attention(resolved: Resolved, backend: Backend) -> str:
+def _attention(resolved: ResolvedConfig, backend: Backend) -> str:
     """For the start report: the back end, its kernels, and what its pages hold."""
     pages = "" if resolved.kv_dtype == resolved.dtype else f", pages {resolved.kv_dtype}"
     return f"{backend.name} ({backend.details}{pages})"

@@ -14,16 +14,16 @@ from model_zoo.config import ModelConfig
 from model_zoo.layers.linear import cpu_packs
 from model_zoo.registry import build
 from runtime.config import EngineConfig, KVDTypeName, ModelFacts
-from runtime.cuda_graph.buckets import MOST_MIXED, Buckets
+from runtime.cuda_graph.buckets import MAX_MIXED, Buckets
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
-from runtime.sampling.eager import PIECE
+from runtime.sampling.eager import CHUNK_LOGITS
 from runtime.startup.device import KV_DTYPES
 
 MIB = 2**20
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
 CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
 PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
-DRAW_BYTES = 64  # of the sampler's own, for each logit that it draws from at once
+SAMPLER_BYTES = 64  # of the sampler's own, for each logit that it draws from at once
 GRAPH_BYTES = MIB // 2  # of one more graph ...
 GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it
 
@@ -48,13 +48,13 @@ def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
     )
 
 
-def cpu_plan(wanted: EngineConfig, free: int) -> MemoryPlan:
+def cpu_memory_plan(requested: EngineConfig, free: int) -> MemoryPlan:
     """Of a CPU with so many bytes free beside the weights: half of them, and no more than 4 GiB
     unless --kv-tokens says so."""
     free //= 2
-    if not wanted.kv_tokens:
-        free = min(free, int(CPU_KV_BYTES / wanted.gpu_memory))
-    return MemoryPlan(free=free, share=wanted.gpu_memory)
+    if not requested.kv_tokens:
+        free = min(free, int(CPU_KV_BYTES / requested.gpu_memory))
+    return MemoryPlan(free=free, share=requested.gpu_memory)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -78,10 +78,10 @@ def estimate(
     state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
-    drawing = 2 * logits * dtype.itemsize + DRAW_BYTES * min(PIECE, logits)
-    work = LIBRARY_BYTES + max(forward, drawing)
+    sampling = 2 * logits * dtype.itemsize + SAMPLER_BYTES * min(CHUNK_LOGITS, logits)
+    work = LIBRARY_BYTES + max(forward, sampling)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
-    largest = _activations(config, dtype, min(steps.tokens, MOST_MIXED), steps.rows)
+    largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
     return MemoryPlan(
         free=free,

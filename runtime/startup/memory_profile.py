@@ -21,25 +21,25 @@ from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
 from runtime.startup.device import free_bytes, is_out_of_memory
-from runtime.startup.engine_spec import Blueprint
-from runtime.startup.warm_up import every_kind, largest, run
+from runtime.startup.engine_spec import EngineSpec
+from runtime.startup.warm_up import all_batch_kinds, largest, run
 
 PAGES = 16  # all tokens are kept in the first one, which holds anything then
 
 
-class Trial:
+class MemoryProfiler:
     """A runner of the full size on a few pages.  GPUs only."""
 
-    def __init__(self, plan: MemoryPlan, blueprint: Blueprint, model: Model) -> None:
+    def __init__(self, plan: MemoryPlan, engine_spec: EngineSpec, model: Model) -> None:
         """Raises ConfigError if the plan, with the weights alone, is too small."""
-        self._plan, self._device, self._model = plan, blueprint.device, model
-        self._vocab_size = blueprint.config.vocab_size
+        self._plan, self._device, self._model = plan, engine_spec.device, model
+        self._vocab_size = engine_spec.config.vocab_size
         # With more KV than there will be, and so for sequences no shorter than they can be.
-        self._resolved = blueprint.settle(plan)
-        self._kv = blueprint.kv_pool(PAGES, self._resolved)
+        self._resolved = engine_spec.resolve_config(plan)
+        self._kv = engine_spec.kv_pool(PAGES, self._resolved)
         before = torch.cuda.memory_allocated(self._device)
-        self.backend = blueprint.backend(self._resolved)
-        self.runner = blueprint.runner(model, self._resolved, self._kv, self.backend)
+        self.backend = engine_spec.backend(self._resolved)
+        self.runner = engine_spec.runner(model, self._resolved, self._kv, self.backend)
         self._state = torch.cuda.memory_allocated(self._device) - before
 
     def compile(self, compilers: Compilers | None) -> None:
@@ -49,13 +49,13 @@ class Trial:
         check_cache()
         with compiling_only(compilers), self._model.shortened():
             run_candidates(self._model)  # many kernels at once: they compile while the steps run
-            for batch in every_kind(self._resolved):
+            for batch in all_batch_kinds(self._resolved):
                 run(self.runner, batch)
 
     def measure(self) -> MemoryPlan:
         """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
         plan, kv = self._plan, self._kv.num_bytes
-        _give_back()
+        _release_cached_memory()
         try:
             self._run_largest(self._resolved.max_batched_tokens)
             work = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
@@ -64,10 +64,10 @@ class Trial:
             if not is_out_of_memory(error):
                 raise
             raise self._too_large() from None
-        _give_back()
+        _release_cached_memory()
         return replace(plan, state=self._state, work=work, graphs=graphs)
 
-    def hold(self) -> None:
+    def keep_peak_memory(self) -> None:
         """Run the largest steps again, last of all: PyTorch keeps the memory that they take.
 
         Afterwards no step needs memory that another program could have taken meanwhile.
@@ -93,7 +93,7 @@ class Trial:
         )
 
     def _fits(self, tokens: int) -> bool:
-        _give_back()
+        _release_cached_memory()
         try:
             self._run_largest(tokens)
         except RuntimeError as error:
@@ -103,14 +103,14 @@ class Trial:
         return True
 
 
-def _give_back() -> None:
+def _release_cached_memory() -> None:
     """What is allocated and not used."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 @contextmanager
-def room_for(blueprint: Blueprint, plan: MemoryPlan) -> Iterator[None]:
+def explain_out_of_memory(engine_spec: EngineSpec, plan: MemoryPlan) -> Iterator[None]:
     """Whoever finds no memory inside is told what there is, what it goes to and what to change.
 
     Raises ConfigError instead of what the allocator, a library or the driver raised.
@@ -120,15 +120,16 @@ def room_for(blueprint: Blueprint, plan: MemoryPlan) -> Iterator[None]:
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise ConfigError(_too_little(blueprint, plan)) from None
+        raise ConfigError(_too_little(engine_spec, plan)) from None
 
 
-def _too_little(blueprint: Blueprint, plan: MemoryPlan) -> str:
-    resolved = blueprint.settle(plan)
+def _too_little(engine_spec: EngineSpec, plan: MemoryPlan) -> str:
+    resolved = engine_spec.resolve_config(plan)
     tokens, rows = resolved.max_batched_tokens, resolved.max_num_seqs
     steps = f" and steps {size(plan.fixed - plan.weights)}" if plan.fixed > plan.weights else ""
     return (
-        f"memory: of {size(plan.free)} that were free on this device, weights in {blueprint.dtype} "
+        f"memory: of {size(plan.free)} that were free on this "
+        f"device, weights in {engine_spec.dtype} "
         f"take {size(plan.weights)}{steps}; --max-batched-tokens {tokens}, --max-num-seqs {rows} "
         f"and --gpu-memory {plan.share:g} of it need more than there is: end other programs on the "
         f"device, or try --max-batched-tokens {max(min(tokens // 4, 2048), 64)}, --max-num-seqs "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.config import Resolved
-from runtime.executor.torch_executor import Runner
+from runtime.config import ResolvedConfig
+from runtime.executor.torch_executor import ModelRunner
 from runtime.messages import SamplingParams
 from runtime.scheduler.batch import Batch, Masks, NewRow, make_batch
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-DRAWN = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9)
+SAMPLED_PARAMS = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9)
 # All that takes memory when rows ask for it; a token's history is needed, too.
 EVERYTHING = SamplingParams(
     max_tokens=2,
@@ -28,20 +28,20 @@ EVERYTHING = SamplingParams(
 )
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, prompt_logprobs=20)
 SCORED_TOKENS = 256
-MOST_PROMPT = 2048  # tokens of a warm-up step: larger ones run what it has run
+MAX_PROMPT = 2048  # tokens of a warm-up step: larger ones run what it has run
 
 
-def run(runner: Runner, batch: Batch, masks: Masks | None = None) -> None:
+def run(runner: ModelRunner, batch: Batch, masks: Masks | None = None) -> None:
     runner.forward(batch)
     runner.sample(batch, masks).wait()
 
 
-def warm_up(runner: Runner, resolved: Resolved) -> None:
-    for batch in every_kind(resolved):
+def warm_up(runner: ModelRunner, resolved: ResolvedConfig) -> None:
+    for batch in all_batch_kinds(resolved):
         run(runner, batch)
 
 
-def every_kind(resolved: Resolved) -> Iterator[Batch]:
+def all_batch_kinds(resolved: ResolvedConfig) -> Iterator[Batch]:
     """Prompts, rows that decode, both together, and every way to choose tokens.
 
     On a GPU in powers of two: some kernels are compiled, and some products have their kernel
@@ -49,12 +49,12 @@ def every_kind(resolved: Resolved) -> Iterator[Batch]:
     """
     on_gpu = resolved.device == "cuda"
     longest = min(resolved.max_batched_tokens, resolved.max_model_len - 1)
-    most_prompt = min(MOST_PROMPT if on_gpu else 8, longest)
-    for tokens in _powers(min(8, most_prompt), most_prompt):
-        yield one_prompt(resolved, tokens, DRAWN)
-    most_rows = resolved.max_num_seqs if on_gpu else 1
-    for rows in _powers(1, most_rows):
-        yield decode_rows(rows, DRAWN)
+    max_prompt = min(MAX_PROMPT if on_gpu else 8, longest)
+    for tokens in _powers(min(8, max_prompt), max_prompt):
+        yield one_prompt(resolved, tokens, SAMPLED_PARAMS)
+    max_rows = resolved.max_num_seqs if on_gpu else 1
+    for rows in _powers(1, max_rows):
+        yield decode_rows(rows, SAMPLED_PARAMS)
     for params in (GREEDY, EVERYTHING):
         yield decode_rows(1, params)
     if resolved.max_num_seqs > 1 and longest > 1:
@@ -62,7 +62,7 @@ def every_kind(resolved: Resolved) -> Iterator[Batch]:
 
 
 def largest(
-    resolved: Resolved, tokens: int, vocab_size: int
+    resolved: ResolvedConfig, tokens: int, vocab_size: int
 ) -> Iterator[tuple[Batch, Masks | None]]:
     """The steps that need most memory: `tokens` of the longest sequence, and all rows at once."""
     tokens, rows = min(tokens, resolved.max_model_len - 1), resolved.max_num_seqs
@@ -82,7 +82,7 @@ def _powers(first: int, last: int) -> list[int]:
 
 
 def one_prompt(
-    resolved: Resolved, tokens: int, params: SamplingParams, before: int = 0, prompt: int = 0
+    resolved: ResolvedConfig, tokens: int, params: SamplingParams, before: int = 0, prompt: int = 0
 ) -> Batch:
     """Some tokens of a prompt after `before` others, all of whose pages are page 0.
 
@@ -117,7 +117,7 @@ def decode_rows(rows: int, params: SamplingParams) -> Batch:
     )
 
 
-def mixed(resolved: Resolved, tokens: int) -> Batch:
+def mixed(resolved: ResolvedConfig, tokens: int) -> Batch:
     """A row that decodes beside a part of a prompt."""
     pages = -(-tokens // resolved.page_size)
     return make_batch(
@@ -129,7 +129,7 @@ def mixed(resolved: Resolved, tokens: int) -> Batch:
         new_pages=[0] * (1 + pages),
         sample=[True, False],
         decode_rows=1,
-        new_rows=[_new_row(0, DRAWN, 1), _new_row(1, DRAWN, tokens + 1)],
+        new_rows=[_new_row(0, SAMPLED_PARAMS, 1), _new_row(1, SAMPLED_PARAMS, tokens + 1)],
     )
 
 

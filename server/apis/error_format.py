@@ -66,7 +66,7 @@ def ollama_failure(body: bytes) -> bytes:
     return ollama_error(body) + b"\n"
 
 
-def in_callers_words(path: str, status: int, body: bytes, request_id: str | None) -> bytes:
+def in_error_format(path: str, status: int, body: bytes, request_id: str | None) -> bytes:
     """OpenAI's error body, as a caller of `path` expects it."""
     if not body:
         return body  # nobody is left to read it
@@ -79,7 +79,7 @@ def _told(body: bytes) -> dict[str, Any]:
     return fields_of(fields_of(orjson.loads(body)).get("error"))
 
 
-class CallersWords:
+class ErrorFormatMiddleware:
     """Middleware: rewrites error answers on the paths of other APIs."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -124,7 +124,7 @@ class _Rewriter:
     async def _rewritten(self, start: Message) -> None:
         headers = dict(start["headers"])
         own = headers.get(b"x-request-id", b"").decode("latin-1") or None
-        body = in_callers_words(self._path, start["status"], self._body, own)
+        body = in_error_format(self._path, start["status"], self._body, own)
         kept = [pair for pair in start["headers"] if pair[0] != b"content-length"]
         kept.append((b"content-length", str(len(body)).encode()))
         await self._send({**start, "headers": kept})

@@ -13,7 +13,7 @@ QUOTED = re.compile(r"`([^`\s]+)`")  # messages have every field's path in such 
 
 
 @contextmanager
-def callers_names(paths: Sequence[str], fields: Mapping[str, str]) -> Generator[None]:
+def map_error_fields(paths: Sequence[str], fields: Mapping[str, str]) -> Generator[None]:
     """Rewrite the RequestErrors of the block.
 
     paths   where message i of the ChatRequest came from: paths[i]

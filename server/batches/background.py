@@ -65,7 +65,7 @@ def in_background(state: ServerState) -> ServerState:
     )
 
 
-class Answer:
+class BatchAnswer:
     """Collects what an application sends."""
 
     def __init__(self, body: bytes) -> None:
@@ -96,7 +96,7 @@ async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -
     state   what the middleware would have noted about the request: its id, and whose it is
     """
     exchange.set(state)
-    answer = Answer(body)
+    answer = BatchAnswer(body)
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

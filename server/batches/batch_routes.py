@@ -12,10 +12,10 @@ from starlette.responses import Response
 from server.apis.openai.sampling_schema import openapi_body
 from server.batches.background import ENDPOINTS
 from server.batches.file_routes import store_of
-from server.batches.objects import Batch
+from server.batches.objects import BatchObject
 from server.batches.schema import BatchQuery, BatchRequest
 from server.errors import RequestError
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.pagination import listed
 from server.http.query import NoQuery, openapi_query, parse_query
 from server.http.request_context import owner_of
@@ -25,8 +25,8 @@ from server.state import state_of
 router = APIRouter()
 
 
-def _shown(batch: Batch) -> Response:
-    return Json(msgspec.json.encode(batch))
+def _shown(batch: BatchObject) -> Response:
+    return JsonBody(msgspec.json.encode(batch))
 
 
 @router.post(
@@ -59,7 +59,7 @@ async def list_batches(request: Request) -> Response:
         store.page, owner_of(request), after=query.after, limit=query.limit
     )
     whole = listed(page, [batch.id for batch in page], has_more=more)
-    return Json(msgspec.json.encode(whole))
+    return JsonBody(msgspec.json.encode(whole))
 
 
 @router.get("/v1/batches/{batch_id}", summary="Describe a batch", response_model=None)

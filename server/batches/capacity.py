@@ -10,7 +10,7 @@ LOOK_SECONDS = 0.05  # between two looks at an engine without room
 LOST_SECONDS = 0.2
 
 
-class Slots:
+class BatchSlots:
     """Sequences of batches that may be in the engine at a time.  Who waits longest is next."""
 
     def __init__(self, client: EngineClient, limit: int) -> None:

@@ -55,7 +55,7 @@ class DataError(Exception):
     """The data directory cannot be used; the message says why."""
 
 
-class Database:
+class BatchDatabase:
     """One connection, used by one thread at a time."""
 
     def __init__(self, directory: Path) -> None:

@@ -17,7 +17,7 @@ from server.batches.schema import FileQuery
 from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
 from server.errors import NotFound
-from server.http.json_body import Json
+from server.http.json_body import JsonBody
 from server.http.pagination import listed
 from server.http.query import NoQuery, openapi_query, parse_query
 from server.http.request_context import owner_of
@@ -70,7 +70,7 @@ async def upload_file(request: Request) -> Response:
         num_bytes=int(length) if length.isdigit() else None,
         max_bytes=state.config.max_file_bytes,
     )
-    return JSONResponse(file.shown())
+    return JSONResponse(file.to_json())
 
 
 @router.get(
@@ -91,10 +91,10 @@ async def list_files(request: Request) -> Response:
             ascending=query.order == "asc",
             purpose=query.purpose,
         )
-        shown = [file.shown() for file in page]
-        return orjson.dumps(listed(shown, [file.id for file in page], has_more=more))
+        to_json = [file.to_json() for file in page]
+        return orjson.dumps(listed(to_json, [file.id for file in page], has_more=more))
 
-    return Json(await asyncio.to_thread(work))
+    return JsonBody(await asyncio.to_thread(work))
 
 
 async def _file(request: Request, file_id: str) -> StoredFile:
@@ -105,7 +105,7 @@ async def _file(request: Request, file_id: str) -> StoredFile:
 @router.get("/v1/files/{file_id}", summary="Describe a file", response_model=None)
 async def get_file(request: Request, file_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    return JSONResponse((await _file(request, file_id)).shown())
+    return JSONResponse((await _file(request, file_id)).to_json())
 
 
 @router.delete("/v1/files/{file_id}", summary="Delete a file", response_model=None)

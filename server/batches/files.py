@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.batches.database import IS_OPEN, Database
+from server.batches.database import IS_OPEN, BatchDatabase
 from server.errors import NotFound, RequestError
 from server.generation.admission import full
 
@@ -39,7 +39,7 @@ class StoredFile:
     created_at: int
     expires_at: int | None
 
-    def shown(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """OpenAI's file object."""
         return {
             "id": self.id,
@@ -59,7 +59,7 @@ class FileStore:
 
     def __init__(
         self,
-        database: Database,
+        database: BatchDatabase,
         *,
         max_bytes: int,
         clock: Callable[[], float] = time.time,

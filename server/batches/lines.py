@@ -35,7 +35,7 @@ class Line(NamedTuple):
         return several * max([1, *(n for n in copies if type(n) is int)])
 
 
-class Input(NamedTuple):
+class BatchLineInput(NamedTuple):
     """What a look at the whole file came to."""
 
     num_lines: int
@@ -70,7 +70,7 @@ def lines(path: Path, max_bytes: int) -> Iterator[Line]:
         yield Line(number, fields["custom_id"], fields["body"])
 
 
-def check_input(path: Path, endpoint: str, max_line_bytes: int) -> Input:
+def check_input(path: Path, endpoint: str, max_line_bytes: int) -> BatchLineInput:
     """Look at every line.  Bodies are the routes' matter: a wrong one fails its line only."""
     errors: list[BatchError] = []
     seen: set[str] = set()
@@ -96,7 +96,7 @@ def check_input(path: Path, endpoint: str, max_line_bytes: int) -> Input:
     if not num_lines:
         text = "the file has no requests: send at least one line"
         errors.append(BatchError(code="empty_file", message=text))
-    return Input(num_lines, model, errors)
+    return BatchLineInput(num_lines, model, errors)
 
 
 def _fields(raw: bytes, endpoint: str, max_bytes: int, seen: set[str]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class BatchUsage(Struct, frozen=True):
     total_tokens: int = 0
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class BatchObject(Struct, frozen=True, kw_only=True):
     """OpenAI's batch object."""
 
     id: str
@@ -84,7 +84,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 class StoredBatch:
     """A batch and what callers do not see of it."""
 
-    batch: Batch
+    batch: BatchObject
     owner: str
     output_id: str  # files that it writes to, or would
     error_id: str

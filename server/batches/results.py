@@ -23,7 +23,7 @@ CANCELLED = "batch_cancelled"
 STORAGE_FULL = "storage_full"
 
 
-class Result(NamedTuple):
+class BatchResult(NamedTuple):
     """What became of one line."""
 
     line: int
@@ -95,7 +95,7 @@ def _number(value: object) -> int:
     return value if type(value) is int else 0
 
 
-class Results:
+class BatchResults:
     """The two files.  Every method blocks, and only one thread at a time calls any."""
 
     def __init__(self, batch_id: str, output: Path, errors: Path) -> None:
@@ -127,7 +127,7 @@ class Results:
                 sound += len(raw)
         return sound
 
-    def write(self, results: list[Result]) -> None:
+    def write(self, results: list[BatchResult]) -> None:
         """Append records.  What raises has perhaps written some: recover() tells."""
         for completed, path in self._paths.items():
             chosen = [result for result in results if result.completed == completed]
@@ -167,12 +167,12 @@ class Writer:
     A result that was handed over is written even if who brought it is cancelled meanwhile.
     """
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: BatchResults) -> None:
         self._results = results
-        self._waiting: list[Result] = []
+        self._waiting: list[BatchResult] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def add(self, result: Result) -> None:
+    async def add(self, result: BatchResult) -> None:
         """Returns when it is written.  Raises OSError."""
         self._waiting.append(result)
         if self._writing is None:

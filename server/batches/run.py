@@ -13,10 +13,17 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from server.batches.background import ask
-from server.batches.capacity import Slots
+from server.batches.capacity import BatchSlots
 from server.batches.lines import Line, check_input, lines
-from server.batches.objects import Batch, BatchError, BatchErrors, Status, StoredBatch
-from server.batches.results import CANCELLED, EXPIRED, STORAGE_FULL, Result, Results, Writer
+from server.batches.objects import BatchError, BatchErrors, BatchObject, Status, StoredBatch
+from server.batches.results import (
+    CANCELLED,
+    EXPIRED,
+    STORAGE_FULL,
+    BatchResult,
+    BatchResults,
+    Writer,
+)
 from server.batches.store import BatchStore
 from server.errors import RequestError, UnsupportedParameter, internal_error
 from server.http.request_context import REQUEST_ID
@@ -50,7 +57,7 @@ class BatchRun:
         store: BatchStore,
         stored: StoredBatch,
         app: ASGIApp,
-        slots: Slots,
+        slots: BatchSlots,
         metrics: Metrics,
         *,
         max_line_bytes: int,
@@ -70,7 +77,7 @@ class BatchRun:
         self._input = store.files.path(stored.batch.input_file_id)
         self._total = stored.batch.request_counts.total
         output, errors = store.files.path(stored.output_id), store.files.path(stored.error_id)
-        self._results = Results(self._id, output, errors)
+        self._results = BatchResults(self._id, output, errors)
         self._writer = Writer(self._results)
         self._failures: dict[int, int] = {}
 
@@ -92,7 +99,7 @@ class BatchRun:
         if batch.status != "failed":
             await asyncio.to_thread(self._finish)
 
-    def _validate(self) -> Batch:
+    def _validate(self) -> BatchObject:
         try:
             found = check_input(self._input, self._stored.batch.endpoint, self._max_line_bytes)
             errors, total, model = found.errors, found.num_lines, found.model
@@ -101,10 +108,10 @@ class BatchRun:
             errors, total, model = [BatchError(code="file_not_found", message=text)], 0, None
         now = int(self._store.clock())
 
-        def failed(batch: Batch) -> Batch:
+        def failed(batch: BatchObject) -> BatchObject:
             return replace(batch, status="failed", failed_at=now, errors=BatchErrors(errors))
 
-        def begun(batch: Batch) -> Batch:
+        def begun(batch: BatchObject) -> BatchObject:
             batch = replace(batch, model=model, request_counts=self._results.tally.counts(total))
             if batch.status != "validating":  # cancelled in the meantime
                 return batch
@@ -151,11 +158,11 @@ class BatchRun:
                 return STORAGE_FULL
             await asyncio.sleep(self._poll_seconds)
 
-    def _tell(self) -> Batch:
+    def _tell(self) -> BatchObject:
         self._store.note_sizes(self._sizes())
         return self._store.change(self._id, self._counted)
 
-    def _counted(self, batch: Batch) -> Batch:
+    def _counted(self, batch: BatchObject) -> BatchObject:
         tally = self._results.tally
         return replace(batch, request_counts=tally.counts(self._total), usage=tally.usage())
 
@@ -197,13 +204,15 @@ class BatchRun:
             await self._writer.add(result)
             self._metrics.batch_line(result.completed)
 
-    async def _answer(self, line: Line) -> Result | None:
+    async def _answer(self, line: Line) -> BatchResult | None:
         """None if the engine failed on it, and it shall be tried again alone."""
         try:
             check_body(line)
         except RequestError as error:
             name = uuid.uuid4().hex
-            return Result(line.number, line.custom_id, error.status, error.body(), request_id=name)
+            return BatchResult(
+                line.number, line.custom_id, error.status, error.body(), request_id=name
+            )
         while True:
             status, body, request_id = await self._ask(line)
             if status not in (429, 503):
@@ -214,7 +223,7 @@ class BatchRun:
             self._failures[line.number] = count
             if count < MAX_FAILURES:
                 return None
-        return Result(line.number, line.custom_id, status, body, request_id=request_id)
+        return BatchResult(line.number, line.custom_id, status, body, request_id=request_id)
 
     async def _ask(self, line: Line) -> tuple[int, bytes, str]:
         """Status and body of the answer, and the request's id."""
@@ -240,7 +249,7 @@ class BatchRun:
         left = self._left()
         while chunk := await asyncio.to_thread(lambda: list(islice(left, CHUNK))):
             results = [
-                Result(line.number, line.custom_id, code=code, message=NOT_RUN[code])
+                BatchResult(line.number, line.custom_id, code=code, message=NOT_RUN[code])
                 for line in chunk
             ]
             await asyncio.to_thread(self._results.write, results)
@@ -250,12 +259,12 @@ class BatchRun:
     def _finish(self) -> None:
         now = int(self._store.clock())
 
-        def finalizing(batch: Batch) -> Batch:
+        def finalizing(batch: BatchObject) -> BatchObject:
             if batch.status == "cancelling":
                 return batch
             return replace(batch, status="finalizing", finalizing_at=batch.finalizing_at or now)
 
-        def ended(batch: Batch) -> Batch:
+        def ended(batch: BatchObject) -> BatchObject:
             status: Status = "expired" if self._results.tally.expired else "completed"
             if batch.status == "cancelling":
                 status = "cancelled"

@@ -9,7 +9,7 @@ from collections import Counter
 from starlette.types import ASGIApp
 
 from runtime.ipc.client import EngineClient
-from server.batches.capacity import Slots
+from server.batches.capacity import BatchSlots
 from server.batches.objects import StoredBatch
 from server.batches.run import BatchRun
 from server.batches.store import BatchStore
@@ -45,7 +45,7 @@ class BatchRunner:
         self._app = app
         self._config = config
         self._metrics = metrics
-        self._slots = Slots(client, config.batch_concurrency)
+        self._slots = BatchSlots(client, config.batch_concurrency)
         self._poll_seconds = poll_seconds
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # id -> owner, task
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from server.batches.database import IS_OPEN, Database
+from server.batches.database import IS_OPEN, BatchDatabase
 from server.batches.files import KEEP_SECONDS, FileStore, number_of
-from server.batches.objects import Batch, StoredBatch
+from server.batches.objects import BatchObject, StoredBatch
 from server.batches.schema import BatchRequest
 from server.errors import NotFound, RequestError
 from server.generation.admission import full
@@ -36,14 +36,14 @@ class BatchStore:
         self, directory: Path, *, max_bytes: int, clock: Callable[[], float] = time.time
     ) -> None:
         """Opens the directory, which is made if there is none.  Raises DataError."""
-        self.database = Database(directory)
+        self.database = BatchDatabase(directory)
         self.files = FileStore(self.database, max_bytes=max_bytes, clock=clock)
         self.clock = clock
 
     def close(self) -> None:
         self.database.close()
 
-    def create(self, owner: str, wanted: BatchRequest) -> Batch:
+    def create(self, owner: str, wanted: BatchRequest) -> BatchObject:
         """Raises RequestError if the file is not there or not meant for batches."""
         file = self.files.find(owner, wanted.input_file_id, "input_file_id")
         if file.purpose != "batch":
@@ -54,7 +54,7 @@ class BatchStore:
                 code="invalid_purpose",
             )
         now = int(self.clock())
-        batch = Batch(
+        batch = BatchObject(
             id=f"batch_{uuid.uuid4().hex[:24]}",
             endpoint=wanted.endpoint,
             input_file_id=file.id,
@@ -97,7 +97,7 @@ class BatchStore:
             (max(0, count + 1 - MAX_BATCHES),),
         )
 
-    def find(self, owner: str, id: str) -> Batch:
+    def find(self, owner: str, id: str) -> BatchObject:
         """Raises NotFound for other owners' batches as for those that are none."""
         with self.database.reading() as connection:
             row = connection.execute(
@@ -110,7 +110,7 @@ class BatchStore:
             )
         return _batch(row)
 
-    def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
+    def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[BatchObject], bool]:
         """At most `limit` batches, the newest first, and whether there are more."""
         with self.database.reading() as connection:
             number = number_of(connection, "batches", owner, after) if after else 2**62
@@ -121,11 +121,11 @@ class BatchStore:
             ).fetchall()
         return [_batch(row) for row in rows[:limit]], len(rows) > limit
 
-    def cancel(self, owner: str, id: str) -> Batch:
+    def cancel(self, owner: str, id: str) -> BatchObject:
         """Ask for the end of a batch.  Raises NotFound, or RequestError if it has ended."""
         self.find(owner, id)
 
-        def change(batch: Batch) -> Batch:
+        def change(batch: BatchObject) -> BatchObject:
             if batch.status in ("cancelling", "cancelled"):
                 return batch
             if batch.status not in ("validating", "in_progress"):
@@ -148,14 +148,14 @@ class BatchStore:
             ).fetchall()
         return [_stored(row) for row in rows]
 
-    def change(self, id: str, change: Callable[[Batch], Batch]) -> Batch:
+    def change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
         """Replace a batch by what `change` makes of it, in one transaction."""
         with self.database.transaction() as connection:
             return self._change(connection, id, change)
 
     def _change(
-        self, connection: sqlite3.Connection, id: str, change: Callable[[Batch], Batch]
-    ) -> Batch:
+        self, connection: sqlite3.Connection, id: str, change: Callable[[BatchObject], BatchObject]
+    ) -> BatchObject:
         row = connection.execute("SELECT body FROM batches WHERE id = ?", (id,)).fetchone()
         batch = change(_batch(row))
         connection.execute(
@@ -171,12 +171,15 @@ class BatchStore:
                 connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (num_bytes, id))
 
     def end(
-        self, stored: StoredBatch, sizes: dict[str, int], change: Callable[[Batch], Batch]
-    ) -> Batch:
+        self,
+        stored: StoredBatch,
+        sizes: dict[str, int],
+        change: Callable[[BatchObject], BatchObject],
+    ) -> BatchObject:
         """The last word about a batch; its files appear with it, empty ones do not."""
         names = {stored.output_id: "output", stored.error_id: "error"}
 
-        def ended(batch: Batch) -> Batch:
+        def ended(batch: BatchObject) -> BatchObject:
             shown = {id: id if sizes.get(id) else None for id in names}
             return replace(
                 change(batch),
@@ -222,8 +225,8 @@ class BatchStore:
             ).fetchone()[0]
 
 
-def _batch(row: sqlite3.Row) -> Batch:
-    return msgspec.json.decode(row["body"], type=Batch)
+def _batch(row: sqlite3.Row) -> BatchObject:
+    return msgspec.json.decode(row["body"], type=BatchObject)
 
 
 def _stored(row: sqlite3.Row) -> StoredBatch:

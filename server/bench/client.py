@@ -9,7 +9,7 @@ from typing import Any, cast
 import orjson
 
 from server.bench.http import ConnectionLost, CutOff, HttpClient, Take
-from server.bench.metrics import Answer, Failure, Outcome
+from server.bench.metrics import Failure, Outcome, RequestResult
 from server.bench.workload import PATHS, Workload
 from server.cli.main import KEY
 
@@ -70,7 +70,7 @@ class Recorder:
         if not self.deliveries and not self._last:
             return Failure("empty answer", "the stream has no choices")
         details = cast(dict[str, int], self.usage.get("prompt_tokens_details") or {})
-        return Answer(
+        return RequestResult(
             start=self.start,
             # Tokens without text (control tokens) were there by the time of the last choice.
             deliveries=tuple(self.deliveries) or (self._last,),

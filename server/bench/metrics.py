@@ -11,7 +11,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestResult:
     """A request that was answered.  Times are seconds of one clock.
 
     start:      when it was sent; in an open loop, when it was due, so that a late client does not
@@ -55,7 +55,7 @@ class Failure:
     message: str
 
 
-Outcome = Answer | Failure
+Outcome = RequestResult | Failure
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Objectives:
     tpot: float | None = None
     e2e: float | None = None
 
-    def met(self, answer: Answer) -> bool:
+    def met(self, answer: RequestResult) -> bool:
         limits = ((self.ttft, answer.ttft), (self.tpot, answer.tpot), (self.e2e, answer.e2e))
         return all(
             limit is None or seconds is None or seconds * 1000 <= limit for limit, seconds in limits
@@ -126,7 +126,7 @@ def spread(seconds: Iterable[float]) -> Spread | None:
 
 def summarize(outcomes: Sequence[Outcome], objectives: Objectives) -> Summary:
     """The figures of a run; a failed request adds to nothing but the errors."""
-    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+    answers = [outcome for outcome in outcomes if isinstance(outcome, RequestResult)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     duration = 0.0
     if answers:

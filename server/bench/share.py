@@ -20,7 +20,7 @@ import msgspec
 
 from server.bench.client import BenchClient
 from server.bench.loop import Load, Run
-from server.bench.metrics import Answer, Failure
+from server.bench.metrics import Failure, RequestResult
 from server.bench.workload import Workload
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None  # of all processes together, in an open loop
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
-    answers: list[Answer]
+class ShareResult(msgspec.Struct, frozen=True, array_like=True):
+    answers: list[RequestResult]
     failures: list[Failure]
     lag_s: float
 
@@ -91,12 +91,12 @@ def _tell(worker: subprocess.Popen[bytes], line: bytes) -> None:
     worker.stdin.flush()
 
 
-def _result(worker: subprocess.Popen[bytes]) -> Result:
+def _result(worker: subprocess.Popen[bytes]) -> ShareResult:
     assert worker.stdout is not None
     data = worker.stdout.read()
     if worker.wait() != 0:
         raise RuntimeError(f"a process of the benchmark ended with code {worker.returncode}")
-    return msgspec.msgpack.decode(data, type=Result)
+    return msgspec.msgpack.decode(data, type=ShareResult)
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -125,9 +125,9 @@ async def _main() -> None:
         sys.stdout.buffer.flush()
         began = msgspec.json.decode(sys.stdin.buffer.readline(), type=float)
         run = await run_share(share, load, began)
-    answers = [outcome for outcome in run.outcomes if isinstance(outcome, Answer)]
+    answers = [outcome for outcome in run.outcomes if isinstance(outcome, RequestResult)]
     failures = [outcome for outcome in run.outcomes if isinstance(outcome, Failure)]
-    sys.stdout.buffer.write(msgspec.msgpack.encode(Result(answers, failures, run.lag_s)))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(ShareResult(answers, failures, run.lag_s)))
     sys.stdout.buffer.flush()
 
 

@@ -79,7 +79,7 @@ METAVARS = {
     "response_store": "FILE",
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
-RENAMED = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
+RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> N
     """Add those of the engine that are named, and old names of theirs."""
     table = {name: ENGINE_FLAGS[name] for name in names}
     _add_group(parser, "engine", EngineConfig, table)
-    for old, new in RENAMED.items():
+    for old, new in RENAMED_OPTIONS.items():
         if new in table:
             parser.add_argument(flag_of(old), dest=old, help=argparse.SUPPRESS)
 
@@ -167,7 +167,7 @@ def read_engine_flags(
 ) -> dict[str, Any]:
     """The values that were given of those named, for EngineConfig.  Raises UsageError."""
     names = tuple(names)
-    for old, new in RENAMED.items():
+    for old, new in RENAMED_OPTIONS.items():
         variable = _variable(old)
         if new in names and (getattr(args, old) is not None or variable in environment):
             raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")

@@ -1,4 +1,6 @@
-"""GrammarChecker: asks the process of server/constrained/grammar_worker.py, which may hang or die."""
+"""GrammarChecker: asks the process of server/constrained/grammar_worker.py, which may hang or
+die.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from server.constrained.grammar_worker import CHECK_SECONDS, Check, Start, Verdict
+from server.constrained.grammar_worker import CHECK_SECONDS, Check, GrammarCheckArgs, GrammarVerdict
 from server.constrained.json_schema import shown
 from server.constrained.response_format import Grammar
 from server.errors import RequestError
@@ -27,9 +29,9 @@ from server.prompt.tokenizer import ChatTokenizer
 # Until a verdict, whatever keeps the process waiting; it ends itself after CHECK_SECONDS of work.
 WAIT_SECONDS = 10.0
 START_SECONDS = 30.0
-MOST_WAITING = 64
-MOST_REMEMBERED = 256
-MOST_REMEMBERED_CHARS = 32 << 20  # of all of them
+MAX_WAITING = 64
+MAX_REMEMBERED = 256
+MAX_REMEMBERED_CHARS = 32 << 20  # of all of them
 
 
 class GrammarChecker:
@@ -57,13 +59,13 @@ class GrammarChecker:
         if digest in self._fine:
             self._fine.move_to_end(digest)
             return self._fine[digest]
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             raise full(
                 "grammars_full", f"{self._waiting} grammars wait to be checked: try again later"
             )
         self._waiting += 1
         try:
-            start = Start(vocab_size, tokenizer.special_words())
+            start = GrammarCheckArgs(vocab_size, tokenizer.special_words())
             loop = asyncio.get_running_loop()
             verdict = await loop.run_in_executor(self._thread, self._ask, start, line)
         finally:
@@ -76,10 +78,10 @@ class GrammarChecker:
     def _remember(self, digest: bytes, grammar: str) -> None:
         self._fine[digest] = grammar
         size = sum(map(len, self._fine.values()))
-        while len(self._fine) > MOST_REMEMBERED or size > MOST_REMEMBERED_CHARS:
+        while len(self._fine) > MAX_REMEMBERED or size > MAX_REMEMBERED_CHARS:
             size -= len(self._fine.popitem(last=False)[1])
 
-    def _ask(self, start: Start, line: bytes) -> Verdict:
+    def _ask(self, start: GrammarCheckArgs, line: bytes) -> GrammarVerdict:
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended while nobody used it
         process = self._process or self._start(start)
@@ -87,7 +89,7 @@ class GrammarChecker:
         try:
             process.stdin.write(line + b"\n")
             process.stdin.flush()
-            return msgspec.json.decode(_read_line(process, WAIT_SECONDS), type=Verdict)
+            return msgspec.json.decode(_read_line(process, WAIT_SECONDS), type=GrammarVerdict)
         except TimeoutError:
             self.close()
             error = f"there was no verdict after {WAIT_SECONDS:g} s: make it simpler, or try again"
@@ -95,14 +97,14 @@ class GrammarChecker:
             code = process.wait()
             self.close()
             if code == -signal.SIGPROF:
-                return Verdict(
+                return GrammarVerdict(
                     error=f"it is too complex: compiling it takes longer than {CHECK_SECONDS:g} s"
                 )
             how = signal.Signals(-code).name if code < 0 else f"code {code}"
             error = f"it is too complex: the process that tried it ended ({how})"
-        return Verdict(error=error)
+        return GrammarVerdict(error=error)
 
-    def _start(self, start: Start) -> subprocess.Popen[bytes]:
+    def _start(self, start: GrammarCheckArgs) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "server.constrained.grammar_worker"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -154,7 +156,7 @@ def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     return line
 
 
-def _refusal(grammar: Grammar, blame: list[str], verdict: Verdict) -> RequestError:
+def _refusal(grammar: Grammar, blame: list[str], verdict: GrammarVerdict) -> RequestError:
     if verdict.schema is None:
         return RequestError(
             f"`{grammar.param}` cannot be used: {verdict.error}",

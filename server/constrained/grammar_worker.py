@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 2.0  # of a core, for one grammar; those that are fit for use take milliseconds
 BLAME_SECONDS = 1.5  # of them, after which the place of an error is told as far as it is known
 MAX_MEMORY = 2 << 30  # bytes of address space
-MOST_ERROR = 300  # characters
+MAX_ERROR = 300  # characters
 STEPS = 12  # bytes of an answer that a grammar is tried with
 IN_VAIN = "Unsatisfiable"  # how the library says that nothing fulfils a schema
 WORDS = {  # how its messages begin -> what they mean to a caller
@@ -40,7 +40,7 @@ REGEX_ERROR = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
-class Start(Struct, frozen=True):
+class GrammarCheckArgs(Struct, frozen=True):
     vocab_size: int
     special: dict[int, str]  # special tokens by id
 
@@ -53,7 +53,7 @@ class Check(Struct, frozen=True):
     ebnf: bool = False  # one of the grammars is written as GBNF
 
 
-class Verdict(Struct, frozen=True):
+class GrammarVerdict(Struct, frozen=True):
     grammar: str = ""  # for the engine
     error: str | None = None
     schema: int | None = None  # index of the schema to blame
@@ -66,7 +66,7 @@ class Bytes:
     The special tokens keep their ids, as a grammar may name them.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: GrammarCheckArgs) -> None:
         size = max(start.vocab_size, max(start.special, default=0) + 1)
         self.tokens = [b""] * (size + 257)
         for id, word in start.special.items():
@@ -85,7 +85,7 @@ class Bytes:
 
 
 class Checker:
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: GrammarCheckArgs) -> None:
         from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
         single = Bytes(start)
@@ -94,7 +94,7 @@ class Checker:
         self._began = 0.0  # the check that is under way, in seconds of this process on a core
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
-    def check(self, request: Check) -> Verdict:
+    def check(self, request: Check) -> GrammarVerdict:
         self._began = time.process_time()
         grammars = request.grammars
         if request.ebnf:
@@ -102,17 +102,17 @@ class Checker:
                 grammars = [_translated(each) for each in grammars]
             except Exception as error:
                 reason = f"it reads as GBNF and cannot be translated: {error}"
-                return Verdict(error=reason[:MOST_ERROR])
+                return GrammarVerdict(error=reason[:MAX_ERROR])
         grammar = msgspec.json.encode({"grammars": grammars}).decode()
         error = self._error(grammar)
         if error is None:
-            return Verdict(grammar)
+            return GrammarVerdict(grammar)
         for index, schema in enumerate(request.schemas):
             found = self._schema_error(schema)
             if found is not None:
                 path, error = self._narrow(schema, found)
-                return Verdict(error=error, schema=index, path=path)
-        return Verdict(error=error)
+                return GrammarVerdict(error=error, schema=index, path=path)
+        return GrammarVerdict(error=error)
 
     def _error(self, grammar: str) -> str | None:
         """Why the library cannot use a grammar.  An answer's first bytes are part of the trial."""
@@ -190,8 +190,8 @@ def plain(error: str) -> str:
         if error.startswith(beginning):
             return words
     if found := REGEX_ERROR.search(error):  # behind a copy of the expression
-        return f"a regular expression is wrong: {found[1]}"[:MOST_ERROR]
-    return error.replace("<non-verbose/>", "").strip()[:MOST_ERROR]
+        return f"a regular expression is wrong: {found[1]}"[:MAX_ERROR]
+    return error.replace("<non-verbose/>", "").strip()[:MAX_ERROR]
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[list[str | int], dict[str, Any]]]:
@@ -221,7 +221,7 @@ def main() -> None:
     line = stdin.readline()
     if not line:
         return
-    checker = Checker(msgspec.json.decode(line, type=Start))
+    checker = Checker(msgspec.json.decode(line, type=GrammarCheckArgs))
     stdout.write(b"\n")  # ready
     stdout.flush()
     for line in stdin:

@@ -12,7 +12,7 @@ from server.tool_calls.formats import ReasoningFormat
 # Harmony's messages: thoughts and what is told before a call, then a call or the answer.
 CHANNEL, MESSAGE, END = "<|channel|>", "<|message|>", "<|end|>"
 NEXT = f"{END}<|start|>assistant"
-MOST_BROKEN = 3  # beginnings of a mark before the mark itself
+MAX_BROKEN = 3  # beginnings of a mark before the mark itself
 GAP = "/\\s{0,4}/"  # between a thought and the answer
 
 
@@ -22,7 +22,7 @@ def in_final_message(grammar: Grammar, marks: GrammarMarks) -> Grammar:
     return _around(grammar, "final", f"start: {head} @final")
 
 
-def after_thought(
+def after_reasoning(
     grammar: Grammar, reasoning: ReasoningFormat, marks: GrammarMarks, *, begun: bool
 ) -> Grammar:
     """The same after reasoning, which the prompt has begun or the answer may begin."""
@@ -40,13 +40,13 @@ def after_thought(
 
 
 def can_limit(reasoning: ReasoningFormat | None, marks: GrammarMarks) -> bool:
-    """Whether after_short_thought can limit it."""
+    """Whether after_limited_reasoning can limit it."""
     if reasoning is not None and reasoning.name == "harmony":
         return marks.is_token(CHANNEL) and marks.is_token(END)
     return reasoning is not None and len(reasoning.closes) == 1
 
 
-def after_short_thought(
+def after_limited_reasoning(
     grammar: Grammar | None,
     reasoning: ReasoningFormat,
     marks: GrammarMarks,
@@ -74,7 +74,7 @@ def after_short_thought(
     else:
         # A grammar within a grammar may be left a token late, as a word might go on there.
         rules = f"thought[max_tokens={max(0, budget - 1)}]: @inner"
-        end = f"/{_partly(closes)}{{0,{MOST_BROKEN}}}{literal(closes)}/"
+        end = f"/{_partly(closes)}{{0,{MAX_BROKEN}}}{literal(closes)}/"
         more.append({"name": "inner", "lark_grammar": _without(closes)})
     before = f"thought {end} {GAP}"
     if not begun:

@@ -13,8 +13,8 @@ from server.apis.openai.sampling_schema import SamplingBody
 from server.apis.openai.tools_schema import CustomTool
 from server.constrained.grammar_text import escaped
 from server.constrained.reasoning_grammar import (
-    after_short_thought,
-    after_thought,
+    after_limited_reasoning,
+    after_reasoning,
     in_final_message,
 )
 from server.constrained.response_format import Grammar, requested
@@ -23,7 +23,7 @@ from server.generation.off_loop import off_loop
 from server.state import ServerState
 from server.tool_calls.detect import NONE
 from server.tool_calls.grammar import tool_grammar
-from server.tool_calls.output_parser import Splitting
+from server.tool_calls.output_parser import OutputParserSpec
 
 CUSTOM_SECONDS = 4.0  # to try the grammars of a request's custom tools
 
@@ -41,7 +41,7 @@ async def chat_grammar(
     state: ServerState,
     body: ChatRequest,
     ready: Ready,
-    splitting: Splitting | None,
+    parser_spec: OutputParserSpec | None,
     max_tokens: int,
 ) -> str:
     """The same of a chat: of the answer's form and its tool calls, after reasoning and its limit.
@@ -50,13 +50,13 @@ async def chat_grammar(
     max_tokens  of the answer
     """
     wanted = await requested_grammar(state, body)
-    budget = _budget(state, body, splitting, max_tokens)
+    budget = _budget(state, body, parser_spec, max_tokens)
     if wanted is None and budget is None and not body.offered_tools():
         return ""
     template, marks = state.tokenizer.template, state.grammar_marks
     formats = state.formats.formats
     source = "" if template is None else template.source
-    in_messages = splitting is not None and splitting.begins_messages
+    in_messages = parser_spec is not None and parser_spec.begins_messages
     if wanted is not None and in_messages and not body.continue_final_message:
         wanted = in_final_message(wanted, marks)
     await _check_custom(state, body, ready)
@@ -69,12 +69,12 @@ async def chat_grammar(
 
     grammar = await off_loop(size, of_calls)
     reasoning = formats.reasoning
-    if reasoning is not None and splitting is not None and splitting.may_think:
-        begun = splitting.starts_in_reasoning
+    if reasoning is not None and parser_spec is not None and parser_spec.may_think:
+        begun = parser_spec.starts_in_reasoning
         if budget is not None:
-            grammar = after_short_thought(grammar, reasoning, marks, budget, begun=begun)
+            grammar = after_limited_reasoning(grammar, reasoning, marks, budget, begun=begun)
         elif grammar is not None:
-            grammar = after_thought(grammar, reasoning, marks, begun=begun)
+            grammar = after_reasoning(grammar, reasoning, marks, begun=begun)
     if grammar is not None and body.allowed_token_ids:
         raise allowed_beside("tool calls that must fit, or the end of the reasoning,")
     return "" if grammar is None else await check_grammar(state, grammar, ready)
@@ -100,7 +100,7 @@ async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> 
 
 
 def _budget(
-    state: ServerState, body: ChatRequest, splitting: Splitting | None, max_tokens: int
+    state: ServerState, body: ChatRequest, parser_spec: OutputParserSpec | None, max_tokens: int
 ) -> int | None:
     """The limit of the reasoning; None if it cannot be reached.  Raises UnsupportedParameter."""
     budget = body.thinking_token_budget
@@ -112,10 +112,10 @@ def _budget(
             "none; use `max_tokens`",
             param="thinking_token_budget",
         )
-    if splitting is None or not splitting.may_think:
+    if parser_spec is None or not parser_spec.may_think:
         return None
     # What goes on is a message of the answer itself.
-    going_on = splitting.begins_messages and body.continue_final_message
+    going_on = parser_spec.begins_messages and body.continue_final_message
     return None if going_on else budget
 
 

@@ -22,7 +22,7 @@ from server.http.validation import fields_of, items_of, kind_of
 # At each place one space, or a new line and its indentation: a model that is not sure how to go on
 # goes on with white space for as long as it may.
 WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
-MOST_CHOICE_BYTES = 262_144
+MAX_CHOICE_BYTES = 262_144
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def json_grammar(
 
 
 def _choice(choices: list[str], param: str) -> Grammar:
-    if sum(map(len, choices)) > MOST_CHOICE_BYTES:
+    if sum(map(len, choices)) > MAX_CHOICE_BYTES:
         raise RequestError(
             f"`{param}` has {sum(map(len, choices))} characters in all: at most "
-            f"{MOST_CHOICE_BYTES} are taken",
+            f"{MAX_CHOICE_BYTES} are taken",
             param=param,
         )
     # One terminal: as alternatives of a rule, each would cost time at every token.

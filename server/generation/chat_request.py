@@ -18,7 +18,7 @@ from runtime.messages import FinishReason, Ready, SamplingParams
 from server.apis.openai.chat_schema import ChatRequest
 from server.constrained.request_grammar import chat_grammar
 from server.generation.admission import Places
-from server.generation.choice import Choice, Piece, ScoredToken
+from server.generation.choice import Choice, ScoredToken, TextChunk
 from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
 from server.generation.off_loop import off_loop
@@ -36,14 +36,14 @@ from server.prompt.template_messages import (
 )
 from server.prompt.template_options import template_options
 from server.state import ServerState
-from server.tool_calls.output_parser import Splitting, plain
+from server.tool_calls.output_parser import OutputParserSpec, plain
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
 ChatFinish = FinishReason | Literal["tool_calls"]
 
 
-class Part(NamedTuple):
+class ParsedChunk(NamedTuple):
     """What an Output adds to one choice."""
 
     deltas: list[Delta]
@@ -66,12 +66,12 @@ class ToolCallMade:
 
 
 @dataclass
-class Answer:
+class GeneratedAnswer:
     """A choice that has ended."""
 
     choice: Choice
     contents: list[str] = field(default_factory=list[str])
-    thoughts: list[str] = field(default_factory=list[str])
+    reasoning_chunks: list[str] = field(default_factory=list[str])
     tool_calls: list[ToolCallMade] = field(default_factory=list["ToolCallMade"])
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish: ChatFinish = "stop"
@@ -83,14 +83,14 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        return "".join(self.thoughts)
+        return "".join(self.reasoning_chunks)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ParsedChunk) -> None:
         for delta in part.deltas:
             if isinstance(delta, ContentDelta):
                 self.contents.append(delta.text)
             elif isinstance(delta, ReasoningDelta):
-                self.thoughts.append(delta.text)
+                self.reasoning_chunks.append(delta.text)
             elif delta.id is not None:
                 name = delta.name or ""
                 call = ToolCallMade(delta.id, name, [delta.arguments], delta.custom)
@@ -106,22 +106,22 @@ class ChatTurn:
     """The answers to one chat request.  The caller calls `close` however it ends."""
 
     def __init__(
-        self, body: ChatRequest, generation: Generation, splitting: Splitting | None
+        self, body: ChatRequest, generation: Generation, parser_spec: OutputParserSpec | None
     ) -> None:
         """splitting: None if answers are content from end to end."""
         self.body = body
         self.generation = generation
-        self._splitters = [splitting.splitter() for _ in self.choices] if splitting else []
+        self._parsers = [parser_spec.parser() for _ in self.choices] if parser_spec else []
 
     @property
     def choices(self) -> list[Choice]:
         return self.generation.choices
 
-    async def collect(self) -> list[Answer]:
+    async def collect(self) -> list[GeneratedAnswer]:
         """Every choice, when all have ended.  Raises EngineFailed if the engine fails."""
-        answers = [Answer(choice) for choice in self.choices]
+        answers = [GeneratedAnswer(choice) for choice in self.choices]
 
-        def keep(choice: Choice, part: Part) -> bytes:
+        def keep(choice: Choice, part: ParsedChunk) -> bytes:
             answers[choice.index].add(part)
             return b""
 
@@ -133,7 +133,7 @@ class ChatTurn:
 
     async def stream(
         self,
-        render: Callable[[Choice, Part], bytes],
+        render: Callable[[Choice, ParsedChunk], bytes],
         write: Callable[[bytes], Awaitable[None]],
         write_now: Callable[[bytes], bool] | None = None,
     ) -> None:
@@ -144,18 +144,20 @@ class ChatTurn:
         Raises EngineFailed if the engine fails.
         """
 
-        def whole(choice: Choice, piece: Piece) -> bytes:
-            return render(choice, Part(plain(piece), piece.scored, piece.finish, piece.tokens))
+        def whole(choice: Choice, piece: TextChunk) -> bytes:
+            return render(
+                choice, ParsedChunk(plain(piece), piece.scored, piece.finish, piece.tokens)
+            )
 
-        def split(choice: Choice, piece: Piece) -> bytes:
-            splitter = self._splitters[choice.index]
-            deltas = splitter.feed(choice, piece)
+        def split(choice: Choice, piece: TextChunk) -> bytes:
+            parser = self._parsers[choice.index]
+            deltas = parser.feed(choice, piece)
             finish: ChatFinish | None = piece.finish
-            if finish == "stop" and splitter.calls_tools(choice):
+            if finish == "stop" and parser.calls_tools(choice):
                 finish = "tool_calls"
-            return render(choice, Part(deltas, piece.scored, finish, piece.tokens))
+            return render(choice, ParsedChunk(deltas, piece.scored, finish, piece.tokens))
 
-        await self.generation.stream(split if self._splitters else whole, write, write_now)
+        await self.generation.stream(split if self._parsers else whole, write, write_now)
 
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object."""
@@ -190,14 +192,14 @@ async def prepare_chat(
         prompt = await _prompt(state, ready, body)
         params = _params(state, ready, body, prompt, may_end_early)
         check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
-        splitting = state.formats.splitting(
+        parser_spec = state.formats.parser_spec(
             body.offered_tools(), prompt, state.tokenizer, parallel=not body.one_call()
         )
-        grammar = await chat_grammar(state, body, ready, splitting, params.max_tokens)
+        grammar = await chat_grammar(state, body, ready, parser_spec, params.max_tokens)
         params = msgspec.structs.replace(params, grammar=grammar)
-        marks = None if splitting is None else state.formats.marks
+        marks = None if parser_spec is None else state.formats.marks
         generation = Generation(state, route, body, [prompt], params, salt, places, marks=marks)
-    return ChatTurn(body, generation, splitting)
+    return ChatTurn(body, generation, parser_spec)
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import FinishReason, Output, TokenLogprob
+from runtime.messages import FinishReason, RequestOutput, TokenLogprob
 from server.generation.detokenizer import Detokenizer
 from server.generation.stop import StopStrings
 
@@ -19,7 +19,7 @@ class ScoredToken(NamedTuple):
     score: TokenLogprob | None  # None for the first token of a prompt
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
     """What an Output adds to the answer."""
 
     text: str
@@ -89,7 +89,7 @@ class Choice:
         self._visible = 0  # characters delivered
         self._scored: list[ScoredToken] = []
 
-    def feed(self, output: Output) -> Piece:
+    def feed(self, output: RequestOutput) -> TextChunk:
         """Add an Output.  After a piece with `finish` the engine's request is of no more use."""
         if output.started:
             self.started = output.started
@@ -110,14 +110,14 @@ class Choice:
             if ended is not None:
                 text += self._detokenizer.flush()
                 self.finish = ended
-            return Piece(text, [], ended, output.tokens)
+            return TextChunk(text, [], ended, output.tokens)
         return self._feed_one_by_one(output, tokens)
 
     def stop_reason(self, model_ends: Collection[int]) -> str | int | None:
         """The stop string or stop token of the caller's that ended it, as vLLM tells it."""
         return None if self.stop_hit in model_ends else self.stop_hit
 
-    def _feed_one_by_one(self, output: Output, tokens: list[int]) -> Piece:
+    def _feed_one_by_one(self, output: RequestOutput, tokens: list[int]) -> TextChunk:
         # Stop strings and offsets depend on which token brought which text.
         text = ""
         scores = output.logprobs
@@ -150,13 +150,13 @@ class Choice:
             self.stop_hit = stops.hit
         return text
 
-    def _piece(self, text: str, tokens: list[int]) -> Piece:
+    def _piece(self, text: str, tokens: list[int]) -> TextChunk:
         self._visible += len(text)
         if self.finish is None and not text:  # scores travel with the text they belong to
-            return Piece("", [], None, tokens)
+            return TextChunk("", [], None, tokens)
         scored, self._scored = self._scored, []
         if self.finish is not None:
-            return Piece(text, scored, self.finish, tokens)
+            return TextChunk(text, scored, self.finish, tokens)
         ready = [entry for entry in scored if entry.offset < self._visible]
         self._scored = scored[len(ready) :]
-        return Piece(text, ready, None, tokens)
+        return TextChunk(text, ready, None, tokens)

@@ -13,7 +13,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
-MOST_HELD = 32  # tokens without a text that is certain; a character is at most 4 of them
+MAX_HELD = 32  # tokens without a text that is certain; a character is at most 4 of them
 
 
 class Detokenizer(Protocol):
@@ -97,7 +97,7 @@ class WindowDetokenizer:
         self._tokens.append(token)
         text = self._text(self._tokens)
         new = text[len(self._delivered) :]
-        full = len(self._tokens) >= self._old + MOST_HELD
+        full = len(self._tokens) >= self._old + MAX_HELD
         if full and not new:  # special tokens: the next word still begins behind those before them
             del self._tokens[self._old :]
         if not new or (text.endswith(REPLACEMENT) and not full):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import Output, Pooling, Ready, SamplingParams
+from runtime.messages import PoolingParams, Ready, RequestOutput, SamplingParams
 from server.errors import ContextTooLong, EngineFailed, RequestError
 from server.generation.admission import Places
-from server.generation.generation import together
+from server.generation.generation import gather_or_cancel
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import check_chars, check_token_ids
 from server.prompt.tokenizer import ChatTokenizer
@@ -25,7 +25,7 @@ MAX_TOKENS = 1 << 20  # of all prompts of one request
 
 
 @dataclass(frozen=True)
-class Given:
+class EmbeddingInput:
     """One text or list of token ids of a request, and how much of it is wanted."""
 
     content: str | list[int]
@@ -60,7 +60,9 @@ def reserve_lanes(state: ServerState, num_prompts: int) -> Places:
     return admission.reserve(min(num_prompts, WINDOW, admission.share))
 
 
-async def prompts_of(state: ServerState, ready: Ready, given: Sequence[Given]) -> list[list[int]]:
+async def prompts_of(
+    state: ServerState, ready: Ready, given: Sequence[EmbeddingInput]
+) -> list[list[int]]:
     """The token ids of all.  Raises RequestError that names the first that cannot be taken."""
     tokenizer = state.tokenizer
     for one in given:
@@ -99,12 +101,12 @@ def _check_length(length: int, limit: int, path: str) -> None:
         )
 
 
-def numbers_of(vector: bytes) -> tuple[float, ...]:
+def numbers_of(embedding: bytes) -> tuple[float, ...]:
     """What little-endian float32 stand for."""
-    return struct.unpack(f"<{len(vector) // 4}f", vector)
+    return struct.unpack(f"<{len(embedding) // 4}f", embedding)
 
 
-class Vectors:
+class PoolingJob:
     """The vectors of the prompts of one request, at their places."""
 
     def __init__(
@@ -113,7 +115,7 @@ class Vectors:
         route: str,
         model: str,
         prompts: list[list[int]],
-        pooling: Pooling,
+        pooling: PoolingParams,
         places: Places,
         *,
         salt: bytes,
@@ -153,7 +155,7 @@ class Vectors:
             self._places.give_back()
 
         try:
-            await together([lane() for _ in range(self._places.held)])
+            await gather_or_cancel([lane() for _ in range(self._places.held)])
         except Exception:
             self._failed = True
             self._abort("error")
@@ -161,9 +163,9 @@ class Vectors:
         return self._found
 
     async def _one(self, prompt: list[int]) -> bytes:
-        outputs: list[Output] = []
+        outputs: list[RequestOutput] = []
 
-        def ended(output: Output) -> bool:
+        def ended(output: RequestOutput) -> bool:
             outputs.append(output)
             self._places.take()  # for the lane's next prompt, before anybody else can have it
             return False
@@ -173,7 +175,7 @@ class Vectors:
             prompt, self._params, priority=self._priority, salt=self._salt
         )
         self._open.add(mailbox)
-        await mailbox.pour(ended)
+        await mailbox.drain(ended)
         [output] = outputs
         self._open.discard(mailbox)
         self._cached += output.cached
@@ -190,7 +192,7 @@ class Vectors:
         if output.finish != "stop":
             raise EngineFailed(f"no vector was made: {output.error or 'it was aborted'}")
         self._num_done += 1
-        return output.vector
+        return output.embedding
 
     def close(self) -> None:
         """Abort what has not ended: nothing of this request runs on in the engine afterwards."""

@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from runtime.messages import Output, Ready, SamplingParams
+from runtime.messages import Ready, RequestOutput, SamplingParams
 from server.apis.openai.sampling_schema import SamplingBody
 from server.errors import EngineFailed, RequestError, Unavailable
 from server.generation.admission import Places
-from server.generation.choice import Choice, Piece
+from server.generation.choice import Choice, TextChunk
 from server.generation.request_log import state_of_choices
 from server.generation.sampling_params import seed_of
-from server.prompt.tokenizer import Marks
+from server.prompt.tokenizer import TokenMarks
 from server.state import ServerState
 
-Render = Callable[[Choice, Piece], bytes]  # the frames that tell of a piece, or none
+Render = Callable[[Choice, TextChunk], bytes]  # the frames that tell of a piece, or none
 Write = Callable[[bytes], Awaitable[None]]
 
 
@@ -58,7 +58,7 @@ class Generation:
         places: Places,
         *,
         copies: int | None = None,
-        marks: Marks | None = None,
+        marks: TokenMarks | None = None,
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
@@ -113,11 +113,11 @@ class Generation:
             include_stop=bool(body.include_stop_str_in_output),
         )
 
-    async def collect(self) -> list[list[Piece]]:
+    async def collect(self) -> list[list[TextChunk]]:
         """All pieces of each choice, when all have ended.  Raises as `stream` does."""
-        pieces: list[list[Piece]] = [[] for _ in self.choices]
+        pieces: list[list[TextChunk]] = [[] for _ in self.choices]
 
-        def keep(choice: Choice, piece: Piece) -> bytes:
+        def keep(choice: Choice, piece: TextChunk) -> bytes:
             pieces[choice.index].append(piece)
             return b""
 
@@ -139,7 +139,9 @@ class Generation:
             if len(self.choices) == 1:
                 await self._follow(self.choices[0], render, write, write_now)
             else:
-                await together([self._follow(c, render, write, write_now) for c in self.choices])
+                await gather_or_cancel(
+                    [self._follow(c, render, write, write_now) for c in self.choices]
+                )
         except Exception:
             self._abort("error")
             raise
@@ -161,7 +163,7 @@ class Generation:
     ) -> None:
         kept = b""
 
-        def take(output: Output) -> bool:
+        def take(output: RequestOutput) -> bool:
             """Write what an Output adds.  False: there is something to wait for, or nothing."""
             nonlocal kept
             data = self._render(choice, output, render)
@@ -171,12 +173,12 @@ class Generation:
             return choice.finish is None
 
         while choice.finish is None:
-            await choice.mailbox.pour(take)
+            await choice.mailbox.drain(take)
             if kept:
                 data, kept = kept, b""
                 await write(data)
 
-    def _render(self, choice: Choice, output: Output, render: Render) -> bytes:
+    def _render(self, choice: Choice, output: RequestOutput, render: Render) -> bytes:
         """The frames for an Output.  Raises what ends the stream."""
         if output.tokens:
             now = time.monotonic()
@@ -239,7 +241,7 @@ class Generation:
         }
 
 
-async def together(runs: list[Awaitable[None]]) -> None:
+async def gather_or_cancel(runs: list[Awaitable[None]]) -> None:
     """Await all; the first failure cancels the others and is raised as it is."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     try:

@@ -14,7 +14,7 @@ from server.prompt.tokenizer import ChatTokenizer
 # each, so that one alone is told to send `max_tokens` only where the context is longer than that.
 # Each field of a request has a limit of its own, but a whole answer holds their product until it is
 # sent: 128 answers of 100,000 tokens with 21 log-probabilities each would take 30 GB.
-MOST_SCORES = 4_000_000
+MAX_SCORES = 4_000_000
 
 
 def check_scores(
@@ -35,7 +35,7 @@ def check_scores(
     per_prompt_token = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
     of_answers = answers * params.max_tokens * per_token
     of_prompts = sum(map(len, prompts)) * copies * per_prompt_token
-    if of_answers + of_prompts <= MOST_SCORES:
+    if of_answers + of_prompts <= MAX_SCORES:
         return
     # `echo` shows the prompt's with as many alternatives as the answer's have.
     of_prompt = likely if body.prompt_logprobs is None else "prompt_logprobs"
@@ -50,11 +50,11 @@ def check_scores(
     remedies = [f"lower {' or '.join(dict.fromkeys(fields))}"]
     remedies += ["send fewer prompts"] if len(prompts) > 1 else []
     may_stream = body.prompt_logprobs is None and several != "best_of"
-    if may_stream and of_prompts <= MOST_SCORES:
+    if may_stream and of_prompts <= MAX_SCORES:
         remedies.append("set `stream` to true")
     raise RequestError(
         f"up to {of_answers + of_prompts} log-probabilities are asked for "
-        f"({' and '.join(parts)}), a whole answer may hold {MOST_SCORES}: "
+        f"({' and '.join(parts)}), a whole answer may hold {MAX_SCORES}: "
         f"{', or '.join(remedies)}",
         param=likely if of_answers >= of_prompts else of_prompt,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from server.generation.choice import Choice
 from server.http.request_context import OWNER, REQUEST_ID, exchange
 
-MOST_CHOICES = 16  # of one request in its record
+MAX_CHOICES = 16  # of one request in its record
 
 
 def timings(choice: Choice) -> dict[str, object]:
@@ -47,16 +47,16 @@ class Record:
     request_id: str
     key: bytes
     facts: dict[str, object]  # what does not change
-    look: Callable[[], dict[str, object]] | None  # until it ends
-    left: dict[str, object] = field(default_factory=dict[str, object])
+    snapshot: Callable[[], dict[str, object]] | None  # until it ends
+    final: dict[str, object] = field(default_factory=dict[str, object])
 
     def end(self) -> None:
         """Keep the numbers and let go of everything else."""
-        if self.look is not None:
-            self.left, self.look = self.look(), None
+        if self.snapshot is not None:
+            self.final, self.snapshot = self.snapshot(), None
 
-    def shown(self) -> dict[str, object]:
-        return self.facts | (self.left if self.look is None else self.look())
+    def to_json(self) -> dict[str, object]:
+        return self.facts | (self.final if self.snapshot is None else self.snapshot())
 
 
 class RequestLog:
@@ -68,7 +68,7 @@ class RequestLog:
         self._by_id: dict[tuple[bytes, str], Record] = {}
 
     def begin(
-        self, name: str, facts: dict[str, object], look: Callable[[], dict[str, object]]
+        self, name: str, facts: dict[str, object], snapshot: Callable[[], dict[str, object]]
     ) -> Record:
         """Remember a request from now on.
 
@@ -78,7 +78,7 @@ class RequestLog:
         scope = exchange.get({})
         request_id, key = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
         facts = {"id": name, "object": "request", "request_id": request_id} | facts
-        record = Record(name, request_id, key, facts | {"created": round(time.time(), 3)}, look)
+        record = Record(name, request_id, key, facts | {"created": round(time.time(), 3)}, snapshot)
         if self.limit < 1:
             return record
         if len(self._records) >= self.limit:
@@ -97,7 +97,7 @@ class RequestLog:
         """What is known of a request of this key's, by X-Request-Id or by its answer's id."""
         name = id.replace("_", "-").rpartition("-")[2]
         record = self._by_id.get((key, id)) or self._by_id.get((key, name))
-        return None if record is None or not id else record.shown()
+        return None if record is None or not id else record.to_json()
 
 
 def state_of_choices(choices: Sequence[Choice]) -> dict[str, object]:
@@ -111,6 +111,6 @@ def state_of_choices(choices: Sequence[Choice]) -> dict[str, object]:
         state = "aborted" if "abort" in finishes else "finished"
     entries = [
         {"index": choice.index, "finish_reason": choice.finish} | timings(choice)
-        for choice in choices[:MOST_CHOICES]
+        for choice in choices[:MAX_CHOICES]
     ]
     return {"state": state, "num_choices": len(choices), "choices": entries}

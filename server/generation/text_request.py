@@ -1,7 +1,7 @@
 """One request for texts to be continued, whatever route it came by: prompts, and the engine.
 
-/v1/completions and Ollama's `raw` and `suffix` ask for it; server/generation/chat_request.py is its like for
-conversations.
+/v1/completions and Ollama's `raw` and `suffix` ask for it; server/generation/chat_request.py is its
+like for conversations.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from runtime.messages import Ready, SamplingParams
-from server.apis.openai.completions_answer import Prompt
+from server.apis.openai.completions_answer import CompletionPrompt
 from server.apis.openai.completions_schema import CompletionRequest
 from server.constrained.request_grammar import answer_grammar
 from server.generation.admission import Places
@@ -35,7 +35,7 @@ async def submit_texts(
     salt: bytes,
     route: str,
     places: Places | None = None,
-) -> tuple[Generation, list[Prompt]]:
+) -> tuple[Generation, list[CompletionPrompt]]:
     """Check a parsed body and submit its prompts, whatever route it came by.
 
     places  one for each completion; None: they are reserved here
@@ -59,7 +59,9 @@ async def submit_texts(
         return Generation(state, route, body, tokens, params, salt, places, copies=copies), prompts
 
 
-async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) -> list[Prompt]:
+async def _prompts(
+    state: ServerState, ready: Ready, body: CompletionRequest
+) -> list[CompletionPrompt]:
     tokenizer = state.tokenizer
     cut = cut_of(body, body.limit(), ready)
     given = body.prompts()
@@ -72,7 +74,7 @@ async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) ->
                 check_chars(size, tokenizer, ready, body.path(place))
         num_chars += size
 
-    def work() -> list[Prompt]:
+    def work() -> list[CompletionPrompt]:
         for place, prompt in enumerate(given):
             if not isinstance(prompt, str):
                 check_token_ids(prompt, ready.vocab_size, body.path(place))
@@ -83,7 +85,7 @@ async def _prompts(state: ServerState, ready: Ready, body: CompletionRequest) ->
 
 def _prompt(
     tokenizer: ChatTokenizer, body: CompletionRequest, given: str | list[int], cut: Cut | None
-) -> Prompt:
+) -> CompletionPrompt:
     """cut: what is left of it; None for all."""
     if isinstance(given, str):
         text = given if cut is None else cut.text(given, tokenizer)
@@ -98,7 +100,7 @@ def _prompt(
         tokens = cut.tokens(tokens)
     if body.echo and (shorter or not isinstance(given, str)):
         text = tokenizer.decode(tokens, skip_special=False)
-    return Prompt(text, tokens)
+    return CompletionPrompt(text, tokens)
 
 
 def _params(

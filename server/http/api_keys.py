@@ -16,7 +16,7 @@ INCORRECT = "Incorrect API key provided"
 HEADERS = "`Authorization: Bearer KEY` (or `x-api-key: KEY`)"
 
 
-class KeyGuard:
+class ApiKeyMiddleware:
     """401 unless `Authorization: Bearer KEY` (or `x-api-key`) names one of the keys.
 
     Holders of different keys share no prefix cache: how fast an answer comes would tell one what

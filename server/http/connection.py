@@ -23,7 +23,9 @@ from server.http.connection_limit import ConnectionLimit
 from server.http.request_context import id_for
 
 DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
-CROWDED = "wavefill.crowded"  # in a request's scope: how many connections are busy, if too many
+CONNECTIONS_FULL = (
+    "wavefill.connections_full"  # in a request's scope: how many connections are busy, if too many
+)
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
 
@@ -168,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope = cast("dict[str, object]", self.scope)
         scope[DIRECT] = self.cycle.send
         if not self._limit.request_begun(self):
-            scope[CROWDED] = self._limit.most_busy
+            scope[CONNECTIONS_FULL] = self._limit.most_busy
 
     def on_body(self, body: bytes) -> None:
         self._bytes_beside_body = 0

@@ -115,7 +115,7 @@ def _check_depth(value: object) -> None:
 T = TypeVar("T")
 
 
-class Json(Response):
+class JsonBody(Response):
     """An answer whose body is the JSON that it is given."""
 
     media_type = "application/json"

@@ -3,7 +3,7 @@
     Edge            request id, the count of HTTP answers
     CORSMiddleware  tells browsers what pages of --allowed-origins may read, errors too
     Bounds          limits of headers and body, encodings, drain; answers what failed unforeseen
-    KeyGuard        the API key; see key_guard.py
+    ApiKeyMiddleware        the API key; see key_guard.py
     BrowserGuard    Host and Origin, which tell what page asks; see browser_guard.py
 
 All decide on the raw path of the connection; nothing that a header says can move it.  A Host or
@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import internal_error
 from server.generation.admission import Reason, full
-from server.http.api_keys import PUBLIC_PATHS, KeyGuard
+from server.http.api_keys import PUBLIC_PATHS, ApiKeyMiddleware
 from server.http.browser_guard import BrowserGuard
-from server.http.connection import CROWDED
+from server.http.connection import CONNECTIONS_FULL
 from server.http.refusal import CLOSE, Headers, refuse, send_error
 from server.http.request_context import REQUEST_ID, exchange, id_for
 from server.state import ServerState
@@ -33,13 +33,13 @@ WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered whatever the load, and 
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
 FORM_BYTES = 64 << 10  # of an upload beside its file
-MOST_BODIES = 64  # of the largest, which open requests may hold together
+MAX_BODIES = 64  # of the largest, which open requests may hold together
 DISCARD_SECONDS = 2.0
 DISCARD_BYTES = 64 << 20
 EXPOSED = ("X-Request-Id", "Retry-After")  # to pages, which read no other headers of ours
 
 
-class Gate:
+class DrainState:
     """How many requests are open, and whether new ones are still let in."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class BodyRefused(Exception):
 
 def install(app: FastAPI, state: ServerState) -> None:
     """Put the middleware around `app`; the Gate is at `app.state.gate`."""
-    gate = app.state.gate = Gate()
+    gate = app.state.gate = DrainState()
     origins = state.config.allowed_origins
     app.add_middleware(BrowserGuard, config=state.config)
     if state.config.api_keys:
-        app.add_middleware(KeyGuard, keys=state.config.api_keys)
+        app.add_middleware(ApiKeyMiddleware, keys=state.config.api_keys)
     app.add_middleware(Bounds, state=state, gate=gate)
     if origins:
         app.add_middleware(
@@ -68,13 +68,13 @@ def install(app: FastAPI, state: ServerState) -> None:
             allow_headers=["*"],
             expose_headers=EXPOSED,
         )
-    app.add_middleware(Edge, state=state, gate=gate)
+    app.add_middleware(RequestMiddleware, state=state, gate=gate)
 
 
-class Edge:
+class RequestMiddleware:
     """Names every request, and counts its answer."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState) -> None:
         self._app = app
         self._state = state
         self._gate = gate
@@ -89,7 +89,7 @@ class Edge:
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate, scope: Scope) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState, scope: Scope) -> None:
         self._app, self._state, self._gate, self._scope = app, state, gate, scope
         self._began = time.perf_counter()
         self._status = 0
@@ -104,7 +104,7 @@ class _Exchange:
             if message["type"] == "http.response.start":
                 self._status = message["status"]
                 headers: Headers = [*message["headers"], *self._own_headers()]
-                leave = self._gate.draining or CROWDED in self._scope
+                leave = self._gate.draining or CONNECTIONS_FULL in self._scope
                 if leave and CLOSE[0] not in headers:
                     headers += CLOSE  # the next request should find another server
                 message = {**message, "headers": headers}
@@ -147,7 +147,7 @@ class _Exchange:
 class Bounds:
     """Bounds what a request may be, and answers 500 where nobody else has answered."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState) -> None:
         self._app = app
         self._state = state
         self._gate = gate
@@ -162,7 +162,7 @@ class Bounds:
 class _Bounded:
     """One request, whose headers and body are counted."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, gate: Gate, scope: Scope) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState, scope: Scope) -> None:
         self._app, self._state, self._gate, self._scope = app, state, gate, scope
         self._headers: Headers = scope["headers"]
         self._received = 0  # bytes of the body
@@ -211,7 +211,7 @@ class _Bounded:
             return  # it goes to the disk
         self._held += num_bytes
         self._gate.body_bytes += num_bytes
-        most = MOST_BODIES * self._state.config.max_body_bytes
+        most = MAX_BODIES * self._state.config.max_body_bytes
         if self._gate.body_bytes > most:
             self._let_go()
             message = f"the bodies of open requests have more than {most} bytes: try again later"
@@ -251,9 +251,10 @@ class _Bounded:
         if self._gate.draining:
             message = "the server is shutting down: send the request to another one"
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
-        if CROWDED in self._scope:
+        if CONNECTIONS_FULL in self._scope:
             message = (
-                f"{self._scope[CROWDED]} connections have a request in flight, as many as the "
+                f"{self._scope[CONNECTIONS_FULL]} connections have a "
+                f"request in flight, as many as the "
                 "limit of open files allows: try again later"
             )
             return self._full("connections_full", message)

@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class Wire(NamedTuple):
+class StreamFormat(NamedTuple):
     """The form of a stream, around the frames that its route writes."""
 
     media_type: str
@@ -42,7 +42,7 @@ def _failed(body: bytes) -> bytes:
     return b"data: %b\n\n" % body
 
 
-OPENAI = Wire("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, _failed)
+OPENAI = StreamFormat("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, _failed)
 
 
 class ClientGone(Exception):
@@ -112,7 +112,7 @@ class EventWriter:
         send: Send,
         headers: list[tuple[bytes, bytes]],
         direct: Send | None = None,
-        wire: Wire = OPENAI,
+        wire: StreamFormat = OPENAI,
     ) -> None:
         """`direct` is the server's own end of `send`, if it is known: the middleware in between
         looks at the head of an answer only, and costs more than a frame."""
@@ -171,7 +171,7 @@ class EventStream(Response):
         self,
         produce: Callable[[EventWriter], Awaitable[None]],
         close: Callable[[], None],
-        wire: Wire = OPENAI,
+        wire: StreamFormat = OPENAI,
     ) -> None:
         self.status_code = 200
         self.background = None

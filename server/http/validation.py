@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, PydanticKnownError
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 
 MAX_FIELDS = 128  # of one object
-MOST_MESSAGES = 16384  # of one conversation
+MAX_MESSAGES = 16384  # of one conversation
 MAX_NAME = 64  # characters of a field's name in a message
 WRONG_KIND = "wrong_kind"  # error type of a union whose message is what it takes
 TAG = "~"  # union tags begin with it, so that they can be left out of a field's path
@@ -47,14 +47,14 @@ def few_entries(limit: int) -> Callable[[object], object]:
 B = TypeVar("B", bound=Body)
 
 
-def told_apart(tag: Callable[[object], str | None], message: str) -> Discriminator:
+def tagged_union(tag: Callable[[object], str | None], message: str) -> Discriminator:
     """Of a union: the tag of the class that a value is read as.  `message` is what it takes."""
     return Discriminator(tag, custom_error_type=WRONG_KIND, custom_error_message=message)
 
 
 def by_kind(message: str, **tags: str) -> Discriminator:
     """Of a union: each kind of JSON is read as the class of its tag."""
-    return told_apart(lambda value: tags.get(kind_of(value)), message)
+    return tagged_union(lambda value: tags.get(kind_of(value)), message)
 
 
 class Unsupported:
@@ -64,7 +64,7 @@ class Unsupported:
         self.remedy = remedy
         self.harmless = harmless
 
-    def asks_for_nothing(self, value: object) -> bool:
+    def is_noop(self, value: object) -> bool:
         # type() as well: 1 == True in Python, in JSON they are two things.
         return value is None or any(value == h and type(value) is type(h) for h in self.harmless)
 
@@ -84,7 +84,7 @@ def parse(
 ) -> B:
     """Validate a parsed body.  Raises RequestError with the path of the first wrong field."""
     for name, entry in (unsupported or {}).items():
-        if name in fields and entry.asks_for_nothing(fields[name]):
+        if name in fields and entry.is_noop(fields[name]):
             fields = {key: value for key, value in fields.items() if key != name}
         elif name in fields:
             raise UnsupportedParameter(

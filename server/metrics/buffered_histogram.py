@@ -1,4 +1,4 @@
-"""Gathered: numbers that come so often that a histogram counts them many at a time."""
+"""BufferedHistogram: numbers that come so often that a histogram counts them many at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client import Histogram
 MANY = 256
 
 
-class Gathered:
+class BufferedHistogram:
     """Numbers for one histogram: to count 256 of them at once costs a tenth."""
 
     def __init__(self, histogram: Histogram, edges: Sequence[float]) -> None:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, FinishReason, Ready, Stats
 from server.generation.admission import Reason
-from server.metrics.buffered_histogram import Gathered
+from server.metrics.buffered_histogram import BufferedHistogram
 from server.metrics.engine_counts import EngineCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -91,7 +91,7 @@ class Metrics(Collector):
         self._inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two deliveries of tokens.", PER_TOKEN
         )
-        self._gaps = Gathered(self._inter_token, PER_TOKEN)
+        self._gaps = BufferedHistogram(self._inter_token, PER_TOKEN)
         self._per_token = self._histogram(
             "time_per_output_token_seconds",
             "Mean of a completion, first token left out.",

@@ -37,7 +37,7 @@ from server.config import ServerConfig
 from server.generation.request_log import RequestLog
 from server.http.connection import BoundedProtocol
 from server.http.connection_limit import ConnectionLimit, most_connections
-from server.http.middleware import Gate
+from server.http.middleware import DrainState
 from server.metrics.metrics import Metrics
 from server.process.logs import set_up_logging
 from server.process.start_report import Reporter
@@ -52,7 +52,7 @@ DAY_SECONDS = 86400.0
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class ApiProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher says on stdin."""
 
     config: ServerConfig
@@ -62,7 +62,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     listener: int  # file descriptor
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """uvicorn, with our signals: it would close the listener before the streams have ended."""
 
     @contextlib.contextmanager
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(start: Start) -> None:
+async def serve(start: ApiProcessArgs) -> None:
     """Answer requests until SIGTERM, then drain."""
     config = start.config
     tokenizer = tokenizer_of(config)
@@ -124,9 +124,9 @@ def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
     return metrics
 
 
-def http_server(app: FastAPI, config: ServerConfig) -> Server:
+def http_server(app: FastAPI, config: ServerConfig) -> ApiServer:
     protocol = partial(BoundedProtocol, limit=ConnectionLimit(most_connections()))
-    return Server(
+    return ApiServer(
         uvicorn.Config(
             app,
             http=cast(Any, protocol),  # uvicorn calls it for each connection
@@ -145,7 +145,7 @@ def http_server(app: FastAPI, config: ServerConfig) -> Server:
 
 @contextlib.asynccontextmanager
 async def background_work(
-    start: Start, state: ServerState
+    start: ApiProcessArgs, state: ServerState
 ) -> AsyncGenerator[asyncio.Task[None] | None]:
     """What goes on beside requests: the report, and batches, whose task is returned."""
     config, client, batches = start.config, state.client, state.batches
@@ -171,7 +171,11 @@ class Drain:
     """Lets open requests end, at most `drain_seconds` long, then cuts them off and stops."""
 
     def __init__(
-        self, server: Server, gate: Gate, state: ServerState, runner: asyncio.Task[None] | None
+        self,
+        server: ApiServer,
+        gate: DrainState,
+        state: ServerState,
+        runner: asyncio.Task[None] | None,
     ) -> None:
         """`runner` works on batches."""
         self._server = server
@@ -212,7 +216,7 @@ def open_batches(config: ServerConfig) -> BatchStore | None:
     return BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
 
 
-def response_store(start: Start) -> ResponseStore:
+def response_store(start: ApiProcessArgs) -> ResponseStore:
     """The store that all API processes share: the file asked for, or one beside their sockets."""
     config = start.config
     path = config.response_store
@@ -242,7 +246,7 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         sys.exit(ORPHANED)
-    start = msgspec.json.decode(line, type=Start)
+    start = msgspec.json.decode(line, type=ApiProcessArgs)
     die_with_parent()
     set_up_logging(start.config.log_level, start.config.log_format)
     try:

@@ -8,7 +8,7 @@ from server.errors import UnsupportedParameter
 from server.prompt.tokenizer import ChatTokenizer
 
 
-class Format(NamedTuple):
+class FimFormat(NamedTuple):
     """Words of the vocabulary around the text before the gap and that after it."""
 
     before: str
@@ -18,18 +18,18 @@ class Format(NamedTuple):
 
 
 FORMATS = (
-    Format("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen coder, CodeGemma
-    Format("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    Format("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    Format(
+    FimFormat("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen coder, CodeGemma
+    FimFormat("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    FimFormat("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    FimFormat(
         "<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"
     ),  # DeepSeek
-    Format("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
-    Format("[PREFIX]", "[SUFFIX]", "", after_first=True),  # Codestral
+    FimFormat("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+    FimFormat("[PREFIX]", "[SUFFIX]", "", after_first=True),  # Codestral
 )
 
 
-def fill_format(tokenizer: ChatTokenizer) -> Format | None:
+def fill_format(tokenizer: ChatTokenizer) -> FimFormat | None:
     """How this model fills a gap; None if it cannot."""
     known = tokenizer.tokenizer.token_to_id
     for form in FORMATS:

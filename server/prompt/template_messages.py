@@ -93,7 +93,7 @@ def template_messages(
         if message.tool_call_id is not None:
             entry["tool_call_id"] = message.tool_call_id
         if message.thought() and template is not None:
-            entry |= _thought(message, template)
+            entry |= _reasoning_of(message, template)
         if message.tool_calls:
             path = f"messages[{index}].tool_calls"
             if not knows("tool_calls"):
@@ -132,7 +132,7 @@ def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict
     ]
 
 
-def _thought(message: Message, template: ChatTemplate) -> dict[str, str]:
+def _reasoning_of(message: Message, template: ChatTemplate) -> dict[str, str]:
     """An earlier thought as the template names it.
 
     The template knows which turns' thoughts the model was trained to read again; most leave out

@@ -88,7 +88,7 @@ class TokenizerFile(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Marks:
+class TokenMarks:
     """Special tokens that mean something in an answer, such as the mark of a tool call."""
 
     ids: frozenset[int]
@@ -162,7 +162,11 @@ class ChatTokenizer:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
 
     def detokenizer(
-        self, *, skip_special: bool = True, prompt: Sequence[int] = (), marks: Marks | None = None
+        self,
+        *,
+        skip_special: bool = True,
+        prompt: Sequence[int] = (),
+        marks: TokenMarks | None = None,
     ) -> Detokenizer:
         """marks: special tokens that are part of the text even if others are skipped."""
         table = self.bytes_plain if skip_special else self.bytes_all
@@ -178,15 +182,15 @@ class ChatTokenizer:
         words = ((id, self.tokenizer.id_to_token(id)) for id in self.special_ids)
         return {id: word for id, word in words if word}
 
-    def marks(self, is_mark: Callable[[str], bool]) -> Marks:
+    def marks(self, is_mark: Callable[[str], bool]) -> TokenMarks:
         """The special tokens whose words are marks; takes as long as the vocabulary."""
         ids = frozenset(id for id, word in self.special_words().items() if is_mark(word))
         if self.bytes_plain is None or self.bytes_all is None:
-            return Marks(ids, None)
+            return TokenMarks(ids, None)
         table = list(self.bytes_plain)
         for id in ids:
             table[id] = self.bytes_all[id]
-        return Marks(ids, table)
+        return TokenMarks(ids, table)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for: often part of a character."""

@@ -28,7 +28,7 @@ class ArgumentForm:
 
 
 @dataclass
-class Parts:
+class ArgumentParts:
     """What the grammar of one call is made of beside the call's own rule."""
 
     rules: list[str] = field(default_factory=list[str])
@@ -49,7 +49,9 @@ class Definitions:
         shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
         return cls(shared, len(orjson.dumps(shared)))
 
-    def add(self, parts: Parts, rule: str, value: Schema, path: str, whitespace: str) -> None:
+    def add(
+        self, parts: ArgumentParts, rule: str, value: Schema, path: str, whitespace: str
+    ) -> None:
         """Add a grammar of this name for the JSON of `value`, at `path` of the request."""
         refers = bool(self.schemas) and b'"$ref"' in orjson.dumps(value)
         shared = self.schemas if refers else {}
@@ -61,14 +63,14 @@ class Definitions:
 
 def arguments(
     name: str, schema: Schema, path: str, form: ArgumentForm, marks: GrammarMarks, whitespace: str
-) -> tuple[str, Parts]:
+) -> tuple[str, ArgumentParts]:
     """All arguments of a call, in the order of the schema: an expression, and the rules for it.
 
     name   what the rules' names begin with
     schema of check_schema, at `path` of the request
     Of text an enum is kept to, and a pattern that is written ^(?:...)$; its length is not.
     """
-    parts = Parts()
+    parts = ArgumentParts()
     required = items_of(schema.get("required"))
     definitions = Definitions.of(schema)
     sequence: list[str] = []
@@ -118,7 +120,9 @@ FREE_RULES = (
 )
 
 
-def python_arguments(name: str, schema: Schema, path: str, whitespace: str) -> tuple[str, Parts]:
+def python_arguments(
+    name: str, schema: Schema, path: str, whitespace: str
+) -> tuple[str, ArgumentParts]:
     """All arguments of a call, in the order of the schema: an expression, and the rules for it.
 
     name   what the rules' names begin with
@@ -126,7 +130,7 @@ def python_arguments(name: str, schema: Schema, path: str, whitespace: str) -> t
     Values are JSON, but that true, false and null may be spelt as Python does.
     Raises UnsupportedParameter for an argument whose name Python would not read.
     """
-    parts = Parts()
+    parts = ArgumentParts()
     required = items_of(schema.get("required"))
     definitions = Definitions.of(schema)
     properties = fields_of(schema.get("properties"))

@@ -8,7 +8,8 @@ of four styles, which server/tool_calls/parser/styles.py reads:
     parameters  name, then each argument between marks       text, typed by the tool's schema
     python      f(a=1, b="x")                                alone or in a list
 
-Harmony (gpt-oss) frames whole messages and has a reader of its own, server/tool_calls/parser/harmony.py.
+Harmony (gpt-oss) frames whole messages and has a reader of its own,
+server/tool_calls/parser/harmony.py.
 """
 
 # ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines

@@ -16,12 +16,18 @@ from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 from server.constrained.response_format import WHITESPACE, Grammar
 from server.errors import RequestError, UnsupportedParameter
-from server.tool_calls.arguments import FREE_RULES, ArgumentForm, Parts, arguments, python_arguments
+from server.tool_calls.arguments import (
+    FREE_RULES,
+    ArgumentForm,
+    ArgumentParts,
+    arguments,
+    python_arguments,
+)
 from server.tool_calls.call_forms import CallForm, form_of
 from server.tool_calls.formats import ToolFormat
 
-MOST_CALLS = 32  # of one answer that must call
-MOST_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
+MAX_CALLS = 32  # of one answer that must call
+MAX_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
 Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tools`
 
 
@@ -51,7 +57,7 @@ def tool_grammar(
     if format is None:
         raise _cannot(body)
     form = form_of(format, template)
-    most = 1 if body.one_call() else MOST_CALLS
+    most = 1 if body.one_call() else MAX_CALLS
     if body.must_call():
         return _only_calls(tools, form, most, marks, None)
     if wanted is not None:
@@ -72,12 +78,14 @@ def _cannot(body: ChatRequest) -> RequestError:
     )
 
 
-def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: bool) -> Parts:
+def _rules(
+    tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: bool
+) -> ArgumentParts:
     """Of the calls: call and, by index, call0 = begin0 rest0, ...
 
     all_strict  also functions that are not strict get the arguments that their schema asks for
     """
-    parts = Parts(["call: " + " | ".join(f"call{index}" for index, _ in tools)])
+    parts = ArgumentParts(["call: " + " | ".join(f"call{index}" for index, _ in tools)])
     for index, tool in tools:
         path = f"tools[{index}].function.parameters"
         bound = all_strict or bool(tool.function.strict)
@@ -93,10 +101,10 @@ def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: b
         parts.grammars += more.grammars
         parts.schemas |= more.schemas
         parts.repeated += more.repeated
-        if parts.repeated > MOST_REPEATED:
+        if parts.repeated > MAX_REPEATED:
             raise RequestError(
                 f"the definitions of `{path}` are repeated for each argument that refers to them, "
-                f"which makes more than {MOST_REPEATED} bytes: write small ones in place of $ref",
+                f"which makes more than {MAX_REPEATED} bytes: write small ones in place of $ref",
                 param=path,
             )
     if form.arguments == "python":
@@ -106,7 +114,7 @@ def _rules(tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: b
 
 def _arguments(
     index: int, schema: dict[str, Any] | None, path: str, form: CallForm, marks: GrammarMarks
-) -> tuple[str, Parts]:
+) -> tuple[str, ArgumentParts]:
     """From the arguments to the end of a call: an expression, and the rules for it.
 
     schema  None: the arguments are free
@@ -114,21 +122,23 @@ def _arguments(
     name, end = f"argument{index}", marks.of(form.end)
     if form.arguments == "python":
         if schema is None:
-            return f"python_free {end}", Parts()
+            return f"python_free {end}", ArgumentParts()
         written, parts = python_arguments(name, schema, path, WHITESPACE)
     elif form.arguments is not None:
         if schema is None:
-            return f"free{index}", Parts([marks.after_any(f"free{index}", form.end)])
+            return f"free{index}", ArgumentParts([marks.after_any(f"free{index}", form.end)])
         written, parts = arguments(name, schema, path, form.arguments, marks, WHITESPACE)
     else:
         whole = {"type": "object", **(schema or {})}
         whole["x-guidance"] = {"whitespace_pattern": WHITESPACE}
         grammar = {"name": f"arguments{index}", "json_schema": whole}
-        written, parts = f"@arguments{index}", Parts([], [grammar], {path: whole})
+        written, parts = f"@arguments{index}", ArgumentParts([], [grammar], {path: whole})
     return f"{written} {end}", parts
 
 
-def _lark_input(index: int, lark: str, form: CallForm, marks: GrammarMarks) -> tuple[str, Parts]:
+def _lark_input(
+    index: int, lark: str, form: CallForm, marks: GrammarMarks
+) -> tuple[str, ArgumentParts]:
     """The same of a custom tool.  Raises UnsupportedParameter where it cannot be enforced."""
     if not isinstance(form.arguments, ArgumentForm):
         path = f"tools[{index}].custom.format.grammar.syntax"
@@ -140,7 +150,7 @@ def _lark_input(index: int, lark: str, form: CallForm, marks: GrammarMarks) -> t
     begin = marks.of(form.arguments.text.replace("KEY", INPUT))
     end = marks.of(form.arguments.json_end + form.arguments.close + form.end)
     grammar = {"name": f"input{index}", "lark_grammar": lark}
-    return f"{begin} @input{index} {end}", Parts([], [grammar])
+    return f"{begin} @input{index} {end}", ArgumentParts([], [grammar])
 
 
 def _only_calls(

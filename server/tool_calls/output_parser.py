@@ -10,30 +10,30 @@ import orjson
 
 from server.apis.openai.tools_schema import Tool
 from server.errors import RequestError
-from server.generation.choice import Choice, Piece
+from server.generation.choice import Choice, TextChunk
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.template_options import SWITCH
-from server.prompt.tokenizer import ChatTokenizer, Marks
+from server.prompt.tokenizer import ChatTokenizer, TokenMarks
 from server.tool_calls.custom import CustomCalls
 from server.tool_calls.detect import detect
 from server.tool_calls.formats import Formats, ReasoningFormat
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
-MOST_PROBED = 1 << 20  # characters of a prompt without a question
+MAX_PROBED = 1 << 20  # characters of a prompt without a question
 TAIL_TOKENS = 16  # of a prompt, enough to see whether it ends by opening the reasoning
 
 
 @dataclass(frozen=True)
-class AnswerFormats:
+class OutputFormats:
     """How the served model writes what is more than content."""
 
     formats: Formats
-    marks: Marks
+    marks: TokenMarks
     opened_by_template: bool = False  # thoughts that are wanted begin in the prompt, no others do
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer, tools: str, reasoning: str) -> AnswerFormats:
+    def of(cls, tokenizer: ChatTokenizer, tools: str, reasoning: str) -> OutputFormats:
         """tools, reasoning: names of formats, auto or none.  Raises UnknownFormat."""
         template = tokenizer.template
         formats = detect(
@@ -45,9 +45,9 @@ class AnswerFormats:
         opened = formats.reasoning is not None and _opens(template, formats.reasoning)
         return cls(formats, tokenizer.marks(formats.needs_token), opened)
 
-    def splitting(
+    def parser_spec(
         self, tools: list[Tool], prompt: list[int], tokenizer: ChatTokenizer, *, parallel: bool
-    ) -> Splitting | None:
+    ) -> OutputParserSpec | None:
         """For an answer to this prompt; None if all of it is content."""
         reasoning = self.formats.reasoning
         if reasoning is None and not tools:
@@ -58,7 +58,7 @@ class AnswerFormats:
         custom = frozenset(tool.function.name for tool in tools if tool.type == "custom")
         may_think = begun or (reasoning is not None and not over)
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
-        return Splitting(
+        return OutputParserSpec(
             self.formats,
             schemas,
             custom=custom,
@@ -78,7 +78,7 @@ def _opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
             [{"role": "user", "content": "?"}],
             add_generation_prompt=True,
             continue_final_message=False,
-            max_chars=MOST_PROBED,
+            max_chars=MAX_PROBED,
             extra={SWITCH: True, "thinking": True, "reasoning_effort": "high"},
         )
     except RequestError:  # it wants something else: then nothing is known of it
@@ -87,7 +87,7 @@ def _opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
 
 
 @dataclass(frozen=True)
-class Splitting:
+class OutputParserSpec:
     """What the parsers of a request's choices have in common."""
 
     formats: Formats
@@ -98,8 +98,8 @@ class Splitting:
     begins_messages: bool  # the answer is written as harmony's messages, each with a head
     parallel: bool
 
-    def splitter(self) -> Splitter:
-        return Splitter(
+    def parser(self) -> OutputParser:
+        return OutputParser(
             AnswerParser(
                 self.formats.tools if self.schemas else None,
                 self.formats.reasoning,
@@ -111,7 +111,7 @@ class Splitting:
         )
 
 
-class Splitter:
+class OutputParser:
     """Follows one choice."""
 
     def __init__(self, parser: AnswerParser, custom: CustomCalls) -> None:
@@ -127,7 +127,7 @@ class Splitter:
             return False
         return not isinstance(choice.stop_hit, str) or _is_json("".join(self._arguments))
 
-    def feed(self, choice: Choice, piece: Piece) -> list[Delta]:
+    def feed(self, choice: Choice, piece: TextChunk) -> list[Delta]:
         """What the piece adds; counts the choice's reasoning tokens."""
         deltas = self._parser.feed(piece.text)
         if piece.finish is not None:
@@ -154,6 +154,6 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def plain(piece: Piece) -> list[Delta]:
+def plain(piece: TextChunk) -> list[Delta]:
     """The deltas of a piece that is content."""
     return [ContentDelta(piece.text)] if piece.text else []

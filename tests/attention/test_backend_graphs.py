@@ -13,7 +13,7 @@ from torch import Tensor
 from attention.backend import Backend, Capacity, Shape
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 
 ROWS, TOKENS, PAGE, PAGES, LONGEST = 12, 96, 16, 400, 480
 KV_HEADS, GROUP, HEAD_DIM = 2, 4, 128
@@ -21,19 +21,19 @@ Lengths = list[tuple[int, int]]  # (q_len, kv_len) a row
 
 
 @dataclass
-class Step:
+class GraphTestStep:
     """The tensors of a step of at most ROWS rows and `tokens` tokens, at fixed addresses."""
 
     cu_seqlens_q: Tensor
     cache_seqlens: Tensor
     page_table: Tensor
-    write_slots: Tensor
+    slot_mapping: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
 
     @classmethod
-    def make(cls, rows: int, tokens: int) -> Step:
+    def make(cls, rows: int, tokens: int) -> GraphTestStep:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device="cuda")
 
@@ -49,7 +49,7 @@ class Step:
 
     def take(self, lengths: Lengths, draw: random.Random) -> None:
         """Fill in a batch; rows and tokens that it has not are padding."""
-        rows, tokens = len(self.cache_seqlens), len(self.write_slots)
+        rows, tokens = len(self.cache_seqlens), len(self.slot_mapping)
         padding = [(0, 0)] * (rows - len(lengths))
         q_lens, kv_lens = zip(*lengths, *padding, strict=True)
         free = draw.sample(range(PAGES), PAGES)
@@ -64,16 +64,16 @@ class Step:
         self.cu_seqlens_q.copy_(torch.tensor([0, *accumulate(q_lens)]))
         self.cache_seqlens.copy_(torch.tensor(kv_lens))
         self.page_table.copy_(torch.tensor(table))
-        self.write_slots.copy_(torch.tensor(slots + [-1] * (tokens - len(slots))))
+        self.slot_mapping.copy_(torch.tensor(slots + [-1] * (tokens - len(slots))))
         for tensor in (self.q, self.k, self.v):
             tensor.normal_()
 
     def run(self, backend: Backend, kv: KVPool, lengths: Lengths) -> Tensor:
         q_lens, kv_lens = zip(*lengths, strict=True)
-        meta = ForwardMeta(
+        meta = AttentionMetadata(
             cu_seqlens_q=self.cu_seqlens_q, cache_seqlens=self.cache_seqlens,
             page_table=self.page_table,
-            write_slots=self.write_slots, max_seqlen_q=max(q_lens),
+            slot_mapping=self.slot_mapping, max_seqlen_q=max(q_lens),
             decode_rows=q_lens.count(1), q_lens=q_lens, kv_lens=kv_lens,
         )  # fmt: skip
         meta = backend.plan(meta, kv)
@@ -84,7 +84,7 @@ class Step:
         return torch.stack(outs)
 
 
-def capture(step: Step, backend: Backend, kv: KVPool, lengths: Lengths):
+def capture(step: GraphTestStep, backend: Backend, kv: KVPool, lengths: Lengths):
     step.take(lengths, random.Random(0))
     step.run(backend, kv, lengths)  # compiles
     torch.cuda.synchronize()
@@ -130,7 +130,7 @@ def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_i
     for mine, theirs in ((kv.k, other.k), (kv.v, other.v)):
         mine.normal_()
         theirs.copy_(mine)
-    alone, mixed = Step.make(ROWS, ROWS), Step.make(ROWS, TOKENS)
+    alone, mixed = GraphTestStep.make(ROWS, ROWS), GraphTestStep.make(ROWS, TOKENS)
     graphs = {
         True: (alone, *capture(alone, backend, kv, [(1, 7), (1, 200)])),
         False: (mixed, *capture(mixed, backend, kv, [(1, 20), (9, 30)])),

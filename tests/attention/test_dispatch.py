@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from attention.backend import Capacity, Choice, Shape, UnsupportedAttention
+from attention.backend import BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.dispatch import DECODE, FLASH1, PREFILL, Machine, choose, dispatch
 from attention.planned_kernel import decode_kernel
 
@@ -21,9 +21,9 @@ TURING, AMPERE, ADA, HOPPER, BLACKWELL, CONSUMER = (
 SHAPE = Shape(
     heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16, kv_dtype=torch.bfloat16
 )
-MHA = Choice("mha")
-ON_HOPPER = Choice("flash2", "decode_hopper", "prefill_hopper", "uneven")
-PLAIN = Choice("flash2", "decode", "prefill", "uneven")
+MHA = BackendChoice("mha")
+ON_HOPPER = BackendChoice("flash2", "decode_hopper", "prefill_hopper", "uneven")
+PLAIN = BackendChoice("flash2", "decode", "prefill", "uneven")
 EVERYTHING = [CPU, INTERPRETER, TURING, AMPERE, ADA, HOPPER, BLACKWELL, CONSUMER]
 
 
@@ -45,7 +45,7 @@ def test_mha_runs_everywhere_and_serves_everything(machine: Machine):
         (CONSUMER, PLAIN),
     ],
 )
-def test_auto_is_flash2_where_there_is_a_gpu_for_it(machine: Machine, choice: Choice):
+def test_auto_is_flash2_where_there_is_a_gpu_for_it(machine: Machine, choice: BackendChoice):
     assert dispatch(machine, "auto", SHAPE) == choice
 
 
@@ -94,7 +94,7 @@ def test_everything_promised_has_kernels(machine: Machine, dtype: torch.dtype, f
             kv_dtype=FP8 if fp8 else dtype,
         )  # fmt: skip
         assert dispatch(machine, "flash2", shape).backend == "flash2"
-        assert dispatch(machine, "flash1", shape) == Choice("flash1", "flash1", "flash1")
+        assert dispatch(machine, "flash1", shape) == BackendChoice("flash1", "flash1", "flash1")
 
 
 @pytest.mark.parametrize(

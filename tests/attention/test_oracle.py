@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, Case, check, make_case
+from attention_oracle import FP8, OracleCase, check, make_case
 from torch import Tensor
 
 ROWS = [(1, 70), (1, 5), (33, 80), (4, 4), (0, 9), (1, 0), (2, 16)]
 
 
-def sdpa(case: Case, row: int) -> Tensor:
+def sdpa(case: OracleCase, row: int) -> Tensor:
     q_len, kv_len = case.rows[row]
     mask = torch.ones(q_len, kv_len, dtype=torch.bool).tril(kv_len - q_len)
     if case.window:

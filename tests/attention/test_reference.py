@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import reference, reference_plan
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from attention.reference import ReferenceBackend
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-class Step:
+class ReferenceStep:
     """Random rows over a pool of shuffled pages; every cell that no row owns holds NaN."""
 
     def __init__(
@@ -73,11 +73,11 @@ class Step:
             past = slots[:-q_len]
             self.kv.k[1][past // page, :, past % page] = self.k[row][:-q_len]
             self.kv.v[1][past // page, :, past % page] = self.v[row][:-q_len]
-        self.meta = ForwardMeta(
+        self.meta = AttentionMetadata(
             cu_seqlens_q=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32),
             cache_seqlens=torch.tensor(kv_lens, dtype=torch.int32),
             page_table=table,
-            write_slots=torch.cat(writes),
+            slot_mapping=torch.cat(writes),
             max_seqlen_q=max(q_lens),
             decode_rows=sum(q == 1 for q in q_lens),
             q_lens=tuple(q_lens),
@@ -117,14 +117,14 @@ rows = st.lists(
 )
 def test_attention_over_pages_equals_dense_attention(lengths, kv_heads, group, dim, page, seed):
     torch.manual_seed(seed)
-    step = Step(lengths, kv_heads=kv_heads, group=group, head_dim=dim, page=page)
+    step = ReferenceStep(lengths, kv_heads=kv_heads, group=group, head_dim=dim, page=page)
     torch.testing.assert_close(step.run().double(), step.oracle(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_errs_at_most_twice_as_much_as_torch_attention(dtype: torch.dtype):
     torch.manual_seed(0)
-    step = Step([(1, 70), (1, 5), (33, 80), (64, 64)], dtype=dtype, head_dim=64)
+    step = ReferenceStep([(1, 70), (1, 5), (33, 80), (64, 64)], dtype=dtype, head_dim=64)
     exact, ours = step.oracle(), step.run().double()
     error = torch.zeros(())
     for q, k, v in zip(step.q.split(step.meta.q_lens), step.k, step.v, strict=True):
@@ -145,29 +145,29 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch_attention(dtype: tor
 
 def test_a_prompt_in_query_tiles_equals_the_whole(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(1)
-    step = Step([(75, 90), (1, 3)])
+    step = ReferenceStep([(75, 90), (1, 3)])
     whole = step.run()
     monkeypatch.setattr(reference, "TILE", 7)
     torch.testing.assert_close(step.run(), whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 2 * 6 * 16 * 16 * 4, 1 << 30])
+@pytest.mark.parametrize("chunk_bytes", [1, 2 * 6 * 16 * 16 * 4, 1 << 30])
 def test_rows_that_decode_in_pieces_equal_dense_attention(
-    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+    monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ):
     """One KV head of one row at a time, a few rows, and all rows at once."""
     torch.manual_seed(3)
-    monkeypatch.setattr(reference_plan, "PIECE_BYTES", piece_bytes)
-    step = Step([(1, length) for length in (90, 3, 64, 16, 17, 88, 1, 65, 40)] + [(5, 9)])
+    monkeypatch.setattr(reference_plan, "CHUNK_BYTES", chunk_bytes)
+    step = ReferenceStep([(1, length) for length in (90, 3, 64, 16, 17, 88, 1, 65, 40)] + [(5, 9)])
     torch.testing.assert_close(step.run().double(), step.oracle(), rtol=1e-5, atol=1e-5)
 
 
 def test_short_rows_are_not_padded_to_a_long_one():
-    step = Step([(1, 1000), *[(1, 20)] * 30])
+    step = ReferenceStep([(1, 1000), *[(1, 20)] * 30])
     plan = ReferenceBackend().plan(step.meta, step.kv).plan
     assert isinstance(plan, reference_plan.ReferencePlan)
     pages = 63 + 30 * 2
-    assert sum(piece.cells.numel() for piece in plan.pieces) == pages * step.kv.kv_heads
+    assert sum(piece.kv_slots.numel() for piece in plan.decode_chunks) == pages * step.kv.kv_heads
 
 
 class LargestTensor(TorchDispatchMode):
@@ -184,7 +184,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_a_prompt_of_8192_tokens_makes_no_square_of_scores():
     torch.manual_seed(4)
-    step = Step([(8192, 8192)], kv_heads=1, group=2)
+    step = ReferenceStep([(8192, 8192)], kv_heads=1, group=2)
     with LargestTensor() as largest:
         out = step.run()
     assert largest.numel <= 2 * reference.TILE * 8192
@@ -193,14 +193,14 @@ def test_a_prompt_of_8192_tokens_makes_no_square_of_scores():
 
 
 def test_attend_without_a_plan_is_refused():
-    step = Step([(1, 5)])
+    step = ReferenceStep([(1, 5)])
     with pytest.raises(AssertionError, match="plan"):
         ReferenceBackend().attend(step.q, step.kv, 1, step.meta, scale=1.0)
 
 
 def test_a_page_may_be_shared_by_rows():
     torch.manual_seed(2)
-    step = Step([(1, 33), (1, 40)])
+    step = ReferenceStep([(1, 33), (1, 40)])
     table = step.meta.page_table
     table[0, :2] = table[1, :2]  # the first two full pages of row 1 serve row 0 too
     for cache in (step.k, step.v):

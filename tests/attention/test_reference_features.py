@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, Case, check, make_case
+from attention_oracle import FP8, OracleCase, check, make_case
 from backend_step import meta_of, pool_of
 
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from attention.reference import ReferenceBackend
 
 DECODING = [(1, 70), (1, 1), (1, 16), (1, 33), (1, 0)]
 ROWS = [*DECODING, (5, 5), (0, 9), (3, 40), (1, 21), (0, 0), (2, 17)]
 
 
-def run(case: Case) -> None:
+def run(case: OracleCase) -> None:
     backend, kv = ReferenceBackend(), pool_of(case)
     meta = backend.plan(meta_of(case), kv)
     _, lse = case.results()
@@ -52,10 +52,10 @@ def test_what_is_written_to_fp8_pages_is_value_over_scale():
     new = torch.randn(2, 5, 2, 8)
     new[0, 0, 0, 0] = float("nan")
     slots = torch.tensor([3, 17, 60, 0, 31])
-    meta = ForwardMeta(
+    meta = AttentionMetadata(
         cu_seqlens_q=torch.tensor([0, 5]), cache_seqlens=torch.tensor([5]),
         page_table=torch.tensor([[0]], dtype=torch.int32),
-        write_slots=slots, max_seqlen_q=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
+        slot_mapping=slots, max_seqlen_q=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
     )  # fmt: skip
     backend = ReferenceBackend()
     backend.write(new[0], new[1], kv, 1, backend.plan(meta, kv))

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from benchmarks.attention.bench_attention import parse_options, run_grids, subjects_of
-from benchmarks.attention.cases import MIB, Case
+from benchmarks.attention.cases import MIB, AttentionCase
 from benchmarks.attention.grids import GRIDS, cases_of, equal
 from benchmarks.attention.inputs import COLD_BYTES, RandomPool, make_inputs, num_sets
 from benchmarks.attention.measure import measure
 from benchmarks.attention.predictions import predictions
-from benchmarks.attention.results import FA3, FA3_PLAN, OURS, PLAIN, Outcome, Row
+from benchmarks.attention.results import FA3, FA3_PLAN, OURS, PLAIN, CaseResult, SubjectOutcome
 from benchmarks.attention.subjects import Prepared, back_end, kernels
-from benchmarks.attention.targets import Verdict, verdicts
-from benchmarks.attention.timing import Bandwidth, Captured, Sample
+from benchmarks.attention.targets import TargetResult, verdicts
+from benchmarks.attention.timing import Bandwidth, Sample, TimedGraph
 
 READ = Bandwidth(read=3.0, copy=2.9)
 
@@ -26,16 +26,18 @@ READ = Bandwidth(read=3.0, copy=2.9)
 class OneMicrosecond:
     """Calls once and says that it took 1 us."""
 
-    def capture(self, call: Callable[[int], object], num_sets: int) -> Captured:
+    def capture(self, call: Callable[[int], object], num_sets: int) -> TimedGraph:
         call(num_sets - 1)
-        return Captured(None, 1, call)  # type: ignore[arg-type]
+        return TimedGraph(None, 1, call)  # type: ignore[arg-type]
 
-    def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+    def replay(self, captured: Sequence[TimedGraph]) -> list[Sample]:
         return [Sample(1.0, 1.0, 1.0) for _ in captured]
 
 
-def tiny(*lens: int, q_lens: tuple[int, ...] = (), **more: object) -> Case:
-    return Case("decode", "tiny", q_lens or (1,) * len(lens), lens, 4, 2, head_dim=16, **more)  # type: ignore[arg-type]
+def tiny(*lens: int, q_lens: tuple[int, ...] = (), **more: object) -> AttentionCase:
+    return AttentionCase(
+        "decode", "tiny", q_lens or (1,) * len(lens), lens, 4, 2, head_dim=16, **more
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_a_subject_that_fails_does_not_take_the_others_along(pool: RandomPool):
 
 def test_what_a_graph_reads_lives_until_it_is_replayed(pool: RandomPool):
     class Replayed(OneMicrosecond):
-        def replay(self, captured: Sequence[Captured]) -> list[Sample]:
+        def replay(self, captured: Sequence[TimedGraph]) -> list[Sample]:
             assert [plan() is None for plan in plans] == [False] * len(captured)
             return super().replay(captured)
 
@@ -153,11 +155,13 @@ def test_kernels_with_every_plan_agree_with_plain_attention(pool: RandomPool):
     assert row.outcomes[OURS].predicted_us > 0
 
 
-def row_of(case: Case, **us: float) -> Row:
-    return Row(case, {name.replace("_", " "): Outcome(us=value) for name, value in us.items()})
+def row_of(case: AttentionCase, **us: float) -> CaseResult:
+    return CaseResult(
+        case, {name.replace("_", " "): SubjectOutcome(us=value) for name, value in us.items()}
+    )
 
 
-def found(rows: list[Row], start: str) -> Verdict:
+def found(rows: list[CaseResult], start: str) -> TargetResult:
     return next(v for v in verdicts(rows, READ, {}) if v.target.startswith(start))
 
 
@@ -183,12 +187,12 @@ def test_a_mixed_step_is_compared_with_the_sum_of_its_parts():
 
 
 def test_predictions_say_how_far_off_they_are_and_whether_the_best_plan_was_found():
-    def timed(rows: int, **predicted_and_us: tuple[float, float]) -> Row:
+    def timed(rows: int, **predicted_and_us: tuple[float, float]) -> CaseResult:
         outcomes = {
-            name.replace("_", " "): Outcome(us=us, predicted_us=predicted)
+            name.replace("_", " "): SubjectOutcome(us=us, predicted_us=predicted)
             for name, (predicted, us) in predicted_and_us.items()
         }
-        return Row(equal("decode", rows, 4096, (8, 1)), outcomes)
+        return CaseResult(equal("decode", rows, 4096, (8, 1)), outcomes)
 
     rows = [
         timed(1, plain=(5, 10), greedy_plan=(6, 12), fa3_plan=(7, 14)),

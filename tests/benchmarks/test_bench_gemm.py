@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from benchmarks.gemm.bench_gemm import fastest, plainly
 from benchmarks.gemm.bench_many_rows import calls_of, of_layer
-from benchmarks.gemm.gemm_chain import MODELS, Chain, Sizes, random_weights
-from model_zoo.layers.gemm.implementations import Plain, SplitK
+from benchmarks.gemm.gemm_chain import MODELS, Chain, ModelSizes, random_weights
+from model_zoo.layers.gemm.implementations import CublasGemm, SplitK
 
-SIZES = Sizes(layers=2, hidden=32, qkv=48, mixed=32, inner=40, vocab=56)
+SIZES = ModelSizes(layers=2, hidden=32, qkv=48, mixed=32, inner=40, vocab=56)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ def test_the_bytes_of_a_step_are_those_of_all_weights():
 
 def test_the_fastest_way_is_cublas_unless_another_is_clearly_faster():
     other = SplitK(64, 128, 2)
-    assert fastest({Plain(): 10.0, other: 9.9}) == Plain()
-    assert fastest({Plain(): 10.0, other: 9.7}) == other
+    assert fastest({CublasGemm(): 10.0, other: 9.9}) == CublasGemm()
+    assert fastest({CublasGemm(): 10.0, other: 9.7}) == other
 
 
 def test_a_layer_takes_the_faster_of_both_gated_ways():

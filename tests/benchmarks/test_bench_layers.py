@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.step.bench_layers import LayerShape, Subject, shape_of, subjects
+from benchmarks.step.bench_layers import LayerShape, LayerSubject, shape_of, subjects
 
 SHAPE = LayerShape("tiny", hidden=32, heads=4, kv_heads=2, head_dim=16, inner=24)
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Subject]:
-    monkeypatch.setattr("benchmarks.step.bench_layers.MOST_SETS", 2)
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LayerSubject]:
+    monkeypatch.setattr("benchmarks.step.bench_layers.MAX_SETS", 2)
     return list(subjects(SHAPE, 3, torch.device("cpu")))
 
 
-def test_subjects_count_what_is_read_and_written_once(prepared: list[Subject]):
+def test_subjects_count_what_is_read_and_written_once(prepared: list[LayerSubject]):
     """Of bfloat16: 8 heads of 16; a residual and what is added; 2 * 24 gates; 32 embedded."""
     wanted = {"turn": 2 * 8 * 16, "add_norm": 4 * 32, "silu_mul": 3 * 24, "embed": 3 * 32 + 16}
     assert {s.name: s.num_bytes for s in prepared} == {n: 3 * 2 * b for n, b in wanted.items()}
 
 
-def test_fused_kernels_and_separate_operations_make_the_same(prepared: list[Subject]):
+def test_fused_kernels_and_separate_operations_make_the_same(prepared: list[LayerSubject]):
     for subject in prepared:
         wanted = subject.separate(1)
         found = subject.fused(1)
@@ -33,7 +33,7 @@ def test_fused_kernels_and_separate_operations_make_the_same(prepared: list[Subj
             torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
 
 
-def test_every_variant_runs(prepared: list[Subject]):
+def test_every_variant_runs(prepared: list[LayerSubject]):
     for subject in prepared:
         for call in subject.variants.values():
             call(0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.schedule.bench_schedule import step_ms
-from benchmarks.schedule.simulated_engine import Device, load
+from benchmarks.schedule.simulated_engine import DelayedDevice, load
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 
 
 def test_every_request_gets_its_tokens_in_steps_of_the_reckoned_length() -> None:
@@ -14,13 +14,13 @@ def test_every_request_gets_its_tokens_in_steps_of_the_reckoned_length() -> None
     assert loaded.ready.max_model_len == loaded.resolved.max_model_len == 64
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     for id in range(3):
-        engine.add(Request(id, 0, [5] * 20, SamplingParams(max_tokens=id + 1)))
+        engine.add(EngineRequest(id, 0, [5] * 20, SamplingParams(max_tokens=id + 1)))
     tokens: dict[int, list[int]] = {id: [] for id in range(3)}
     while engine.has_work:
         for output in engine.step():
             tokens[output.id] += output.tokens
     assert tokens == {0: [1], 1: [1, 1], 2: [1, 1, 1]}
     device = loaded.executor
-    assert isinstance(device, Device)
+    assert isinstance(device, DelayedDevice)
     for step, seconds in device.step_seconds:
         assert 0.9 < 1000 * seconds / step_ms(step) < 1.3

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelError, read_config
-from model_zoo.weight_reader import Piece, Reading, pieces
+from model_zoo.weight_reader import WeightChunk, WeightReader, weight_chunks
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def read(
-    places: dict[str, Tensor], directory: Path, *, threads: int = 3, piece_bytes: int = 96
+    places: dict[str, Tensor], directory: Path, *, threads: int = 3, chunk_bytes: int = 96
 ) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
-    reading = Reading(
-        places, Checkpoint.open(directory).sources, threads=threads, piece_bytes=piece_bytes
+    reading = WeightReader(
+        places, Checkpoint.open(directory).sources, threads=threads, chunk_bytes=chunk_bytes
     )
     reading.finish(lambda done, total: seen.append((done, total)))
     return seen
@@ -48,13 +48,13 @@ def made_up(directory: Path, *, seed: int = 0) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("piece_bytes", [8, 96, 8 << 20])
+@pytest.mark.parametrize("chunk_bytes", [8, 96, 8 << 20])
 def test_every_tensor_arrives_whole_in_its_place_and_type(
-    tmp_path: Path, device: str, dtype: torch.dtype, piece_bytes: int
+    tmp_path: Path, device: str, dtype: torch.dtype, chunk_bytes: int
 ):
     tensors = made_up(tmp_path / "model")
     places = {n: torch.full_like(t, 9, dtype=dtype, device=device) for n, t in tensors.items()}
-    read(places, tmp_path / "model", piece_bytes=piece_bytes)
+    read(places, tmp_path / "model", chunk_bytes=chunk_bytes)
     for name, tensor in tensors.items():
         assert torch.equal(places[name].cpu(), tensor.to(dtype)), name
 
@@ -78,20 +78,20 @@ def test_a_model_is_filled_as_by_the_plain_way(tmp_path: Path, kind: str, device
     plain = load_model(config, tmp_path, dtype=torch.float16, device=CPU).weights()
     sources = Checkpoint.open(tmp_path).sources
     places = {name: torch.zeros_like(plain[name], device=device) for name in sources}
-    read(places, tmp_path, piece_bytes=1000)
+    read(places, tmp_path, chunk_bytes=1000)
     assert all(torch.equal(places[name].cpu(), plain[name]) for name in sources)
 
 
 def test_pieces_follow_the_files_and_cover_every_byte_once(tmp_path: Path):
     tensors = made_up(tmp_path / "model")
     sources = Checkpoint.open(tmp_path / "model").sources
-    work = pieces({n: torch.empty_like(t) for n, t in tensors.items()}, sources, 64)
-    where = [(piece.source.path, piece.offset) for piece in work]
+    work = weight_chunks({n: torch.empty_like(t) for n, t in tensors.items()}, sources, 64)
+    where = [(chunk.source.path, chunk.offset) for chunk in work]
     assert where == sorted(where)
-    assert all(piece.num_bytes <= 64 for piece in work)
-    assert sum(piece.num_bytes for piece in work) == sum(t.nbytes for t in tensors.values())
+    assert all(chunk.num_bytes <= 64 for chunk in work)
+    assert sum(chunk.num_bytes for chunk in work) == sum(t.nbytes for t in tensors.values())
 
-    def follows(first: Piece, then: Piece) -> bool:
+    def follows(first: WeightChunk, then: WeightChunk) -> bool:
         new_file = first.source.path != then.source.path
         return new_file or first.offset + first.num_bytes == then.offset
 
@@ -111,7 +111,7 @@ def test_a_file_that_was_cut_after_its_header_was_read_is_named(tmp_path: Path):
     path = tmp_path / "model" / "b.safetensors"
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 10)
-    reading = Reading({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+    reading = WeightReader({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
     with pytest.raises(ModelError, match=r"b\.safetensors: tensor .*: the file ends at byte"):
         reading.finish(lambda done, total: None)
 
@@ -120,6 +120,6 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path):
     tensors = made_up(tmp_path / "model")
     sources = Checkpoint.open(tmp_path / "model").sources
     (tmp_path / "model" / "a.safetensors").unlink()
-    reading = Reading({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+    reading = WeightReader({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
     with pytest.raises(ModelError, match=r"a\.safetensors: cannot be read: No such file"):
         reading.finish(lambda done, total: None)

@@ -8,15 +8,15 @@ from typing import Literal
 import msgspec
 import pytest
 
-from attention.backend import Choice
-from runtime.config import ConfigError, EngineConfig, ModelFacts, Resolved, check, resolve
+from attention.backend import BackendChoice
+from runtime.config import ConfigError, EngineConfig, ModelFacts, ResolvedConfig, check, resolve
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
-from runtime.startup.engine_spec import draw_up
+from runtime.startup.engine_spec import resolve_engine_spec
 
 FACTS = ModelFacts(model_type="fake", max_position=512, vocab_size=100, kv_bytes_per_token=1024)
 
 
-def settle(*, budget: int = 1 << 30, **wishes: int) -> Resolved:
+def resolve_config(*, budget: int = 1 << 30, **wishes: int) -> ResolvedConfig:
     return resolve(
         EngineConfig(model="", **wishes),
         FACTS,
@@ -30,30 +30,30 @@ def settle(*, budget: int = 1 << 30, **wishes: int) -> Resolved:
 
 
 def test_a_small_token_budget_is_kept_and_bounds_the_sequences_that_run() -> None:
-    resolved = settle(max_batched_tokens=24)
+    resolved = resolve_config(max_batched_tokens=24)
     assert (resolved.max_batched_tokens, resolved.max_num_seqs) == (24, 24)
-    assert settle(max_num_seqs=900).max_batched_tokens == 900
+    assert resolve_config(max_num_seqs=900).max_batched_tokens == 900
 
 
 def test_a_token_budget_below_the_sequences_asked_for_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--max-batched-tokens 8 .* --max-num-seqs 16"):
-        settle(max_batched_tokens=8, max_num_seqs=16)
+        resolve_config(max_batched_tokens=8, max_num_seqs=16)
 
 
 def test_a_pool_too_small_for_one_request_of_the_length_asked_for_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len 64$"):
-        settle(budget=64 * 1024, max_model_len=128)
-    assert settle(budget=64 * 1024).max_model_len == 64
+        resolve_config(budget=64 * 1024, max_model_len=128)
+    assert resolve_config(budget=64 * 1024).max_model_len == 64
 
 
 def test_more_kv_tokens_than_memory_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="ask for at most 64"):
-        settle(budget=64 * 1024, kv_tokens=80)
+        resolve_config(budget=64 * 1024, kv_tokens=80)
 
 
 def test_less_kv_than_one_request_was_asked_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="--kv-tokens 64 is less than --max-model-len 128"):
-        settle(kv_tokens=64, max_model_len=128)
+        resolve_config(kv_tokens=64, max_model_len=128)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ MIB = 2**20
 TIGHT = MemoryPlan(free=1750 * MIB, share=0.8, weights=500 * MIB, work=800 * MIB)
 
 
-def settle_tight(memory: MemoryPlan = TIGHT, **wishes: int) -> Resolved:
+def settle_tight(memory: MemoryPlan = TIGHT, **wishes: int) -> ResolvedConfig:
     """A page of 16 tokens is 16 MiB: 100 MiB hold 6."""
     return resolve(
         EngineConfig(model="", max_batched_tokens=4096, max_num_seqs=8, **wishes),
@@ -140,14 +140,14 @@ def test_absurd_steps_are_refused_before_anything_is_loaded(wish: dict[str, int]
 def test_more_sequences_than_a_plan_of_attention_holds_are_refused_before_anything_is_loaded() -> (
     None
 ):
-    most = Choice("flash2").most_rows
-    assert most is not None and Choice("fixed").most_rows == most
+    most = BackendChoice("flash2").max_rows
+    assert most is not None and BackendChoice("fixed").max_rows == most
     check(EngineConfig(model="", max_num_seqs=most), FACTS, "flash2", most)
     wish = EngineConfig(model="", max_num_seqs=most + 1)
     with pytest.raises(ConfigError, match=f"--max-num-seqs {most + 1}: .*flash2.* at most {most}"):
         check(wish, FACTS, "flash2", most)
     for unplanned in ("flash1", "mha"):
-        check(wish, FACTS, unplanned, Choice(unplanned).most_rows)
+        check(wish, FACTS, unplanned, BackendChoice(unplanned).max_rows)
 
 
 def test_an_engine_whose_plans_hold_fewer_sequences_is_not_drawn_up() -> None:
@@ -155,7 +155,7 @@ def test_an_engine_whose_plans_hold_fewer_sequences_is_not_drawn_up() -> None:
         model="model_zoo/tiny_chat", device="cpu", attention="flash2", max_num_seqs=9000
     )
     with pytest.raises(ConfigError, match="--max-num-seqs 9000"):
-        draw_up(wish)
+        resolve_engine_spec(wish)
 
 
 def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Case:
+class OracleCase:
     """One step's tensors as a kernel wants them, and the dense rows as the oracle wants them."""
 
     rows: tuple[tuple[int, int], ...]  # (q_len, kv_len)
@@ -33,7 +33,7 @@ class Case:
     page_table: Tensor  # [B, P] int32
     cu_seqlens_q: Tensor  # [B + 1] int32
     cache_seqlens: Tensor  # [B] int32
-    write_slots: Tensor  # [T] int64, where each token's key is: page * page_size + offset
+    slot_mapping: Tensor  # [T] int64, where each token's key is: page * page_size + offset
     scale: float
     window: int
     softcap: float
@@ -163,7 +163,7 @@ def make_case(
     first_page: int = 0,
     device: str | torch.device = "cpu",
     seed: int = 0,
-) -> Case:
+) -> OracleCase:
     """Random rows (q_len, kv_len), N(0, 1) tensors; the same arguments give the same case.
 
     kv_dtype      of the pool, dtype if not said; float8_e4m3fn comes with a scale a KV head
@@ -185,7 +185,7 @@ def make_case(
     num_pages = first_page + sum(-(-kv_len // page) for _, kv_len in rows) + SPARE
     pools = poisoned_layers((num_pages, kv_heads, page, head_dim), kv_dtype, layout, device)
     _fill(pools, slots, scales, lambda count: normal(count, kv_heads, head_dim))
-    return Case(
+    return OracleCase(
         rows=tuple(rows),
         q=_part_of_wider(q, 2 * kv_heads) if strided_q else q,
         k=pools[0],
@@ -193,7 +193,7 @@ def make_case(
         page_table=table.to(device),
         cu_seqlens_q=_ints([0, *accumulate(q_len for q_len, _ in rows)], device),
         cache_seqlens=_ints([kv_len for _, kv_len in rows], device),
-        write_slots=torch.cat([_newest(own, n) for own, (n, _) in zip(slots, rows, strict=True)]),
+        slot_mapping=torch.cat([_newest(own, n) for own, (n, _) in zip(slots, rows, strict=True)]),
         scale=head_dim**-0.5 if scale is None else scale,
         window=window,
         softcap=softcap,
@@ -233,7 +233,7 @@ def _newest(slots: Tensor, count: int) -> Tensor:
 
 
 def check(
-    case: Case,
+    case: OracleCase,
     out: Tensor,
     lse: Tensor | None = None,
     *,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from attention_oracle import Case, dequantised
+from attention_oracle import OracleCase, dequantised
 from torch import Tensor
 
 from attention.backend import Backend, Capacity, Shape
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 
 
-def shape_of(case: Case) -> Shape:
+def shape_of(case: OracleCase) -> Shape:
     return Shape(
         heads=case.q.shape[1],
         kv_heads=case.kv_heads,
@@ -22,27 +22,29 @@ def shape_of(case: Case) -> Shape:
     )
 
 
-def back_end(case: Case, name: str, *, rows: int = 16, tokens: int = 64, **options) -> Backend:
+def back_end(
+    case: OracleCase, name: str, *, rows: int = 16, tokens: int = 64, **options
+) -> Backend:
     """The back end for cases like this one."""
     capacity = Capacity(rows=rows, tokens=tokens)
     return choose(case.q.device, name, shape_of(case), capacity, **options)
 
 
-def pool_of(case: Case) -> KVPool:
+def pool_of(case: OracleCase) -> KVPool:
     """The case's layer as a pool of one layer."""
     scales = (None if scale is None else scale[None] for scale in (case.k_scale, case.v_scale))
     return KVPool(case.k[None], case.v[None], *scales)
 
 
-def meta_of(case: Case) -> ForwardMeta:
+def meta_of(case: OracleCase) -> AttentionMetadata:
     """The step as the runtime describes it; the case's first rows of one token decode."""
     q_lens, kv_lens = zip(*case.rows, strict=True)
     decode_rows = next((row for row, q_len in enumerate(q_lens) if q_len != 1), len(q_lens))
-    return ForwardMeta(
+    return AttentionMetadata(
         cu_seqlens_q=case.cu_seqlens_q,
         cache_seqlens=case.cache_seqlens,
         page_table=case.page_table,
-        write_slots=case.write_slots,
+        slot_mapping=case.slot_mapping,
         max_seqlen_q=max(q_lens),
         decode_rows=decode_rows,
         q_lens=q_lens,
@@ -50,7 +52,7 @@ def meta_of(case: Case) -> ForwardMeta:
     )
 
 
-def newest(case: Case) -> tuple[Tensor, Tensor]:
+def newest(case: OracleCase) -> tuple[Tensor, Tensor]:
     """k, v [T, kv_heads, D] of the step's own tokens, as the model computes them; 0 without KV."""
     found: list[Tensor] = []
     for rows, scale in ((case.keys, case.k_scale), (case.values, case.v_scale)):
@@ -64,13 +66,13 @@ def newest(case: Case) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-def attended(case: Case, backend: Backend, *, write: bool = True) -> tuple[Tensor, Tensor]:
+def attended(case: OracleCase, backend: Backend, *, write: bool = True) -> tuple[Tensor, Tensor]:
     """(out, lse) of the case; its newest keys and values are taken away and written again."""
     kv, meta = pool_of(case), meta_of(case)
     meta = backend.plan(meta, kv)
     if write:
         new = newest(case)
-        slots = case.write_slots[case.write_slots >= 0]
+        slots = case.slot_mapping[case.slot_mapping >= 0]
         for pool in (case.k, case.v):
             pool[slots // pool.shape[2], :, slots % pool.shape[2]] = float("nan")
         backend.write(*new, kv, 0, meta)

@@ -7,32 +7,32 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
-from attention_oracle import Case
+from attention_oracle import OracleCase
 from torch import Tensor
 
-from attention.batch_invariant.kernel import FixedConfig, fixed
-from attention.batch_invariant.plan import FixedPlan, FixedSpec
-from attention.batch_invariant.plan_device import FixedPlanner
+from attention.batch_invariant.kernel import BatchInvariantConfig, batch_invariant_attention
+from attention.batch_invariant.plan import BatchInvariantPlan, BatchInvariantSpec
+from attention.batch_invariant.plan_device import BatchInvariantPlanner
 
 # Small tiles, so that a few tokens make several of them and the interpreter stays quick.
-SMALL = FixedConfig(block_m=32, block_n=16, piece=32, warps=4, stages=2, resident=1)
+SMALL = BatchInvariantConfig(block_m=32, block_n=16, split=32, warps=4, stages=2, ctas_per_sm=1)
 Part = tuple[int, int, int]  # row of the case, its first position that is fed, and the end
 
 
 def run_parts(
-    case: Case, parts: Sequence[Part], *, config: FixedConfig = SMALL, **options: int
-) -> tuple[Tensor, Tensor, FixedPlan]:
+    case: OracleCase, parts: Sequence[Part], *, config: BatchInvariantConfig = SMALL, **options: int
+) -> tuple[Tensor, Tensor, BatchInvariantPlan]:
     """(out, lse) of a step that feeds these parts; the case's rows are whole prompts.
 
-    options  of FixedSpec: programs, units
+    options  of BatchInvariantSpec: programs, units
     """
     device = case.q.device
-    spec = FixedSpec(
-        kv_heads=case.kv_heads, group=case.group, block_m=config.block_m, piece=config.piece,
+    spec = BatchInvariantSpec(
+        kv_heads=case.kv_heads, group=case.group, block_m=config.block_m, split=config.split,
         window=case.window, **{"programs": 4, "units": 64, **options},
     )  # fmt: skip
     q = torch.cat([case.q[case.tokens(row)][first:end] for row, first, end in parts])
-    planner = FixedPlanner(
+    planner = BatchInvariantPlanner(
         spec, max_tokens=len(q), max_rows=len(parts), head_dim=q.shape[-1], device=device
     )
     sums = [0, *accumulate(end - first for _, first, end in parts)]
@@ -46,11 +46,13 @@ def run_parts(
     table = case.page_table[[row for row, _, _ in parts]]
     out = torch.full_like(q, float("nan"))
     lse = out.new_full(out.shape[:2], float("nan"), dtype=torch.float32)
-    fixed(q, case.k, case.v, table, plan, out, lse, config=config, **case.features)
+    batch_invariant_attention(
+        q, case.k, case.v, table, plan, out, lse, config=config, **case.features
+    )
     return out, lse, plan
 
 
-def run(case: Case, **options: int) -> tuple[Tensor, Tensor]:
+def run(case: OracleCase, **options: int) -> tuple[Tensor, Tensor]:
     """(out, lse) of the case, whose rows may have keys before their tokens."""
     parts = [(row, kv_len - q_len, kv_len) for row, (q_len, kv_len) in enumerate(case.rows)]
     shifted = _whole(case)
@@ -58,7 +60,7 @@ def run(case: Case, **options: int) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _whole(case: Case) -> Case:
+def _whole(case: OracleCase) -> OracleCase:
     """The case with made-up queries before those of each row, so that positions index them."""
     rows = [case.q[case.tokens(row)] for row in range(len(case.rows))]
     padded = [

@@ -29,7 +29,7 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass
-class Clock:
+class FakeClock:
     """Unix seconds that stand still until they are told to go on."""
 
     now: float = 1_700_000_000.0
@@ -44,7 +44,7 @@ class BatchServer:
     store: BatchStore
     state: ServerState
     http: httpx.AsyncClient
-    clock: Clock
+    clock: FakeClock
     runners: list[asyncio.Task[None]] = field(default_factory=list)
 
     def run_batches(self) -> BatchRunner:
@@ -118,14 +118,14 @@ def fake_tokenizer() -> ChatTokenizer:
 
 @contextlib.asynccontextmanager
 async def batch_server(
-    folder: Path, *, key: str = "", clock: Clock | None = None, **config: Any
+    folder: Path, *, key: str = "", clock: FakeClock | None = None, **config: Any
 ) -> AsyncIterator[BatchServer]:
     """A server that keeps its files in `folder`; batches wait for run_batches()."""
     tokenizer = fake_tokenizer()
     tokens = [*tokenizer.encode(GREETING), 0]
     engine = FakeEngine(reply=lambda request: tokens)
     settings = replace(fake_config(folder), data_dir=str(folder / "data"), **config)
-    clock = clock or Clock()
+    clock = clock or FakeClock()
     store = BatchStore(Path(settings.data_dir), max_bytes=settings.max_data_bytes, clock=clock)
     client: Any = engine
     state = ServerState(settings, client, tokenizer, Metrics(), batches=store)
@@ -138,5 +138,5 @@ async def batch_server(
         try:
             yield server
         finally:
-            await server.generation.stop()
+            await server.stop()
             store.close()

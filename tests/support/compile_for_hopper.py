@@ -3,8 +3,8 @@
 A driver that only knows the target takes the place of CUDA's: the kernels' own Python functions are
 called with tensors of no device, compile as they would before a launch, and launch nothing.
 
-    python tests/support/compile_for_hopper.py NAME ...   prints one JSON object, {NAME: [kernel, ...]};
-                                                  no NAME: all
+    python tests/support/compile_for_hopper.py NAME ...   prints one JSON object, {NAME: [kernel,
+                                                  ...]}; no NAME: all
 
 Needs Triton for Linux on x86-64; TRITON_INTERPRET must not be set.
 """
@@ -72,7 +72,7 @@ class CompileOnly(DriverBase):
         def launch(*args: Any) -> None:
             self.launched.append((metadata.name, metadata, args[4]))
 
-        return dependent_launch
+        return launch
 
 
 def describe(name: str, metadata: Any, cubin: bytes) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sampler_cases import Row
+from sampler_cases import SamplerRow
 from torch import Tensor
 
-from runtime.executor.slots import Slots
-from runtime.sampling.constrained_rows import Left, SpecialRows
-from runtime.sampling.eager import Allowed
-from runtime.sampling.sampler_output import Drawn
-from runtime.sampling.state import ROW_WORDS, SamplerState, is_special
+from runtime.executor.slots import SequenceSlots
+from runtime.sampling.constrained_rows import ConstrainedRows, UnfinishedRows
+from runtime.sampling.eager import AllowedMasks
+from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import make_batch
 
 Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
@@ -21,36 +21,38 @@ Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
 class Behind:
     """Rows in slots of their order, behind a step that has chosen the tokens of some."""
 
-    def __init__(self, rows: list[Row], vocab: int, device: str) -> None:
+    def __init__(self, rows: list[SamplerRow], vocab: int, device: str) -> None:
         where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
-        self.rows, self.slots = rows, Slots(len(rows), 4, vocab, where)
+        self.rows, self.slots = rows, SequenceSlots(len(rows), 4, vocab, where)
         self.slots.eager = False
         self.state = SamplerState(len(rows), vocab, where)
-        self.special_rows = SpecialRows(self.slots, self.state)
+        self.constrained_rows = ConstrainedRows(self.slots, self.state)
         new_rows = [row.new(slot) for slot, row in enumerate(rows)]
         self.slots.begin(make_batch(new_rows=new_rows))
         block = np.zeros((len(rows), ROW_WORDS), dtype=np.int32)
         self.state.pack(new_rows, block)
         self.state.apply(torch.from_numpy(block).to(where))
         for new in new_rows:
-            self.special_rows.start_over(new)
+            self.constrained_rows.reset(new)
             if new.params.has_penalties:
                 self.state.count(new.slot, new.history, new.prompt_len)
 
-    def draw(
+    def sample_tokens(
         self, logits: Tensor, ends: list[int], masks: Masks, slots: list[int] | None = None
-    ) -> tuple[Drawn, list[int]]:
+    ) -> tuple[SamplerOutput, list[int]]:
         """What was drawn, and the rows of the logits that its entries are of."""
         slots = list(range(len(self.rows))) if slots is None else slots
         batch = make_batch(slots=slots, starts=[end - 1 for end in ends], q_lens=[1] * len(slots))
-        special = [is_special(self.rows[slot].params) for slot in slots]
+        constrained = [is_constrained(self.rows[slot].params) for slot in slots]
         scored = [
             self.rows[slot].params.logprobs is not None and not mine
-            for slot, mine in zip(slots, special, strict=True)
+            for slot, mine in zip(slots, constrained, strict=True)
         ]
-        left = Left(np.flatnonzero(special), np.flatnonzero(scored))
-        places = [left.special.tolist().index(row) for row in masks]
+        unfinished = UnfinishedRows(np.flatnonzero(constrained), np.flatnonzero(scored))
+        places = [unfinished.constrained.tolist().index(row) for row in masks]
         bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
-        allowed = Allowed(np.array(places), np.stack(bits)) if masks else None
+        allowed = AllowedMasks(np.array(places), np.stack(bits)) if masks else None
         logits = logits.to(self.slots.device)
-        return self.special_rows.draw(logits, left, batch, allowed), left.rows.tolist()
+        return self.constrained_rows.sample_tokens(
+            logits, unfinished, batch, allowed
+        ), unfinished.rows.tolist()

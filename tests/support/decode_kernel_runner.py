@@ -5,46 +5,56 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from attention_oracle import Case
+from attention_oracle import OracleCase
 from torch import Tensor
 
 from attention.decode.decode import decode
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
 from attention.planner.split_counts import plan_of_counts
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, SplitPlan, planned_rows
-from attention.planner.stream_k import plan_uneven
+from attention.planner.split_plan import (
+    HostSplitPlan,
+    Int32Array,
+    SplitPlan,
+    SplitPlanSpec,
+    planned_rows,
+)
+from attention.planner.stream_k import plan_stream_k
 
 
-def plan_whole(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
+def plan_whole(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
+) -> HostSplitPlan:
     """No row is cut."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     return plan_of_counts(rows, np.ones_like(rows.blocks), spec)
 
 
-def plan_thin(cu_seqlens_q: Ints, cache_seqlens: Ints, spec: PlanSpec) -> HostPlan:
+def plan_thin(
+    cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
+) -> HostSplitPlan:
     """Every row is cut into pieces of one block, for which spec.programs must be enough."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     return plan_of_counts(rows, np.maximum(rows.blocks, 1), spec)
 
 
-PLANNERS: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
+PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
     "whole": plan_whole,
     "thin": plan_thin,
     "fa3": plan_fa3,
     "greedy": plan_greedy,
-    "uneven": plan_uneven,
+    "uneven": plan_stream_k,
 }
 
 
 def make_plan(
-    case: Case,
+    case: OracleCase,
     planner: str = "uneven",
     *,
     max_q_len: int = 1,
     programs: int = 7,
     block: int = 16,
-) -> tuple[SplitPlan, HostPlan]:
+) -> tuple[SplitPlan, HostSplitPlan]:
     """A plan that cuts as often as it can; what it does not define is poison.
 
     `thin` gets as many programs as it needs.
@@ -52,13 +62,13 @@ def make_plan(
     if planner == "thin":
         blocks = sum(-(-kv_len // block) for _, kv_len in case.rows)
         programs = max(programs, blocks * case.kv_heads // 2)
-    spec = PlanSpec(
+    spec = SplitPlanSpec(
         kv_heads=case.kv_heads,
         programs=programs,
         max_q_len=max_q_len,
         window=case.window,
         block=block,
-        piece_cost=0,
+        work_tile_cost=0,
         min_blocks=1,
     )
     host = PLANNERS[planner](
@@ -83,14 +93,14 @@ def poison(plan: SplitPlan) -> None:
     plan.partial_lse.fill_(float("nan"))
 
 
-def run(case: Case, plan: SplitPlan) -> tuple[Tensor, Tensor]:
+def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     """(out, lse) of the rows that the plan serves; NaN in the others."""
     out, lse = case.results()
     decode(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
     return out, lse
 
 
-def decoded(case: Case, planner: str = "uneven", **spec: int) -> tuple[Tensor, Tensor]:
+def decoded(case: OracleCase, planner: str = "uneven", **spec: int) -> tuple[Tensor, Tensor]:
     return run(case, make_plan(case, planner, **spec)[0])
 
 

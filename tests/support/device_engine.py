@@ -16,11 +16,11 @@ from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.model import Model
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import Runner
+from runtime.executor.torch_executor import ModelRunner
 from runtime.grammar.manager import Answers
-from runtime.messages import Request
+from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
 
 POISON = 130  # a token whose embedding is no number: whoever feeds it fails, and nobody else
@@ -39,8 +39,8 @@ def poisoned_model(checkpoint: Path, device: torch.device) -> tuple[ModelConfig,
 
 def sizes(
     *, slots: int, budget: int, pages: int, page_size: int, max_len: int, prefix_cache: bool
-) -> Resolved:
-    return Resolved(
+) -> ResolvedConfig:
+    return ResolvedConfig(
         model="", device="cpu", dtype="float32", kv_dtype="float32", attention="",
         load_format="auto", max_model_len=max_len, max_num_seqs=slots, max_batched_tokens=budget,
         page_size=page_size, num_pages=pages, prefix_cache=prefix_cache, threads=1, seed=0,
@@ -48,8 +48,8 @@ def sizes(
 
 
 def device_engine(
-    checkpoint: Path, device: torch.device, resolved: Resolved, *, whole_steps: bool
-) -> tuple[Engine, Runner]:
+    checkpoint: Path, device: torch.device, resolved: ResolvedConfig, *, graph_steps: bool
+) -> tuple[Engine, ModelRunner]:
     """With kernels and whole steps, or in plain torch; keys and values begin as no numbers."""
     config, model = poisoned_model(checkpoint, device)
     shape = Shape(
@@ -64,21 +64,21 @@ def device_engine(
     kv.k.fill_(torch.nan)
     kv.v.fill_(torch.nan)
     capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
-    runner = Runner(
+    runner = ModelRunner(
         model,
         resolved=resolved,
         vocab_size=config.vocab_size,
         kv=kv,
-        backend=choose(device, "flash2" if whole_steps else "mha", shape, capacity),
+        backend=choose(device, "flash2" if graph_steps else "mha", shape, capacity),
         device=device,
-        whole_steps=whole_steps,
+        graph_steps=graph_steps,
     )
-    runner.overlap = whole_steps  # interpreted ones, too: what is under way is read a step later
-    grammars = Rules(config.vocab_size)
+    runner.overlap = graph_steps  # interpreted ones, too: what is under way is read a step later
+    grammars = FitRules(config.vocab_size)
     return Engine(resolved, config.vocab_size, runner, grammars=grammars), runner  # type: ignore[arg-type]
 
 
-class Rules:
+class FitRules:
     """In place of Grammars.  The grammar "N": N tokens, of which no neighbours are equal modulo 3.
 
     The tokens that N allows first are those that N does not divide.  Some masks are late.
@@ -88,7 +88,7 @@ class Rules:
 
     def __init__(self, vocab_size: int) -> None:
         self._tokens = np.arange(vocab_size)
-        self._begun: list[tuple[Request, str | None, bool]] = []
+        self._begun: list[tuple[EngineRequest, str | None, bool]] = []
         self._said: dict[int, list[int]] = {}
         self._most: dict[int, int] = {}
         self._ended: list[int] = []
@@ -104,16 +104,16 @@ class Rules:
     def open(self) -> bool:
         return bool(self._said)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         self._begun.append((request, None, False))
         self._said[request.id], self._most[request.id] = [], int(request.params.grammar)
         self.compiling = True
 
-    def compiled(self, wait_seconds: float) -> list[tuple[Request, str | None, bool]]:
+    def compiled(self, wait_seconds: float) -> list[tuple[EngineRequest, str | None, bool]]:
         begun, self._begun, self.compiling = self._begun, [], False
         return begun
 
-    def forget(self, request_id: int) -> bool:
+    def release(self, request_id: int) -> bool:
         waiting = [entry for entry in self._begun if entry[0].id == request_id]
         self._begun = [entry for entry in self._begun if entry[0].id != request_id]
         self.compiling = bool(self._begun)
@@ -131,7 +131,7 @@ class Rules:
                 if len(self._said[id]) == self._most[id]:
                     self._ended.append(id)
 
-    def settle(self, ids: Iterable[int] = ()) -> Answers:
+    def wait_advanced(self, ids: Iterable[int] = ()) -> Answers:
         self._delays = {id: left - 1 for id, left in self._delays.items() if left}
         here = {id for id in self.late if id not in self._delays}
         late = {id for id in ids if id in self._delays}

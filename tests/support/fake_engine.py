@@ -21,11 +21,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from runtime.ipc.client import Mailbox
 from runtime.messages import (
     BACKGROUND,
+    EngineRequest,
     FinishReason,
-    Output,
     Progress,
     Ready,
-    Request,
+    RequestOutput,
     SamplingParams,
     Stats,
     TokenLogprob,
@@ -90,7 +90,7 @@ def ready(context: int = CONTEXT) -> Ready:
     )
 
 
-def vector(request: Request) -> list[float]:
+def embedding(request: EngineRequest) -> list[float]:
     """The made-up vector of a prompt: how often which tokens occur, or which the last one is."""
     pooling = request.params.pooling
     assert pooling is not None
@@ -115,7 +115,7 @@ def score(token: int, num_top: int, ids: tuple[int, ...] = ()) -> TokenLogprob:
 class FakeEngine:
     """Has the face of an EngineClient; answers every request with the tokens of `reply`."""
 
-    reply: Callable[[Request], list[int]]
+    reply: Callable[[EngineRequest], list[int]]
     ready: Ready | None = field(default_factory=ready)
     progress: Progress | None = None
     down: str | None = None
@@ -123,10 +123,10 @@ class FakeEngine:
     delay: float = 0.0  # seconds before each token
     step: int = 1  # tokens an Output
     fail_after: int | None = None  # Outputs before the engine reports an error
-    failing: Callable[[Request], bool] = lambda request: True  # which requests that concerns
+    failing: Callable[[EngineRequest], bool] = lambda request: True  # which requests that concerns
     held: bool = False  # no answer at all until released
     cached: int = 0
-    requests: list[Request] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class FakeEngine:
     def submit(
         self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
     ) -> Mailbox:
-        request = Request(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
+        request = EngineRequest(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
         self.requests.append(request)
         mailbox = Mailbox(request)
         self._open[request.id] = asyncio.ensure_future(self._answer(mailbox, self._open))
@@ -169,20 +169,22 @@ class FakeEngine:
             while self.held:
                 await asyncio.sleep(0.005)
             if place == self.fail_after and self.failing(mailbox.request):
-                output = Output(mailbox.id, [], finish="error", error="a seeded fault")
+                output = RequestOutput(mailbox.id, [], finish="error", error="a seeded fault")
             if output.finish is not None:
                 open_ones.pop(mailbox.id, None)
             mailbox.put(output)
             if output.finish is not None:
                 return
 
-    def _outputs(self, request: Request) -> Iterator[Output]:
+    def _outputs(self, request: EngineRequest) -> Iterator[RequestOutput]:
         """The reply in steps, ended as the engine ends it: by a stop id or by its length."""
         params = request.params
         if params.pooling is not None:
-            numbers = vector(request)
+            numbers = embedding(request)
             data = struct.pack(f"<{len(numbers)}f", *numbers)
-            yield Output(request.id, [], "stop", vector=data, cached=self.cached, started=1.0)
+            yield RequestOutput(
+                request.id, [], "stop", embedding=data, cached=self.cached, started=1.0
+            )
             return
         tokens: list[int] = []
         finish: FinishReason = "length"
@@ -194,7 +196,7 @@ class FakeEngine:
         for start in range(0, len(tokens), self.step):
             new = tokens[start : start + self.step]
             last = start + self.step >= len(tokens)
-            yield Output(
+            yield RequestOutput(
                 request.id,
                 new,
                 finish=finish if last else None,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 
-from runtime.grammar.manager import Grammars
+from runtime.grammar.manager import GrammarManager
 from runtime.grammar.messages import Advance, Advanced, Compile, Compiled, FromWorker, ToWorker
 
 VOCAB_SIZE = 97
@@ -73,7 +73,7 @@ class FakeProcess:
         pass
 
 
-class FakeGrammars(Grammars):
+class FakeGrammars(GrammarManager):
     def __init__(self, delays: list[float]) -> None:
         self.clock = Clock()
         super().__init__(Path(__file__), VOCAB_SIZE, clock=self.clock)

@@ -53,7 +53,7 @@ def fake_hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
     """Serves `files` until the block ends."""
     hub = FakeHub(files=files)
 
-    class Handler(BaseHTTPRequestHandler):
+    class HubHandler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self._answer(body=False)
 
@@ -75,7 +75,7 @@ def fake_hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

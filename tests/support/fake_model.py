@@ -18,10 +18,10 @@ import numpy as np
 from fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
 from msgspec import structs
 
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Output, Request, SamplingParams, TokenLogprob
-from runtime.scheduler.batch import LAST, Batch, Masks, NewRow, Sampled
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams, TokenLogprob
+from runtime.scheduler.batch import LAST, Batch, Masks, ModelRunnerOutput, NewRow
 
 SPOILT = -9  # in a cell: what was written is no number
 
@@ -34,9 +34,9 @@ def resolved(
     max_batched_tokens: int = 32,
     max_model_len: int = 64,
     prefix_cache: bool = True,
-) -> Resolved:
+) -> ResolvedConfig:
     """A configuration as small as a test wants it."""
-    return Resolved(
+    return ResolvedConfig(
         model="fake",
         device="cpu",
         dtype="float32",
@@ -92,17 +92,17 @@ class FakeSlot:
 
 
 class FakePending:
-    def __init__(self, run: Callable[[], Sampled]) -> None:
+    def __init__(self, run: Callable[[], ModelRunnerOutput]) -> None:
         self._run = run
 
-    def wait(self) -> Sampled:
+    def wait(self) -> ModelRunnerOutput:
         return self._run()
 
 
 class FakeExecutor:
     """Overlapping, it computes nothing before somebody waits, in the order of the calls."""
 
-    def __init__(self, config: Resolved, *, overlap: bool) -> None:
+    def __init__(self, config: ResolvedConfig, *, overlap: bool) -> None:
         self.overlap = overlap
         self.batches: list[Batch] = []  # as decoded
         self.fail_slots: dict[int, str] = {}  # slot -> error of its next row
@@ -129,10 +129,10 @@ class FakeExecutor:
         assert len(bits) == len(rows) * MASK_BYTES
         parts = [bits[start : start + MASK_BYTES] for start in range(0, len(bits), MASK_BYTES)]
         allowed = dict(zip(rows, parts, strict=True))
-        results: list[Sampled] = []
+        results: list[ModelRunnerOutput] = []
         self._submit(lambda: results.append(self._sample(batch, allowed)))
 
-        def wait() -> Sampled:
+        def wait() -> ModelRunnerOutput:
             while not results:
                 self._queue.popleft()()
             return results[0]
@@ -194,12 +194,12 @@ class FakeExecutor:
         assert token is not None, "a cell is read that was never written"
         return token
 
-    def _sample(self, batch: Batch, allowed: dict[int, bytes]) -> Sampled:
+    def _sample(self, batch: Batch, allowed: dict[int, bytes]) -> ModelRunnerOutput:
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         prompt_logprobs: list[list[TokenLogprob] | None] = []
         errors: dict[int, str] = {}
-        vectors: dict[int, bytes] = {}
+        embeddings: dict[int, bytes] = {}
         for row, (index, samples) in enumerate(zip(batch.slots, batch.sample, strict=True)):
             slot, cells = self._slots[index], self._read[row]
             params, prompt_len = slot.new.params, slot.new.prompt_len
@@ -228,14 +228,14 @@ class FakeExecutor:
                 assert not samples, "a prompt that is pooled samples nothing"
                 if len(cells) == prompt_len and row not in errors:
                     # A mean is made of all that the slot was fed; the last state reads the cells.
-                    vectors[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
+                    embeddings[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
         assert not allowed, "masks of rows that do not sample"
-        return Sampled(
+        return ModelRunnerOutput(
             np.array(tokens, dtype=np.int32),
             logprobs if any(logprobs) else None,
             prompt_logprobs if any(scores is not None for scores in prompt_logprobs) else None,
             errors,
-            vectors,
+            embeddings,
         )
 
 
@@ -261,8 +261,8 @@ def request(
     salt: bytes = b"",
     client: int = 0,
     **params: Any,
-) -> Request:
-    return Request(
+) -> EngineRequest:
+    return EngineRequest(
         id, client, tokens, SamplingParams(max_tokens=max_tokens, **params), priority, salt
     )
 
@@ -274,26 +274,26 @@ class Bench:
         self.config = resolved(**config)
         self.executor = FakeExecutor(self.config, overlap=overlap)
         self.engine = Engine(self.config, VOCAB_SIZE, self.executor)
-        self.outputs: list[Output] = []
+        self.outputs: list[RequestOutput] = []
 
     @property
     def batches(self) -> list[Batch]:
         return self.executor.batches
 
-    def add(self, *requests: Request) -> None:
+    def add(self, *requests: EngineRequest) -> None:
         for one in requests:
             self.engine.add(one)
 
-    def step(self, count: int = 1) -> list[Output]:
+    def step(self, count: int = 1) -> list[RequestOutput]:
         """The Outputs of the last of `count` steps."""
-        new: list[Output] = []
+        new: list[RequestOutput] = []
         for _ in range(count):
             new = self.engine.step()
             self.outputs += new
             self.engine.scheduler.check_integrity()
         return new
 
-    def run(self, *requests: Request) -> None:
+    def run(self, *requests: EngineRequest) -> None:
         """Everything until there is nothing left to do."""
         self.add(*requests)
         for _ in range(2000):
@@ -306,13 +306,13 @@ class Bench:
     def tokens(self, id: int) -> list[int]:
         return [token for output in self.of(id) for token in output.tokens]
 
-    def of(self, id: int) -> list[Output]:
+    def of(self, id: int) -> list[RequestOutput]:
         return [output for output in self.outputs if output.id == id]
 
-    def end(self, id: int) -> Output:
+    def end(self, id: int) -> RequestOutput:
         ends = [output for output in self.of(id) if output.finish is not None]
         assert len(ends) == 1 and self.of(id)[-1] is ends[0]
         return ends[0]
 
-    def plain(self, one: Request) -> list[int]:
+    def plain(self, one: EngineRequest) -> list[int]:
         return plain_decoding(one.tokens, one.params, max_model_len=self.config.max_model_len)[0]

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import runtime.scheduler.request_table
 import runtime.scheduler.sequence
-from runtime.messages import Output
-from runtime.scheduler.batch import LAST, Sampled
-from runtime.scheduler.batch_builder import Columns, Launch
-from runtime.scheduler.decode_columns import DecodeRows, Decoding
+from runtime.messages import RequestOutput
+from runtime.scheduler.batch import LAST, ModelRunnerOutput
+from runtime.scheduler.batch_builder import BatchBuilder, SchedulerOutput
+from runtime.scheduler.decode_columns import DecodeColumns, DecodeRows
 from runtime.scheduler.page_pool import PagePool
 from runtime.scheduler.running import Running
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.sequence import Sequence
-from runtime.scheduler.waiting_queue import WaitingLine
+from runtime.scheduler.waiting_queue import WaitingQueue
 
 SCHEDULERS: list[Scheduler] = []  # of the engine that runs
 
@@ -60,27 +60,27 @@ def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
-    def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
+    def add_prefill(self: BatchBuilder, row: Sequence, count: int, new_pages: list[int]) -> bool:
         result = true(self, row, count, new_pages)
         scheduler = SCHEDULERS[-1]
         hashes = row.hash_pages(scheduler.resolved.page_size)
         for page, page_hash in zip(row.pages, hashes, strict=False):
-            scheduler.pool.remember(page, page_hash)
+            scheduler.pool.cache_page(page, page_hash)
         return result
 
-    return feed
+    return add_prefill
 
 
-def forgotten_new_page(true: Callable[..., Launch]) -> Callable[..., Launch]:
-    def launch(self: Columns) -> Launch:
-        del self.decoding.crossing[:1], self.decoding.new_pages[:1]
+def forgotten_new_page(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
+    def launch(self: BatchBuilder) -> SchedulerOutput:
+        del self.decoding.new_page_rows[:1], self.decoding.new_pages[:1]
         return true(self)
 
     return launch
 
 
-def start_off_by_one(true: Callable[..., Launch]) -> Callable[..., Launch]:
-    def launch(self: Columns) -> Launch:
+def start_off_by_one(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
+    def launch(self: BatchBuilder) -> SchedulerOutput:
         self.starts = [start - (start > 4) for start in self.starts]
         self.decoding.starts[self.decoding.starts > 4] -= 1
         return true(self)
@@ -89,13 +89,13 @@ def start_off_by_one(true: Callable[..., Launch]) -> Callable[..., Launch]:
 
 
 def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
-    def feed(self: Columns, row: Sequence, count: int, new_pages: list[int]) -> bool:
+    def add_prefill(self: BatchBuilder, row: Sequence, count: int, new_pages: list[int]) -> bool:
         samples = true(self, row, count, new_pages)
         if row.preemptions and samples and row.tokens[row.prompt_len :]:
             self.tokens[-1] = LAST
         return samples
 
-    return feed
+    return add_prefill
 
 
 def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
@@ -103,12 +103,12 @@ def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
-    def enter(self: Decoding, sequence: Sequence) -> None:
+    def add_sequence(self: DecodeColumns, sequence: Sequence) -> None:
         true(self, sequence)
         self._page_room[sequence.slot] += 1
         self._due[sequence.slot] += 1
 
-    return enter
+    return add_sequence
 
 
 def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
@@ -132,23 +132,23 @@ def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
 def ended_row_committed(true: Callable[..., object]) -> Callable[..., object]:
     """A row under way for a sequence that has left its slot is taken for the next one's."""
 
-    def commit(self: Decoding, rows: DecodeRows, *rest: object) -> object:
-        members = rows.members._replace(order=self._order[rows.slots])
-        return true(self, rows._replace(members=members), *rest)
+    def commit(self: DecodeColumns, rows: DecodeRows, *rest: object) -> object:
+        owners = rows.owners._replace(order=self._order[rows.slots])
+        return true(self, rows._replace(owners=owners), *rest)
 
     return commit
 
 
 def newest_tokens_forgotten(true: Callable[..., None]) -> Callable[..., None]:
-    def settle(self: Decoding, sequence: Sequence) -> None:
+    def flush_tokens(self: DecodeColumns, sequence: Sequence) -> None:
         if len(self.slots) == 1:
             true(self, sequence)
 
-    return settle
+    return flush_tokens
 
 
 def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
-    def next_rows(self: Decoding, most: int) -> object:
+    def next_rows(self: DecodeColumns, most: int) -> object:
         self._kv_limit += 1
         self._due += 1
         rows = true(self, most)
@@ -160,12 +160,12 @@ def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
 
 
 def ends_of_others_alone(true: Callable[..., None]) -> Callable[..., None]:
-    def enter(self: Decoding, sequence: Sequence) -> None:
+    def add_sequence(self: DecodeColumns, sequence: Sequence) -> None:
         true(self, sequence)
         if len(self.slots) == 1:
             self._ends[list(sequence.stop_ids)] = False
 
-    return enter
+    return add_sequence
 
 
 def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
@@ -191,7 +191,7 @@ def whole_prompt_looked_up(
 def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable[..., None]:
     def preempt(self: Scheduler, sequence: Sequence) -> None:
         true(self, sequence)
-        sequence.ahead = 0
+        sequence.unread_tokens = 0
         self.num_preemptions = 0
 
     return preempt
@@ -200,7 +200,7 @@ def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable
 def back_at_once_after_making_way(
     true: Callable[..., list[Sequence]],
 ) -> Callable[..., list[Sequence]]:
-    return lambda self, yielded: true(self, False)
+    return lambda self, background_preempted: true(self, False)
 
 
 def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
@@ -216,26 +216,28 @@ def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
-    def leave(self: Scheduler, sequence: Sequence) -> None:
+    def remove_sequence(self: Scheduler, sequence: Sequence) -> None:
         pages = sequence.pages
         true(self, sequence)
         sequence.pages = pages
 
-    return leave
+    return remove_sequence
 
 
 def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., bool]:
-    def note(self: Scheduler, sequence: Sequence, index: int, sampled: Sampled) -> bool:
+    def note(self: Scheduler, sequence: Sequence, index: int, sampled: ModelRunnerOutput) -> bool:
         return sampled.tokens[index] != LAST and true(self, sequence, index, sampled)
 
     return note
 
 
-def late_mask_not_waited_for(true: Callable[..., Launch]) -> Callable[..., Launch]:
+def late_mask_not_waited_for(
+    true: Callable[..., SchedulerOutput],
+) -> Callable[..., SchedulerOutput]:
     return lambda self, launch, rows: launch
 
 
-def left_out_row_committed(true: Callable[..., Launch]) -> Callable[..., Launch]:
+def left_out_row_committed(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
     return lambda self, rows: true(self, rows)._replace(left_out=[])
 
 
@@ -250,8 +252,8 @@ def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]
 def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
     def hold(self: Running, sequence: Sequence, now: float) -> None:
         true(self, sequence, now)
-        sequence.launched += 1
-        sequence.ahead = 1
+        sequence.num_computed_tokens += 1
+        sequence.unread_tokens = 1
 
     return hold
 
@@ -269,8 +271,8 @@ def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None
     return lambda request, resolved, vocab_size: None
 
 
-def min_tokens_forgotten(true: Callable[..., Output]) -> Callable[..., Output]:
-    def wrong(sequence: Sequence, token: int, logprob: object) -> Output:
+def min_tokens_forgotten(true: Callable[..., RequestOutput]) -> Callable[..., RequestOutput]:
+    def wrong(sequence: Sequence, token: int, logprob: object) -> RequestOutput:
         sequence.prompt_len += 1
         output = true(sequence, token, logprob)
         sequence.prompt_len -= 1
@@ -280,7 +282,7 @@ def min_tokens_forgotten(true: Callable[..., Output]) -> Callable[..., Output]:
 
 
 def tokens_counted_when_they_leave(true: Callable[..., None]) -> Callable[..., None]:
-    def take(self: WaitingLine, sequence: Sequence) -> None:
+    def take(self: WaitingQueue, sequence: Sequence) -> None:
         sequence.queued = len(sequence.tokens)
         true(self, sequence)
 
@@ -288,7 +290,7 @@ def tokens_counted_when_they_leave(true: Callable[..., None]) -> Callable[..., N
 
 
 def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
-    def push(self: WaitingLine, sequence: Sequence) -> None:
+    def push(self: WaitingQueue, sequence: Sequence) -> None:
         sequence.limit += 1
         true(self, sequence)
 
@@ -307,33 +309,33 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (PagePool, "take", remembered_after_it_was_taken),
     (runtime.scheduler.sequence, "extend_chain", chain_without_parent),
     (runtime.scheduler.sequence, "chain_root", salt_ignored),
-    (Sequence, "may_skip", means_without_their_prefix),
-    (Columns, "feed", hit_of_a_page_not_yet_written),
-    (Columns, "feed", last_fed_stale_after_preemption),
-    (Columns, "feed", pages_never_told),
-    (Columns, "launch", forgotten_new_page),
-    (Columns, "launch", start_off_by_one),
-    (Columns, "start", slot_not_started_over),
-    (Decoding, "enter", pages_off_by_one_crossing),
-    (Decoding, "enter", ends_of_others_alone),
-    (Decoding, "settle", newest_tokens_forgotten),
-    (Decoding, "next_rows", one_row_too_many),
-    (Decoding, "commit", ended_row_committed),
+    (Sequence, "may_use_prefix_cache", means_without_their_prefix),
+    (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
+    (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
+    (BatchBuilder, "add_prefill", pages_never_told),
+    (BatchBuilder, "launch", forgotten_new_page),
+    (BatchBuilder, "launch", start_off_by_one),
+    (BatchBuilder, "start", slot_not_started_over),
+    (DecodeColumns, "add_sequence", pages_off_by_one_crossing),
+    (DecodeColumns, "add_sequence", ends_of_others_alone),
+    (DecodeColumns, "flush_tokens", newest_tokens_forgotten),
+    (DecodeColumns, "next_rows", one_row_too_many),
+    (DecodeColumns, "commit", ended_row_committed),
     (Scheduler, "_preempt", preempted_loses_a_token),
     (Scheduler, "_preempt", preempted_is_lost),
     (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
-    (Scheduler, "_may_enter", back_at_once_after_making_way),
+    (Scheduler, "_admissible", back_at_once_after_making_way),
     (Scheduler, "_claim_pages", whole_prompt_looked_up),
     (Scheduler, "abort", abort_without_an_end),
-    (Scheduler, "_leave", pages_kept_after_leaving),
-    (Scheduler, "_note_details", parts_of_prompts_always_usable),
+    (Scheduler, "_free_slot", pages_kept_after_leaving),
+    (Scheduler, "_record_details", parts_of_prompts_always_usable),
     (Scheduler, "hold_back", late_mask_not_waited_for),
     (Scheduler, "go_on", held_for_ever),
-    (Launch, "without", left_out_row_committed),
+    (SchedulerOutput, "without", left_out_row_committed),
     (Running, "hold", held_slot_not_started_over),
     (Running, "hold", held_token_not_fed_again),
-    (runtime.scheduler.request_table, "refusal", nothing_refused),
+    (runtime.scheduler.request_table, "validation_error", nothing_refused),
     (runtime.scheduler.request_table, "next_output", min_tokens_forgotten),
-    (WaitingLine, "push", one_token_too_many),
-    (WaitingLine, "take", tokens_counted_when_they_leave),
+    (WaitingQueue, "push", one_token_too_many),
+    (WaitingQueue, "take", tokens_counted_when_they_leave),
 ]

@@ -9,25 +9,25 @@ import hypothesis.strategies as st
 from fake_grammar_process import FakeGrammars
 from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.grammar.manager import COMPILE_SECONDS, PATIENCE_SECONDS, SILENT
-from runtime.messages import BACKGROUND, Output, Pooling, Request, SamplingParams
-from runtime.scheduler.batch_builder import Launch
+from runtime.grammar.manager import COMPILE_SECONDS, REPLY_TIMEOUT_SECONDS, SILENT
+from runtime.messages import BACKGROUND, EngineRequest, PoolingParams, RequestOutput, SamplingParams
+from runtime.scheduler.batch_builder import SchedulerOutput
 
 
 @dataclass
 class Visit:
     """One request, when it comes and when its caller leaves."""
 
-    request: Request
+    request: EngineRequest
     arrives: int
     leaves: int | None  # step of its abort
 
 
 @dataclass
-class Workload:
-    config: Resolved
+class FuzzWorkload:
+    config: ResolvedConfig
     overlap: bool
     front: int = 16  # of the waiting line
     spoils: list[tuple[int, int]] = field(default_factory=list)  # number of a step, of its row
@@ -38,7 +38,7 @@ class Workload:
 
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
-HUNG = 1.5 * PATIENCE_SECONDS  # without an answer the process is given up
+HUNG = 1.5 * REPLY_TIMEOUT_SECONDS  # without an answer the process is given up
 assert HUNG < COMPILE_SECONDS
 PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
 
@@ -46,7 +46,7 @@ PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
 @st.composite
 def sampling_params(draw: st.DrawFn, grammars: bool) -> SamplingParams:
     if draw(st.integers(0, 5)) == 0:
-        return SamplingParams(0, pooling=Pooling(draw(st.sampled_from(["last", "mean"]))))
+        return SamplingParams(0, pooling=PoolingParams(draw(st.sampled_from(["last", "mean"]))))
     max_tokens = draw(st.integers(1, 14))
     return SamplingParams(
         max_tokens=max_tokens,
@@ -62,7 +62,7 @@ def sampling_params(draw: st.DrawFn, grammars: bool) -> SamplingParams:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
+def workloads(draw: st.DrawFn) -> FuzzWorkload:
     page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     config = resolved(
         page_size=page_size,
@@ -72,7 +72,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         max_model_len=draw(st.sampled_from([20, 40])),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
     )
-    workload = Workload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
+    workload = FuzzWorkload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
     if draw(st.integers(0, 2)) == 0:
         workload.spoils = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3))))
     if draw(st.integers(0, 2)) == 0:
@@ -85,7 +85,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         # Whole pages as often as not: the borders are where mistakes hide.
         shared = draw(st.integers(0, 4)) * page_size + draw(st.sampled_from([0, 0, 1, -1]))
         tokens = prefix[: max(0, shared)] + draw(st.lists(TOKENS, max_size=5))
-        request = Request(
+        request = EngineRequest(
             id=100 + number,
             client=number % 2,
             tokens=tokens or [1],
@@ -101,7 +101,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 class Play:
     """Runs a workload and asserts all that must hold on the way."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: FuzzWorkload) -> None:
         self.workload = workload
         self.executor = FakeExecutor(workload.config, overlap=workload.overlap)
         self.grammars = FakeGrammars(workload.delays) if workload.delays else None
@@ -109,16 +109,18 @@ class Play:
         if self.grammars is not None:
             self.engine.scheduler.clock = self.grammars.clock
         self.engine.scheduler.waiting.FRONT = workload.front
-        self.outputs: dict[int, list[Output]] = {visit.request.id: [] for visit in workload.visits}
+        self.outputs: dict[int, list[RequestOutput]] = {
+            visit.request.id: [] for visit in workload.visits
+        }
         self.spoilt: set[int] = set()  # requests whose keys and values were no numbers
         self._steps = 0
         self._schedule = self.engine.scheduler.schedule
         self.engine.scheduler.schedule = self._spoil  # type: ignore[method-assign]
 
-    def _spoil(self) -> Launch | None:
+    def _spoil(self) -> SchedulerOutput | None:
         launch = self._schedule()
         if launch is not None:
-            ids = launch.decoding.members.ids.tolist() + [one.request_id for one in launch.prompts]
+            ids = launch.decoding.owners.ids.tolist() + [one.request_id for one in launch.prompts]
             for number, row in self.workload.spoils:
                 if number == self._steps and row < len(ids):
                     self.executor.spoils.add((number, int(launch.batch.slots[row])))
@@ -162,7 +164,7 @@ class Play:
                 assert not alive or self.engine.has_work, "an abort waits for an answer"
         self.engine.scheduler.check_integrity()
 
-    def _receive(self, output: Output) -> None:
+    def _receive(self, output: RequestOutput) -> None:
         before = self.outputs[output.id]
         assert not before or before[-1].finish is None, "something came after the end"
         assert output.tokens or output.finish, "an Output that says nothing"
@@ -197,11 +199,11 @@ class Play:
         if got:
             self._check_details(request, outputs)
         if params.pooling is not None and end.finish == "stop":
-            assert len(outputs) == 1 and end.vector == bytes(request.tokens)
+            assert len(outputs) == 1 and end.embedding == bytes(request.tokens)
             assert end.started > 0 and end.cached <= self._most_cached(request)
             assert params.pooling.kind == "last" or not end.cached
 
-    def _check_details(self, request: Request, outputs: list[Output]) -> None:
+    def _check_details(self, request: EngineRequest, outputs: list[RequestOutput]) -> None:
         first, params = outputs[0], request.params
         assert first.started > 0 and 0 <= first.cached < len(request.tokens)
         assert first.cached % self.workload.config.page_size == 0
@@ -218,7 +220,7 @@ class Play:
             scores = output.logprobs and [round(-s.logprob * VOCAB_SIZE) for s in output.logprobs]
             assert scores == scored
 
-    def _most_cached(self, request: Request) -> int:
+    def _most_cached(self, request: EngineRequest) -> int:
         """The longest beginning in common with what another request of its salt computed."""
         config = self.workload.config
         longest = 0

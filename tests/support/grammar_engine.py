@@ -14,11 +14,11 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import Runner
-from runtime.grammar.manager import Grammars
-from runtime.messages import Output, Request, SamplingParams
+from runtime.executor.torch_executor import ModelRunner
+from runtime.grammar.manager import GrammarManager
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 
 PAGE = 16
 STOP_ID = 0  # the fake tokenizer's <|end|>
@@ -32,7 +32,7 @@ class RandomModel:
         self._table = torch.randn(1021, vocab, generator=noise) * 4
 
     def __call__(self, inp: ModelInput) -> Tensor:
-        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.write_slots
+        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.slot_mapping
         pool[slots // PAGE, slots % PAGE] = inp.tokens.to(pool.dtype)
         cells, hidden = pool.flatten(), []
         for row, (q_len, kv_len) in enumerate(zip(inp.meta.q_lens, inp.meta.kv_lens, strict=True)):
@@ -52,9 +52,14 @@ class RandomModel:
 
 
 def make_engine(
-    grammars: Grammars | None, *, overlap: bool, pages: int = 256, slots: int = 16, seed: int = 0
+    grammars: GrammarManager | None,
+    *,
+    overlap: bool,
+    pages: int = 256,
+    slots: int = 16,
+    seed: int = 0,
 ) -> Engine:
-    resolved = Resolved(
+    resolved = ResolvedConfig(
         model="",
         device="cpu",
         dtype="float32",
@@ -74,7 +79,7 @@ def make_engine(
         layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
-    runner = Runner(
+    runner = ModelRunner(
         RandomModel(seed),
         resolved=resolved,
         vocab_size=VOCAB,
@@ -86,9 +91,9 @@ def make_engine(
     return Engine(resolved, VOCAB, runner, grammars=grammars)
 
 
-def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
+def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[RequestOutput]]:
     """All outputs of each request, when all have ended and every page is free."""
-    got: dict[int, list[Output]] = {request.id: [] for request in requests}
+    got: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
     for request in requests:
         engine.add(request)
     for _ in range(200_000):
@@ -101,7 +106,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
     raise AssertionError("no progress")
 
 
-def tokens_of(outputs: list[Output]) -> list[int]:
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
     assert [output.finish is not None for output in outputs].count(True) == 1
     return [token for output in outputs for token in output.tokens]
 
@@ -116,7 +121,7 @@ class Texts:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text).ids
 
-    def of(self, outputs: list[Output]) -> str:
+    def of(self, outputs: list[RequestOutput]) -> str:
         """The text of an answer, without the token that ended it."""
         tokens = tokens_of(outputs)
         return self._tokenizer.decode(tokens[:-1] if outputs[-1].stop_id is not None else tokens)
@@ -136,7 +141,7 @@ def lark_grammar(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def ask(id: int, grammar: str = "", *, max_tokens: int = 300, **params: object) -> Request:
+def ask(id: int, grammar: str = "", *, max_tokens: int = 300, **params: object) -> EngineRequest:
     fields: dict[str, object] = {"stop_ids": (STOP_ID,), "seed": id, "temperature": 1.5, **params}
     wanted = SamplingParams(max_tokens=max_tokens, grammar=grammar, **fields)  # type: ignore[arg-type]
-    return Request(id, 0, [1, 2, 3 + id % 50], wanted)
+    return EngineRequest(id, 0, [1, 2, 3 + id % 50], wanted)

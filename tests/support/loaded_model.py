@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from model_zoo.config import ModelConfig
-from model_zoo.loader import ModelLoading, ProgressCallback
+from model_zoo.loader import ModelLoader, ProgressCallback
 from model_zoo.model import Model
 
 
@@ -21,4 +21,4 @@ def load_model(
     progress: ProgressCallback = lambda phase, done, total: None,
     **options: Any,
 ) -> Model:
-    return ModelLoading(config, directory, dtype=dtype, device=device, **options).finish(progress)
+    return ModelLoader(config, directory, dtype=dtype, device=device, **options).finish(progress)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from attention.metadata import ForwardMeta
+from attention.metadata import AttentionMetadata
 from attention.reference import ReferenceBackend
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
@@ -53,11 +53,11 @@ class PagedRow:
         count, end = len(tokens), self.length + len(tokens)
         positions = torch.arange(self.length, end, device=self.device)
         slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
-        meta = ForwardMeta(
+        meta = AttentionMetadata(
             cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=self.device),
             cache_seqlens=torch.tensor([end], dtype=torch.int32, device=self.device),
             page_table=self.table,
-            write_slots=slots,
+            slot_mapping=slots,
             max_seqlen_q=count,
             decode_rows=int(count == 1),
             q_lens=(count,),

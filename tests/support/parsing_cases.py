@@ -23,12 +23,12 @@ from parsing_texts import (
     KIMI_OSLO,
     NOW,
     OSLO,
-    Case,
+    ParsingCase,
 )
 
 # Two calls, with words before them.
 CALLS = [
-    Case(name, name, None, f"Let me see.{text}", Split("Let me see.", "", (OSLO, BONN)))
+    ParsingCase(name, name, None, f"Let me see.{text}", Split("Let me see.", "", (OSLO, BONN)))
     for name, text in (
         ("hermes", f"\n{HERMES_OSLO}\n{HERMES_BONN}"),
         (
@@ -106,7 +106,7 @@ CALLS = [
 
 # The same without words before, and with words after.
 ALONE = [
-    Case(
+    ParsingCase(
         f"{case.name}, alone",
         case.tools,
         None,
@@ -117,30 +117,30 @@ ALONE = [
 ]
 
 VARIANTS = [
-    Case("no tools", None, None, HERMES_OSLO, Split(HERMES_OSLO)),
-    Case("words only", "hermes", "think", "  Hi <b>you</b>\n", Split("  Hi <b>you</b>\n")),
-    Case(
+    ParsingCase("no tools", None, None, HERMES_OSLO, Split(HERMES_OSLO)),
+    ParsingCase("words only", "hermes", "think", "  Hi <b>you</b>\n", Split("  Hi <b>you</b>\n")),
+    ParsingCase(
         "content between calls",
         "hermes",
         None,
         f"one \n{HERMES_OSLO}\n two \n\n{HERMES_BONN}\n",
         Split("one\ntwo", "", (OSLO, BONN)),
     ),
-    Case(
+    ParsingCase(
         "name after the arguments",
         "hermes",
         None,
         '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}</tool_call>',
         Split("", "", (OSLO,)),
     ),
-    Case(
+    ParsingCase(
         "arguments in a string",
         "hermes",
         None,
         r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}</tool_call>',
         Split("", "", (OSLO,)),
     ),
-    Case(
+    ParsingCase(
         "no arguments, or null",
         "hermes",
         None,
@@ -148,14 +148,14 @@ VARIANTS = [
         "</tool_call>",
         Split("", "", (NOW, NOW)),
     ),
-    Case(
+    ParsingCase(
         "a brace too many and one too few",
         "hermes",
         None,
         HERMES_OSLO.replace("}}", "}}}") + HERMES_BONN.replace("}}", "}"),
         Split("", "", (OSLO, BONN)),
     ),
-    Case(
+    ParsingCase(
         "marks inside arguments",
         "hermes",
         None,
@@ -163,7 +163,7 @@ VARIANTS = [
         "</tool_call>",
         Split("", "", (("weather", '{"city": "</tool_call><tool_call>"}'),)),
     ),
-    Case(
+    ParsingCase(
         "white space of the model's JSON",
         "hermes",
         None,
@@ -171,14 +171,14 @@ VARIANTS = [
         "</tool_call>",
         Split("", "", (("weather", '{ "city" :"Oslo" ,\n "hours": [ 1,2 , [ ] ] }'),)),
     ),
-    Case(
+    ParsingCase(
         "Python where JSON was asked for",
         "hermes",
         None,
         "<tool_call>{'name': 'weather', 'arguments': {'exact': True, 'note': None, }}</tool_call>",
         Split("", "", (("weather", "{'exact': true, 'note': null }".replace("'", '"')),)),
     ),
-    Case(
+    ParsingCase(
         "line ends and lone backslashes in strings",
         "hermes",
         None,
@@ -186,35 +186,35 @@ VARIANTS = [
         "</tool_call>",
         Split("", "", (("weather", '{"city": "a\\nb\\\\d\\u00e9A\\\\"}'),)),
     ),
-    Case(
+    ParsingCase(
         "bare Llama call",
         "llama3_json",
         None,
         '\n{"type": "function", "name": "weather", "parameters": {"city": "Oslo"}}',
         Split("", "", (OSLO,)),
     ),
-    Case(
+    ParsingCase(
         "JSON that is no call",
         "llama3_json",
         None,
         '{"name": "Jane", "parameters": {"age": 5}}',
         Split('{"name": "Jane", "parameters": {"age": 5}}'),
     ),
-    Case(
+    ParsingCase(
         "JSON with keys of its own",
         "llama3_json",
         None,
         '{"name": "weather", "height": 5}',
         Split('{"name": "weather", "height": 5}'),
     ),
-    Case(
+    ParsingCase(
         "a built-in tool of Llama",
         "llama3_json",
         None,
         '<|python_tag|>brave_search.call(query="x")',
         Split('<|python_tag|>brave_search.call(query="x")'),
     ),
-    Case(
+    ParsingCase(
         "bare pythonic call",
         "pythonic",
         None,
@@ -231,28 +231,28 @@ VARIANTS = [
             ),
         ),
     ),
-    Case(
+    ParsingCase(
         "a list that is no call",
         "pythonic",
         None,
         "[weather](https://example.org) or [other(a=1)]",
         Split("[weather](https://example.org) or [other(a=1)]"),
     ),
-    Case(
+    ParsingCase(
         "kimi without the section's mark",
         "kimi_k2",
         None,
         f"ok {KIMI_OSLO} {KIMI_BONN}",
         Split("ok", "", (OSLO, BONN)),
     ),
-    Case(
+    ParsingCase(
         "Qwen coder without the section's mark",
         "qwen3_coder",
         None,
         "ok\n" + CODER_OSLO.removeprefix("<tool_call>\n") + "\n" + CODER_BONN,
         Split("ok", "", (OSLO, BONN)),
     ),
-    Case(
+    ParsingCase(
         "calls without arguments between marks",
         "qwen3_coder",
         None,
@@ -260,7 +260,7 @@ VARIANTS = [
         "</tool_call>",
         Split("", "", (NOW, NOW)),
     ),
-    Case(
+    ParsingCase(
         "types by the schema",
         "qwen3_coder",
         None,
@@ -281,7 +281,7 @@ VARIANTS = [
             ),
         ),
     ),
-    Case(
+    ParsingCase(
         "text of several lines as an argument",
         "qwen3_coder",
         None,
@@ -289,21 +289,21 @@ VARIANTS = [
         "</parameter>\n</function>\n</tool_call>",
         Split("", "", (("weather", '{"city": "\\n  if a < b:\\n\\t\\"ü\\"\\n"}'),)),
     ),
-    Case(
+    ParsingCase(
         "a mark that says what is a string",
         "deepseek_v32",
         None,
         f"<｜DSML｜function_calls>{DSML_BONN.replace('false', 'true')}</｜DSML｜function_calls>",
         Split("", "", (("weather", '{"city": "Bonn", "days": "3"}'),)),
     ),
-    Case(
+    ParsingCase(
         "glm without arguments",
         "glm45",
         None,
         "<tool_call>now\n</tool_call>",
         Split("", "", (NOW,)),
     ),
-    Case(
+    ParsingCase(
         "harmony",
         "harmony",
         "harmony",
@@ -311,14 +311,14 @@ VARIANTS = [
         f"<|message|>Let me see.<|end|><|start|>assistant{HARMONY_CALL}",
         Split("Let me see.", "Think.", (OSLO,)),
     ),
-    Case(
+    ParsingCase(
         "harmony, recipient before the channel",
         "harmony",
         "harmony",
         ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Oslo"}',
         Split("", "", (OSLO,)),
     ),
-    Case(
+    ParsingCase(
         "harmony, two thoughts and an answer",
         "harmony",
         "harmony",
@@ -326,22 +326,22 @@ VARIANTS = [
         "<|end|><|start|>assistant<|channel|>final<|message|>Yes.\n",
         Split("Yes.\n", "a\nb"),
     ),
-    Case(
+    ParsingCase(
         "harmony without tools",
         None,
         "harmony",
         HARMONY_CALL,
         Split('{"city": "Oslo"}'),
     ),
-    Case(
+    ParsingCase(
         "harmony whose reasoning is not told apart",
         "harmony",
         None,
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
         Split("a\nb"),
     ),
-    Case("harmony without heads", "harmony", "harmony", "Hello <b>", Split("Hello <b>")),
-    Case(
+    ParsingCase("harmony without heads", "harmony", "harmony", "Hello <b>", Split("Hello <b>")),
+    ParsingCase(
         "harmony, within the analysis",
         "harmony",
         "harmony",

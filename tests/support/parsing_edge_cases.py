@@ -11,35 +11,41 @@ from parsing_texts import (
     HERMES_OSLO,
     KIMI,
     OSLO,
-    Case,
+    ParsingCase,
 )
 
 REASONING = [
-    Case("think", None, "think", "<think>\nhm\n</think>\n\nYes.", Split("Yes.", "hm")),
-    Case("opened by the prompt", None, "think", "hm\n</think>\n\nYes.", Split("Yes.", "hm"), True),
-    Case("opened twice", None, "think", "\n<think>hm</think>Yes.", Split("Yes.", "hm"), True),
-    Case("empty", None, "think", "<think>\n\n</think>\n\nYes.", Split("Yes.")),
-    Case("never ends", None, "think", "<think>hm, \n", Split("", "hm, \n")),
-    Case("later in the answer", None, "think", "The <think> tag", Split("The <think> tag")),
-    Case(
+    ParsingCase("think", None, "think", "<think>\nhm\n</think>\n\nYes.", Split("Yes.", "hm")),
+    ParsingCase(
+        "opened by the prompt", None, "think", "hm\n</think>\n\nYes.", Split("Yes.", "hm"), True
+    ),
+    ParsingCase(
+        "opened twice", None, "think", "\n<think>hm</think>Yes.", Split("Yes.", "hm"), True
+    ),
+    ParsingCase("empty", None, "think", "<think>\n\n</think>\n\nYes.", Split("Yes.")),
+    ParsingCase("never ends", None, "think", "<think>hm, \n", Split("", "hm, \n")),
+    ParsingCase("later in the answer", None, "think", "The <think> tag", Split("The <think> tag")),
+    ParsingCase(
         "then calls",
         "hermes",
         "think",
         f"<think>\nMaybe {HERMES_OSLO}?\n</think>\n\n{HERMES_BONN}",
         Split("", f"Maybe {HERMES_OSLO}?", (BONN,)),
     ),
-    Case("glm45", "glm45", "think", f"\n<think>hm</think>\n{GLM_OSLO}", Split("", "hm", (OSLO,))),
-    Case("kimi", "kimi_k2", "kimi_k2", f"hm {KIMI}", Split("", "hm", (OSLO, BONN)), True),
-    Case("seed", None, "seed_oss", "<seed:think>hm</seed:think>Yes.", Split("Yes.", "hm")),
-    Case("mistral", "mistral", "mistral", "[THINK]hm[/THINK]Yes.", Split("Yes.", "hm")),
-    Case(
+    ParsingCase(
+        "glm45", "glm45", "think", f"\n<think>hm</think>\n{GLM_OSLO}", Split("", "hm", (OSLO,))
+    ),
+    ParsingCase("kimi", "kimi_k2", "kimi_k2", f"hm {KIMI}", Split("", "hm", (OSLO, BONN)), True),
+    ParsingCase("seed", None, "seed_oss", "<seed:think>hm</seed:think>Yes.", Split("Yes.", "hm")),
+    ParsingCase("mistral", "mistral", "mistral", "[THINK]hm[/THINK]Yes.", Split("Yes.", "hm")),
+    ParsingCase(
         "granite",
         None,
         "granite",
         "Here is my thought process: hm.\nHere is my response: Yes.",
         Split("Yes.", "hm."),
     ),
-    Case(
+    ParsingCase(
         "then a call without a mark",
         "llama3_json",
         "think",
@@ -50,7 +56,7 @@ REASONING = [
 
 # What only looks like a call, or ends too early.
 BROKEN = [
-    Case(f"broken: {text}"[:60], tools, None, text, Split(content, "", calls))
+    ParsingCase(f"broken: {text}"[:60], tools, None, text, Split(content, "", calls))
     for tools, text, content, calls in (
         ("hermes", "a\n<tool_call> b", "a\n<tool_call> b", ()),
         ("hermes", "a <tool_call>", "a <tool_call>", ()),

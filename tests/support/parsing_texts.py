@@ -12,7 +12,7 @@ BONN = ("weather", '{"city": "Bonn", "days": 3}')
 NOW = ("now", "{}")
 
 
-class Case(NamedTuple):
+class ParsingCase(NamedTuple):
     name: str
     tools: str | None
     reasoning: str | None

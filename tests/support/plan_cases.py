@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
-from attention.planner.split_plan import HEAD, ROW, HostPlan, PlanSpec
-from attention.planner.stream_k import plan_uneven
+from attention.planner.split_plan import HEAD, ROW, HostSplitPlan, SplitPlanSpec
+from attention.planner.stream_k import plan_stream_k
 
-PLANNERS = {"fa3": plan_fa3, "greedy": plan_greedy, "uneven": plan_uneven}
+PLANNERS = {"fa3": plan_fa3, "greedy": plan_greedy, "uneven": plan_stream_k}
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> PlanSpec:
-    return PlanSpec(
+def specs(draw: st.DrawFn) -> SplitPlanSpec:
+    return SplitPlanSpec(
         kv_heads=draw(st.integers(1, 16)),
         programs=draw(st.sampled_from([1, 2, 7, 78, 108, 132, 264, 396])),
         max_q_len=draw(st.integers(1, 8)),
         window=draw(st.sampled_from([0, 0, 1, 128, 4096])),
         block=draw(st.sampled_from([16, 64, 128])),
-        piece_cost=draw(st.sampled_from([0, 1, 8, 30])),
+        work_tile_cost=draw(st.sampled_from([0, 1, 8, 30])),
         merge_cost=draw(st.sampled_from([0, 8, 20])),
-        merge_piece_cost=draw(st.sampled_from([0, 1, 5])),
+        merge_tile_cost=draw(st.sampled_from([0, 1, 5])),
         min_blocks=draw(st.integers(1, 4)),
     )
 
@@ -47,7 +47,7 @@ def batches(draw: st.DrawFn, max_rows: int = 1024) -> tuple[np.ndarray, np.ndarr
     return cu_seqlens_q, np.maximum(kv_lens, q_lens * (q_lens > 1)).astype(np.int32)
 
 
-def units_of(plan: HostPlan) -> dict[tuple[int, int], np.ndarray]:
+def units_of(plan: HostSplitPlan) -> dict[tuple[int, int], np.ndarray]:
     """Indices of the pieces of each (row, KV head), in the order of `work`."""
     units: dict[tuple[int, int], list[int]] = {}
     for index, piece in enumerate(plan.work.tolist()):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from attention_oracle import Case
+from attention_oracle import OracleCase
 from torch import Tensor
 
 from attention.planner.prefill_tiles import HostTiles, TilePlan, TileSpec, plan_tiles
@@ -16,7 +16,7 @@ from attention.prefill.prefill import prefill
 SMALL = {"block_m": 32, "block_n": 32, "min_q_len": 1, "programs": 3, "min_blocks": 1}
 
 
-def host_plan(case: Case, spec: TileSpec) -> HostTiles:
+def host_plan(case: OracleCase, spec: TileSpec) -> HostTiles:
     cu_seqlens_q, cache_seqlens = (
         lens.cpu().numpy().astype(np.int32) for lens in (case.cu_seqlens_q, case.cache_seqlens)
     )
@@ -24,7 +24,7 @@ def host_plan(case: Case, spec: TileSpec) -> HostTiles:
 
 
 def run(
-    case: Case, kernel: Callable[..., None] = prefill, **options: Any
+    case: OracleCase, kernel: Callable[..., None] = prefill, **options: Any
 ) -> tuple[Tensor, Tensor, TilePlan]:
     """(out, lse) of the rows that the plan serves, NaN in the others; options are of TileSpec."""
     spec = TileSpec(

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import draw
+from runtime.sampling.eager import sample_tokens
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.rng import uniform
-from runtime.sampling.sampler_output import Drawn
+from runtime.sampling.sampler_output import SamplerOutput
 from runtime.sampling.state import ROW_WORDS, SamplerState
 from runtime.scheduler.batch import NewRow, make_batch
 
@@ -27,7 +27,7 @@ def params(**fields: object) -> SamplingParams:
 
 
 @dataclass(frozen=True)
-class Row:
+class SamplerRow:
     params: SamplingParams
     seed: int = 0
     history: tuple[int, ...] = (0,)
@@ -40,7 +40,7 @@ class Row:
 class Kernels:
     """A state that holds `rows` in slots of their order; `run` samples them once."""
 
-    def __init__(self, rows: list[Row], vocab: int, device: str) -> None:
+    def __init__(self, rows: list[SamplerRow], vocab: int, device: str) -> None:
         self.device = torch.device(device)
         self.rows = rows
         self.state = SamplerState(len(rows), vocab, self.device)
@@ -70,16 +70,16 @@ class Kernels:
         return tokens.tolist(), usable.tolist()
 
 
-def draw_eagerly(rows: list[Row], logits: Tensor) -> Drawn:
+def draw_eagerly(rows: list[SamplerRow], logits: Tensor) -> SamplerOutput:
     """What runtime/sampling/eager.py draws of the same logits, on a CPU."""
-    slots = Slots(len(rows), 4, logits.shape[1], torch.device("cpu"))
+    slots = SequenceSlots(len(rows), 4, logits.shape[1], torch.device("cpu"))
     new_rows = [row.new(slot) for slot, row in enumerate(rows)]
     slots.begin(make_batch(new_rows=new_rows))
     positions = np.asarray([len(row.history) for row in rows])
-    return draw(logits.float().clone(), slots, np.arange(len(rows)), positions)
+    return sample_tokens(logits.float().clone(), slots, np.arange(len(rows)), positions)
 
 
-def is_right(token: int, row: Row, logits: Tensor) -> bool:
+def is_right(token: int, row: SamplerRow, logits: Tensor) -> bool:
     """Whether the definitions give this token, where rounding may decide between neighbours."""
     values = _adjusted(row, logits)
     wanted = row.params
@@ -94,7 +94,7 @@ def is_right(token: int, row: Row, logits: Tensor) -> bool:
     )
 
 
-def _adjusted(row: Row, logits: Tensor) -> NDArray[np.float64]:
+def _adjusted(row: SamplerRow, logits: Tensor) -> NDArray[np.float64]:
     values, wanted = logits.double().numpy().copy(), row.params
     seen = list(set(row.history))
     if wanted.has_penalties:

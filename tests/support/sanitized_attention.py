@@ -1,4 +1,5 @@
-"""Kernels over a small case, for compute-sanitizer to watch: python tests/support/sanitized_attention.py NAME ...
+"""Kernels over a small case, for compute-sanitizer to watch: python
+tests/support/sanitized_attention.py NAME ...
 
 decode   by the plan of each planner, and combine
 flash1   and write_kv
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from attention_oracle import Case, check, make_case
+from attention_oracle import OracleCase, check, make_case
 from backend_step import attended, back_end
 from decode_kernel_runner import PLANNERS, decoded, most
 from prefill_kernel_runner import run as prefilled
@@ -25,12 +26,12 @@ from attention.common.write_kv import write_kv
 ROWS = [(1, 70), (1, 0), (3, 50), (40, 90), (0, 20), (1, 129)]
 
 
-def decode(case: Case) -> None:
+def decode(case: OracleCase) -> None:
     for planner in PLANNERS:
         check(case, *decoded(case, planner, max_q_len=4), served=most(4))
 
 
-def flash(case: Case) -> None:
+def flash(case: OracleCase) -> None:
     out, lse = case.results()
     flash1(
         *(case.q, case.k, case.v, case.page_table, case.cu_seqlens_q, case.cache_seqlens),
@@ -40,20 +41,20 @@ def flash(case: Case) -> None:
     )
     check(case, out, lse)
     new = torch.randn(len(case.q), case.kv_heads, 128, device="cuda").to(case.k.dtype)
-    write_kv(new, new, case.k, case.v, case.write_slots)
+    write_kv(new, new, case.k, case.v, case.slot_mapping)
 
 
-def prefill(case: Case) -> None:
+def prefill(case: OracleCase) -> None:
     out, lse, tiles = prefilled(case, programs=60)
     assert tiles.counts[1] > 0
     check(case, out, lse)
 
 
-def backend(case: Case) -> None:
+def backend(case: OracleCase) -> None:
     check(case, *attended(case, back_end(case, "flash2", windows=(case.window,))))
 
 
-KERNELS: dict[str, Callable[[Case], None]] = {
+KERNELS: dict[str, Callable[[OracleCase], None]] = {
     "decode": decode, "flash1": flash, "prefill": prefill, "backend": backend,
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""The kernels of a step, for compute-sanitizer to watch: python tests/support/sanitized_step.py NAME ...
+"""The kernels of a step, for compute-sanitizer to watch: python tests/support/sanitized_step.py
+NAME ...
 
 layers    what stands between the products of a layer
 split_k   products of few rows, in plain Triton
@@ -19,13 +20,13 @@ import numpy as np
 import torch
 from constrained_rows_cases import Behind
 from device_engine import device_engine, sizes
-from sampler_cases import Kernels, Row, is_right, params
+from sampler_cases import Kernels, SamplerRow, is_right, params
 from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 from torch.nn import functional as F
 
 from attention.kv_pool import KVPool
-from model_zoo.layers.gemm.implementations import Product, SplitK, Stream
+from model_zoo.layers.gemm.implementations import GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
@@ -33,7 +34,7 @@ from model_zoo.layers.kernels.silu_mul import silu_mul
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 
 KINDS = [
     params(temperature=0),
@@ -71,14 +72,14 @@ def layers() -> None:
         near(silu_mul(gate_up), F.silu(gate) * up)
         tokens = torch.randint(0, 50, (rows,), device="cuda")
         rope, table = Rope(RopeConfig(), 64).to("cuda"), noise(50, size)
-        x, _, rotation = embed(
+        x, _, cos_sin = embed(
             tokens, tokens, table, norm.weight, norm.eps, rope.frequencies, rope.scale
         )
         near(x, norm(table[tokens]))
-        _heads(rows, rotation)
+        _heads(rows, cos_sin)
 
 
-def _heads(rows: int, rotation: Tensor, heads: int = 6, kv_heads: int = 3) -> None:
+def _heads(rows: int, cos_sin: Tensor, heads: int = 6, kv_heads: int = 3) -> None:
     """Queries and keys are normed and turned; the last token has no place in the pages."""
     kv = KVPool.allocate(
         layers=1, pages=3, kv_heads=kv_heads, page_size=16, head_dim=64, dtype=torch.float16,
@@ -89,9 +90,9 @@ def _heads(rows: int, rotation: Tensor, heads: int = 6, kv_heads: int = 3) -> No
     slots = torch.randperm(48, device="cuda")[:rows]
     slots[-1] = -1
     q, k, v = qkv.view(rows, -1, 64).split([heads, kv_heads, kv_heads], 1)
-    wanted, keys, values = rotate(q_norm(q), rotation), rotate(k_norm(k), rotation), v.clone()
+    wanted, keys, values = rotate(q_norm(q), cos_sin), rotate(k_norm(k), cos_sin), v.clone()
     found = qk_norm_rope_write(
-        qkv, kv.k[0], kv.v[0], slots, heads=heads, rotation=rotation, q_weight=q_norm.weight,
+        qkv, kv.k[0], kv.v[0], slots, heads=heads, cos_sin=cos_sin, q_weight=q_norm.weight,
         k_weight=k_norm.weight, eps=1e-6, k_scale=None, v_scale=None,
     )  # fmt: skip
     near(found, wanted)
@@ -100,22 +101,22 @@ def _heads(rows: int, rotation: Tensor, heads: int = 6, kv_heads: int = 3) -> No
     near(kv.v[0][stored // 16, :, stored % 16], values[:-1])
 
 
-def products(tried: list[Product]) -> None:
+def gemms(tried: list[GemmImpl]) -> None:
     for outputs, inputs in ((200, 72), (333, 520), (64, 1024)):
         weight, bias = noise(outputs, inputs), noise(outputs)
         for rows in (1, 7, 33):
             x = noise(rows, inputs)
             # On the CPU: cuBLAS adds parts in 16 bits, and writes what initcheck does not see.
             wanted = F.linear(*(tensor.cpu().double() for tensor in (x, weight, bias)))
-            for product in tried:
-                if product.serves(rows, outputs, inputs):
-                    near(product.run(x, weight, bias), wanted)
+            for gemm in tried:
+                if gemm.serves(rows, outputs, inputs):
+                    near(gemm.run(x, weight, bias), wanted)
 
 
 def sampled() -> None:
     for vocab, repeats in ((1111, 1), (40_000, 1), (9_000, 8)):
         rows = [
-            Row(kind, seed=7 * index, history=(1, 2, 3, 3), prompt_len=2)
+            SamplerRow(kind, seed=7 * index, history=(1, 2, 3, 3), prompt_len=2)
             for index, kind in enumerate(KINDS * repeats)
         ]
         logits = (torch.randn(len(rows), vocab) * 3).to(torch.bfloat16)
@@ -127,7 +128,7 @@ def sampled() -> None:
         assert all(fine for slot, fine in zip(slots, usable, strict=True) if slot >= 0)
 
 
-def special() -> None:
+def constrained() -> None:
     kinds = [
         params(temperature=0, logit_bias={5: 99.0}, logprobs=3),
         params(allowed_ids=(3, 700), banned=((3, 700), (9,)), repetition_penalty=1.1),
@@ -135,10 +136,12 @@ def special() -> None:
         params(logprobs=2, logprob_ids=(4, 900)),
     ]
     for vocab in (1111, 40_000):
-        rows = [Row(kind, seed=7 * index) for index, kind in enumerate(kinds * 2)]
+        rows = [SamplerRow(kind, seed=7 * index) for index, kind in enumerate(kinds * 2)]
         logits = (torch.randn(len(rows), vocab) * 3).to(torch.bfloat16)
         every = np.ones(vocab, dtype=np.bool_)
-        drawn, order = Behind(rows, vocab, "cuda").draw(logits, [1] * 8, {2: every, 6: every})
+        drawn, order = Behind(rows, vocab, "cuda").sample_tokens(
+            logits, [1] * 8, {2: every, 6: every}
+        )
         assert order == [0, 1, 2, 4, 5, 6, 3, 7] and drawn.usable.all()
         assert drawn.tokens[[0, 3]].tolist() == [5, 5] and drawn.scores is not None
         assert drawn.scores.ranks.min() >= 1
@@ -150,10 +153,10 @@ def step() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint("qwen3", Path(folder))
         room = sizes(slots=3, budget=24, pages=7, page_size=16, max_len=64, prefix_cache=True)
-        engine, _ = device_engine(Path(folder), device, room, whole_steps=True)
+        engine, _ = device_engine(Path(folder), device, room, graph_steps=True)
         for id, length in enumerate((1, 40, 17, 33)):
             wishes = SamplingParams(3, temperature=0.7 * (id % 2), logprobs=1 if id == 3 else None)
-            engine.add(Request(id, 0, [place % 90 for place in range(length)], wishes))
+            engine.add(EngineRequest(id, 0, [place % 90 for place in range(length)], wishes))
         told = 0
         while engine.has_work:
             for output in engine.step():
@@ -162,14 +165,18 @@ def step() -> None:
     assert told == 12
 
 
-STREAMS = [Stream(64, 256, 3, 132), Stream(32, 256, 4, 7), Stream(16, 512, 4, 132)]
+SKINNY_CONFIGS = [
+    SkinnyGemm(64, 256, 3, 132),
+    SkinnyGemm(32, 256, 4, 7),
+    SkinnyGemm(16, 512, 4, 132),
+]
 SPLITS = [SplitK(32, 64, 1), SplitK(16, 128, 4)]
 KERNELS: dict[str, Callable[[], None]] = {
     "layers": layers,
-    "split_k": lambda: products([*SPLITS]),
-    "stream": lambda: products([*STREAMS]),
+    "split_k": lambda: gemms([*SPLITS]),
+    "stream": lambda: gemms([*SKINNY_CONFIGS]),
     "sample": sampled,
-    "special": special,
+    "special": constrained,
     "step": step,
 }
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attention.batch_invariant.kernel import fixed, fixed_config
-from attention.batch_invariant.plan import FixedSpec
-from attention.batch_invariant.plan_device import FixedPlanner
+from attention.batch_invariant.kernel import batch_invariant_attention, batch_invariant_config
+from attention.batch_invariant.plan import BatchInvariantSpec
+from attention.batch_invariant.plan_device import BatchInvariantPlanner
 from attention.common.flash1 import flash1
 from attention.common.write_kv import write_kv
 from attention.decode.decode import decode
@@ -18,13 +18,13 @@ from attention.decode.decode_hopper import decode_hopper
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.prefill_tiles_device import DeviceTiler
-from attention.planner.split_plan import PlanSpec, SplitPlan
+from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 from attention.prefill.prefill import prefill, prefill_config
 from attention.prefill.prefill_hopper import HALF, hopper_config, prefill_hopper
-from model_zoo.layers.gemm.batch_invariant_kernel import AnyRows
-from model_zoo.layers.gemm.candidates import products_for
-from model_zoo.layers.gemm.implementations import BUCKETS, Plain, SplitK, Stream
-from model_zoo.layers.gemm.swiglu import Gated
+from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
+from model_zoo.layers.gemm.candidates import gemm_candidates
+from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, SkinnyGemm, SplitK
+from model_zoo.layers.gemm.swiglu import SwigluGemm
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
@@ -34,7 +34,7 @@ from runtime.sampling.constraints import WINDOW, Banned
 from runtime.sampling.kernels.apply_masks import ban, limit, shift
 from runtime.sampling.kernels.logprobs import Scored, score
 from runtime.sampling.kernels.sample import sample
-from runtime.sampling.logprobs import Scores
+from runtime.sampling.logprobs import LogprobsTensors
 from runtime.sampling.state import ROW_WORDS, SamplerState
 
 META = torch.device("meta")
@@ -46,7 +46,7 @@ def tensor(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-class Step:
+class ShippedStep:
     """The tensors of a step of Llama 3's heads: 32 of queries, 8 of keys and values."""
 
     def __init__(self, head_dim: int, kv_dtype: torch.dtype) -> None:
@@ -61,7 +61,7 @@ class Step:
 
 def split_plan(head_dim: int, programs: int) -> SplitPlan:
     return SplitPlan.allocate(
-        PlanSpec(kv_heads=KV_HEADS, programs=programs),
+        SplitPlanSpec(kv_heads=KV_HEADS, programs=programs),
         max_rows=ROWS,
         group=GROUP,
         head_dim=head_dim,
@@ -71,20 +71,20 @@ def split_plan(head_dim: int, programs: int) -> SplitPlan:
 
 
 def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, plan = Step(head_dim, kv_dtype), split_plan(head_dim, 264)
+    step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 264)
     decode(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
 
 
 def call_decode_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, plan = Step(head_dim, kv_dtype), split_plan(head_dim, 132)
+    step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 132)
     decode_hopper(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
 
 
-def tile_spec(block_m: int, block_n: int, resident: int = 1) -> TileSpec:
+def tile_spec(block_m: int, block_n: int, ctas_per_sm: int = 1) -> TileSpec:
     return TileSpec(
         kv_heads=KV_HEADS,
         group=GROUP,
-        programs=132 * resident,
+        programs=132 * ctas_per_sm,
         block_m=block_m,
         block_n=block_n,
     )
@@ -95,19 +95,19 @@ def tile_plan(spec: TileSpec, head_dim: int) -> TilePlan:
 
 
 def call_prefill(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = Step(head_dim, kv_dtype), prefill_config(head_dim, BF16)
-    tiles = tile_plan(tile_spec(config.block_m, config.block_n, config.resident), head_dim)
+    step, config = ShippedStep(head_dim, kv_dtype), prefill_config(head_dim, BF16)
+    tiles = tile_plan(tile_spec(config.block_m, config.block_n, config.ctas_per_sm), head_dim)
     prefill(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
 
 
 def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = Step(head_dim, kv_dtype), hopper_config(head_dim)
+    step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim)
     tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
     prefill_hopper(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
 
 
 def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step = Step(head_dim, kv_dtype)
+    step = ShippedStep(head_dim, kv_dtype)
     cu_seqlens_q, cache_seqlens = tensor(ROWS + 1, dtype=INT32), tensor(ROWS, dtype=INT32)
     flash1(
         step.q,
@@ -123,27 +123,31 @@ def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
 
 
 def call_fixed(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = Step(head_dim, kv_dtype), fixed_config(head_dim, BF16)
-    spec = FixedSpec(
+    step, config = ShippedStep(head_dim, kv_dtype), batch_invariant_config(head_dim, BF16)
+    spec = BatchInvariantSpec(
         kv_heads=KV_HEADS,
         group=GROUP,
-        programs=132 * config.resident,
+        programs=132 * config.ctas_per_sm,
         block_m=config.block_m,
-        piece=config.piece,
+        split=config.split,
     )
-    planner = FixedPlanner(spec, max_tokens=TOKENS, max_rows=256, head_dim=head_dim, device=META)
+    planner = BatchInvariantPlanner(
+        spec, max_tokens=TOKENS, max_rows=256, head_dim=head_dim, device=META
+    )
     plan = planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
-    fixed(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+    batch_invariant_attention(
+        step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features
+    )
 
 
 def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step = Step(head_dim, kv_dtype)
+    step = ShippedStep(head_dim, kv_dtype)
     new = tensor(TOKENS, KV_HEADS, head_dim)
     write_kv(new, new, step.k, step.k, tensor(TOKENS, dtype=torch.int64), **step.scales)
 
 
 def call_turn(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
-    step, heads = Step(head_dim, kv_dtype), KV_HEADS * GROUP
+    step, heads = ShippedStep(head_dim, kv_dtype), KV_HEADS * GROUP
     weight = tensor(head_dim)
     qk_norm_rope_write(
         tensor(tokens, (heads + 2 * KV_HEADS) * head_dim),
@@ -151,7 +155,7 @@ def call_turn(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
         step.k,
         tensor(tokens, dtype=torch.int64),
         heads=heads,
-        rotation=tensor(tokens, head_dim),
+        cos_sin=tensor(tokens, head_dim),
         q_weight=weight,
         k_weight=weight,
         **step.scales,
@@ -168,7 +172,7 @@ def call_norm(tokens: int) -> None:
 
 
 def call_gated(dtype: torch.dtype) -> None:
-    Gated().run(tensor(TOKENS, 4096, dtype=dtype), tensor(2 * 12_288, 4096, dtype=dtype), None)
+    SwigluGemm().run(tensor(TOKENS, 4096, dtype=dtype), tensor(2 * 12_288, 4096, dtype=dtype), None)
 
 
 def call_silu(tokens: int) -> None:
@@ -182,7 +186,7 @@ def call_embed(tokens: int) -> None:
 
 def call_planner() -> None:
     planner = DevicePlanner(
-        PlanSpec(kv_heads=KV_HEADS, programs=132),
+        SplitPlanSpec(kv_heads=KV_HEADS, programs=132),
         "uneven",
         max_rows=256,
         group=GROUP,
@@ -213,19 +217,19 @@ def call_prepare() -> None:
         pages_at=5000,
         tokens=ids,
         positions=ids,
-        write_slots=ids,
+        slot_mapping=ids,
         logit_rows=tensor(256, dtype=torch.int64),
         row_pages=table,
         page_size=16,
     )
 
 
-def call_product(product: Stream | SplitK, rows: int) -> None:
-    product.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
+def call_product(gemm: SkinnyGemm | SplitK, rows: int) -> None:
+    gemm.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
 def call_any_rows(rows: int) -> None:
-    AnyRows(132).run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
+    BatchInvariantGemm(132).run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
 def call_sample(dtype: torch.dtype) -> None:
@@ -246,7 +250,7 @@ def call_special(dtype: torch.dtype) -> None:
     ids = tensor(ROWS, 7, dtype=torch.int64)
     ban(aside[0], Banned(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
     others = tensor(ROWS, 20, dtype=torch.int64), tensor(ROWS, 20, dtype=FP32)
-    scores = Scores(tensor(ROWS, dtype=FP32), tensor(ROWS, dtype=torch.int64), *others)
+    scores = LogprobsTensors(tensor(ROWS, dtype=FP32), tensor(ROWS, dtype=torch.int64), *others)
     score(logits, Scored(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), scores)
 
 
@@ -267,10 +271,10 @@ for tokens in (1, TOKENS):
     SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
     SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
 for rows in BUCKETS[1:]:
-    for product in {*products_for(132, (9, 0), rows, 6144, 4096), SplitK(64, 128, 2)}:
-        if not isinstance(product, Plain):
-            name = f"{type(product).__name__} {product.block_n} x {product.block_k} at {rows}"
-            SHIPPED[name] = partial(call_product, product, rows)
+    for gemm in {*gemm_candidates(132, (9, 0), rows, 6144, 4096), SplitK(64, 128, 2)}:
+        if not isinstance(gemm, CublasGemm):
+            name = f"{type(gemm).__name__} {gemm.block_n} x {gemm.block_k} at {rows}"
+            SHIPPED[name] = partial(call_product, gemm, rows)
 for rows in (16, 128, 512, 4096):
     SHIPPED[f"any_rows at {rows}"] = partial(call_any_rows, rows)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):

@@ -1,7 +1,7 @@
 """An engine process without a model: `python -m stub_engine`, for tests of the launcher.
 
-It speaks to the API processes as runtime.engine.process does, and answers every request with the token
-of its name until `max_tokens`.  The environment variable STUB_ENGINE chooses how it fails:
+It speaks to the API processes as runtime.engine.process does, and answers every request with the
+token of its name until `max_tokens`.  The environment variable STUB_ENGINE chooses how it fails:
 "wrong" ends with the code of a configuration error, "broken" with a traceback, "loading" never
 gets ready.
 """
@@ -15,17 +15,17 @@ import time
 
 import msgspec
 
-from runtime.engine.process import Start
+from runtime.engine.process import EngineProcessArgs
 from runtime.ipc.channel import Receiver, Sender
 from runtime.ipc.client import CLIENT_BITS
 from runtime.ipc.parent_watch import begin
 from runtime.messages import (
     Abort,
+    EngineRequest,
     FromEngine,
-    Output,
     Progress,
     Ready,
-    Request,
+    RequestOutput,
     Stats,
     StepOutput,
     ToEngine,
@@ -54,7 +54,7 @@ def ready(epoch: int) -> Ready:
 
 
 def main() -> None:
-    start = begin(Start)
+    start = begin(EngineProcessArgs)
     mode = os.environ.get("STUB_ENGINE", "")
     if mode == "wrong":
         print("error: --device moon: there is none", file=sys.stderr)
@@ -65,18 +65,18 @@ def main() -> None:
     receiver = Receiver(start.own_address, decoder)
     senders: list[Sender[FromEngine]] = [Sender(address) for address in start.client_addresses]
 
-    def tell(message: FromEngine) -> None:
+    def broadcast(message: FromEngine) -> None:
         for sender in senders:
             sender.send(message)
 
-    tell(Progress("load weights", 1, 4))
+    broadcast(Progress("load weights", 1, 4))
     if mode == "loading":
         signal.pause()
-    tell(ready(start.epoch))
+    broadcast(ready(start.epoch))
     left: dict[int, int] = {}
     while True:
         for message in receiver.receive(0.0 if left else 0.2):
-            if isinstance(message, Request):
+            if isinstance(message, EngineRequest):
                 left[message.id] = message.params.max_tokens
             elif isinstance(message, Abort):
                 left.pop(message.id, None)
@@ -85,7 +85,8 @@ def main() -> None:
                 senders[message.client].send(ready(start.epoch))
         time.sleep(STEP_SECONDS)
         outputs = [
-            Output(id, [300], finish="length" if count == 1 else None) for id, count in left.items()
+            RequestOutput(id, [300], finish="length" if count == 1 else None)
+            for id, count in left.items()
         ]
         left = {id: count - 1 for id, count in left.items() if count > 1}
         for index, sender in enumerate(senders):

@@ -18,13 +18,13 @@ import torch
 import triton
 
 from attention.planner.costs import tuned_file
-from model_zoo.layers.gemm.implementations import Plain, Product, SplitK, Stream
-from model_zoo.layers.gemm.swiglu import Gated, TwoSteps
+from model_zoo.layers.gemm.implementations import CublasGemm, GemmImpl, SkinnyGemm, SplitK
+from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
 
-KINDS: dict[str, type[Product]] = {
-    kind.__name__: kind for kind in (Plain, SplitK, Stream, TwoSteps, Gated)
+KINDS: dict[str, type[GemmImpl]] = {
+    kind.__name__: kind for kind in (CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm)
 }
-Choices = dict[str, Product]  # by shape, type and rows, as choose.py names them
+Choices = dict[str, GemmImpl]  # by shape, type and rows, as choose.py names them
 Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Beside this folder: what a layer does with a product, and what products are timed beside.
@@ -41,7 +41,7 @@ def chosen_file(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 @cache
-def circumstances(device: torch.device) -> str:
+def environment_key(device: torch.device) -> str:
     """What choices depend on: the GPU, the libraries, and the source of what is timed."""
     versions = f"torch {torch.__version__}, triton {triton.__version__}"
     return f"{torch.cuda.get_device_name(device)}, {versions}, {digest(sources())}"
@@ -60,17 +60,17 @@ def digest(files: Iterable[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def read_choices(file: Path, circumstances: str) -> Choices:
+def read_choices(file: Path, environment_key: str) -> Choices:
     """Those made under the same circumstances; none, and a line in the log, if it is damaged."""
-    made = _read(file).get(circumstances, {})
+    made = _read(file).get(environment_key, {})
     try:
-        return {place: _decoded(values) for place, values in made.items()}
+        return {gemm_key: _decoded(values) for gemm_key, values in made.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         _ignore(file, error)
         return {}
 
 
-def write_choices(file: Path, circumstances: str, choices: Choices) -> None:
+def write_choices(file: Path, environment_key: str, choices: Choices) -> None:
     """Add choices to the file, to which other servers may add theirs at the same time.
 
     Those of the same GPU under other circumstances go.
@@ -78,7 +78,7 @@ def write_choices(file: Path, circumstances: str, choices: Choices) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file.parent):
-            text = json.dumps(_merged(file, circumstances, choices), indent=1, sort_keys=True)
+            text = json.dumps(_merged(file, environment_key, choices), indent=1, sort_keys=True)
             partly = file.with_suffix(f".{os.getpid()}")
             partly.write_text(text + "\n", encoding="utf-8")
             partly.replace(file)
@@ -86,12 +86,12 @@ def write_choices(file: Path, circumstances: str, choices: Choices) -> None:
         log.warning("choices of matrix products are not kept: %s", error)
 
 
-def _merged(file: Path, circumstances: str, choices: Choices) -> dict[str, Written]:
+def _merged(file: Path, environment_key: str, choices: Choices) -> dict[str, Written]:
     """What the file holds, and these."""
-    gpu = circumstances.split(",")[0]
+    gpu = environment_key.split(",")[0]
     known = {name: made for name, made in _read(file).items() if name.split(",")[0] != gpu}
-    made = read_choices(file, circumstances) | choices
-    known[circumstances] = {place: _encoded(product) for place, product in made.items()}
+    made = read_choices(file, environment_key) | choices
+    known[environment_key] = {gemm_key: _encoded(gemm) for gemm_key, gemm in made.items()}
     return known
 
 
@@ -134,11 +134,11 @@ def _ignore(file: Path, error: Exception) -> None:
     log.warning("%s: ignored, for it is damaged (%r): products are timed again", file, error)
 
 
-def _encoded(product: Product) -> dict[str, str | int]:
-    return {"kind": type(product).__name__, **asdict(product)}
+def _encoded(gemm: GemmImpl) -> dict[str, str | int]:
+    return {"kind": type(gemm).__name__, **asdict(gemm)}
 
 
-def _decoded(values: dict[str, str | int]) -> Product:
+def _decoded(values: dict[str, str | int]) -> GemmImpl:
     numbers = {name: value for name, value in values.items() if name != "kind"}
     for name, value in numbers.items():
         if type(value) is not int or value < 0:

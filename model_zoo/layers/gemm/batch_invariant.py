@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from model_zoo.layers.gemm.candidates import STREAMS, whole_tiles
-from model_zoo.layers.gemm.implementations import BUCKETS, Product
+from model_zoo.layers.gemm.candidates import SKINNY_CONFIGS, whole_tiles
+from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.linear import Linear
 
 HEIGHT = 64  # of a tile of weights: Stream folds lower ones, which is another order of summation
 ALIGNED = 16  # bytes of a row of weights
 
 
-def use_invariant_products(model: nn.Module) -> None:
+def use_batch_invariant_gemms(model: nn.Module) -> None:
     """Let every Linear sum in one order whatever the number of rows; nothing is timed.
 
     Call it before anything runs.  Raises ValueError for a layer that these products do not serve.
     """
-    from model_zoo.layers.gemm.batch_invariant_kernel import AnyRows
+    from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 
     for name, layer in model.named_modules():
         if isinstance(layer, Linear):
@@ -26,11 +26,13 @@ def use_invariant_products(model: nn.Module) -> None:
             if inputs * layer.weight.element_size() % ALIGNED:
                 raise ValueError(f"{name} has rows of {inputs} numbers, not of whole 16 bytes")
             programs, few = _few_rows(layer.weight, outputs, inputs)
-            layer.use_products(few, beyond=AnyRows(programs))
+            layer.use_gemms(few, fallback=BatchInvariantGemm(programs))
 
 
-def _few_rows(weight: torch.Tensor, outputs: int, inputs: int) -> tuple[int, dict[int, Product]]:
-    """The device's multiprocessors, and what is faster than AnyRows where rows are few."""
+def _few_rows(weight: torch.Tensor, outputs: int, inputs: int) -> tuple[int, dict[int, GemmImpl]]:
+    """The device's multiprocessors, and what is faster than BatchInvariantGemm where rows are
+    few.
+    """
     if weight.device.type != "cuda":
         return 1, {}
     properties = torch.cuda.get_device_properties(weight.device)
@@ -38,16 +40,16 @@ def _few_rows(weight: torch.Tensor, outputs: int, inputs: int) -> tuple[int, dic
     halves = weight.dtype in (torch.bfloat16, torch.float16)
     if (properties.major, properties.minor) != (9, 0) or not halves:
         return programs, {}
-    return programs, streams(programs, outputs, inputs)
+    return programs, skinny_gemms(programs, outputs, inputs)
 
 
-def streams(programs: int, outputs: int, inputs: int) -> dict[int, Product]:
+def skinny_gemms(programs: int, outputs: int, inputs: int) -> dict[int, GemmImpl]:
     """Hopper's products for BUCKETS' numbers of rows: tiles of 64 rows of weights, none cut."""
-    found: dict[int, Product] = {}
+    found: dict[int, GemmImpl] = {}
     for rows in BUCKETS:
-        rings = next(rings for limit, rings in STREAMS.items() if rows <= limit)
+        rings = next(rings for limit, rings in SKINNY_CONFIGS.items() if rows <= limit)
         block_n, block_k, stages, x_stages = next(ring for ring in rings if ring[0] == HEIGHT)
-        product = whole_tiles(block_n, block_k, stages, x_stages, programs, outputs, inputs)
-        if product.serves(rows, outputs, inputs):
-            found[rows] = product
+        gemm = whole_tiles(block_n, block_k, stages, x_stages, programs, outputs, inputs)
+        if gemm.serves(rows, outputs, inputs):
+            found[rows] = gemm
     return found

@@ -25,21 +25,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from attention.common.softmax import dot
 
-ABREAST = 8  # tiles of x that run side by side, so that they share what L2 holds of W
+GROUP_M = 8  # tiles of x that run side by side, so that they share what L2 holds of W
 
 
 @triton.jit(do_not_specialize=["M"])
-def _any_rows(
+def _batch_invariant_gemm(
     w_tiles, x_tiles, BIAS, OUT, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ABREAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    stripe = tl.program_id(0) // (ABREAST * tiles_n) * ABREAST
-    width = tl.minimum(tiles_m - stripe, ABREAST)
-    within = tl.program_id(0) % (ABREAST * tiles_n)
+    stripe = tl.program_id(0) // (GROUP_M * tiles_n) * GROUP_M
+    width = tl.minimum(tiles_m - stripe, GROUP_M)
+    within = tl.program_id(0) % (GROUP_M * tiles_n)
     m_start = (stripe + within % width) * BLOCK_M
     n_start = within // width * BLOCK_N
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -73,7 +73,7 @@ FULL = Tile(64, 64, 32, 8, 2)  # float32: tensor cores would round it
 
 
 @dataclass(frozen=True, slots=True)
-class AnyRows:
+class BatchInvariantGemm:
     """A product of any number of rows."""
 
     programs: int  # that fill the device
@@ -100,11 +100,11 @@ class AnyRows:
             return out
         tile = self.tile(rows, outputs, x.dtype)
         programs = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
-        _any_rows[(programs,)](
+        _batch_invariant_gemm[(programs,)](
             TensorDescriptor.from_tensor(weight, [tile.outputs, tile.columns]),
             TensorDescriptor.from_tensor(x, [tile.rows, tile.columns]),
             bias, out, rows, outputs, inputs,
-            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.columns, ABREAST=ABREAST,
+            BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.columns, GROUP_M=GROUP_M,
             STAGES=tile.stages, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
             num_warps=tile.warps, **dependent_launch(x.device),
         )  # fmt: skip

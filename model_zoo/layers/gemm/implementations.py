@@ -27,17 +27,17 @@ def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
-MOST_ROWS = BUCKETS[-1]
+MAX_ROWS = BUCKETS[-1]
 
 
-class Product(Protocol):
+class GemmImpl(Protocol):
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or what a layer makes of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class CublasGemm:
     """cuBLAS; x filled up with rows of zeros to `rows`, for which it may have a faster kernel."""
 
     rows: int = 0
@@ -65,7 +65,7 @@ class SplitK:
         tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
         parts_bytes = 4 * tiles * self.parts * self.block_n * block_m(rows, 16)
         fits = self.parts == 1 or (tiles <= TILES and parts_bytes <= PARTS_BYTES)
-        return rows <= MOST_ROWS and inputs % 8 == 0 and self.parts <= blocks and fits
+        return rows <= MAX_ROWS and inputs % 8 == 0 and self.parts <= blocks and fits
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
@@ -87,14 +87,14 @@ class SplitK:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class SkinnyGemm:
     """stream_hopper.py: compute capability 9.0."""
 
     block_n: int  # 16 or 32, 64 or 128 rows of weights
     block_k: int  # columns of a unit: a multiple of 64, of 128 for 32 rows, of 256 for 16
     stages: int  # units of weights in flight in a program
     programs: int
-    grain: int = 1  # units that are not cut; a divisor of a tile's
+    split_units: int = 1  # units that are not cut; a divisor of a tile's
     x_stages: int = 3  # units of x in flight, which come from L2; no more than stages
 
     @property
@@ -107,14 +107,14 @@ class Stream:
         parts_bytes = 4 * 2 * self.programs * self.block_n * block_m(rows, 8)
         fits = tiles <= TILES and parts_bytes <= PARTS_BYTES and self.x_stages <= self.stages
         width = self.fold * block_m(rows, 8)  # of a product; wider, it is slower than memory
-        fits = fits and rows <= MOST_ROWS and width <= 2 * MOST_ROWS
-        return fits and inputs % 8 == 0 and blocks % self.grain == 0
+        fits = fits and rows <= MAX_ROWS and width <= 2 * MAX_ROWS
+        return fits and inputs % 8 == 0 and blocks % self.split_units == 0
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         from attention.common.dependent_launch import dependent_launch
-        from attention.common.hopper import boxes
-        from model_zoo.layers.gemm.skinny_hopper import _stream
+        from attention.common.hopper import tma_desc
+        from model_zoo.layers.gemm.skinny_hopper import _skinny_gemm
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
@@ -122,9 +122,11 @@ class Stream:
         parts, arrived = workspace(x.device)
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
-        _stream[(min(self.programs, units // self.grain),)](
-            boxes(weight, [self.block_n, columns]), boxes(x, [height, columns]), parts, arrived,
-            out, bias, rows, outputs, k_blocks, self.grain, FOLD=self.fold, STAGES=self.stages,
+        _skinny_gemm[(min(self.programs, units // self.split_units),)](
+            tma_desc(weight, [self.block_n, columns]), tma_desc(x, [height, columns]), parts,
+            arrived,
+            out, bias, rows, outputs, k_blocks, self.split_units, FOLD=self.fold,
+            STAGES=self.stages,
             X_STAGES=self.x_stages, num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(x.device),

@@ -32,61 +32,61 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from attention.common.hopper import meet
+from attention.common.hopper import cta_barrier
 
 AT_ONCE = gl.constexpr(16)  # numbers that a thread reads together where it sums parts
 
 
 @gluon.jit
-def _share(N, k_blocks, grain, BLOCK_N: gl.constexpr):
+def _share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
     """The program's first unit, and how many it has; shares begin at multiples of `grain`."""
-    chunks = gl.cdiv(N, BLOCK_N) * k_blocks // grain
+    chunks = gl.cdiv(N, BLOCK_N) * k_blocks // split_units
     program, programs = gl.program_id(0), gl.num_programs(0)
-    begin = program * chunks // programs * grain
-    return begin, (program + 1) * chunks // programs * grain - begin
+    begin = program * chunks // programs * split_units
+    return begin, (program + 1) * chunks // programs * split_units - begin
 
 
 @gluon.jit
-def _copy(boxes, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
+def _copy(tma_desc, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
     """Start the copy of rows from `first` on: FOLD runs of a unit's columns, under each other."""
-    ROWS: gl.constexpr = boxes.block_type.shape[0]
-    COLUMNS: gl.constexpr = boxes.block_type.shape[1]
-    mbarrier.expect(full.index(slot), FOLD * boxes.block_type.nbytes)
+    ROWS: gl.constexpr = tma_desc.block_type.shape[0]
+    COLUMNS: gl.constexpr = tma_desc.block_type.shape[1]
+    mbarrier.expect(full.index(slot), FOLD * tma_desc.block_type.nbytes)
     column = unit % k_blocks * (FOLD * COLUMNS)
     for j in gl.static_range(FOLD):
         tma.async_copy_global_to_shared(
-            boxes, [first, column + j * COLUMNS], full.index(slot),
+            tma_desc, [first, column + j * COLUMNS], full.index(slot),
             tiles.index(slot).slice(j * ROWS, ROWS, 0),
         )  # fmt: skip
 
 
 @gluon.jit
 def _load(
-    w_boxes, x_boxes, weights, rows, w_full, x_full, empty, N, k_blocks, grain,
+    w_desc, x_desc, weights, rows, w_full, x_full, empty, N, k_blocks, split_units,
     FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The load warp.  Its ring of weights is full before anything has to be waited for."""
-    BLOCK_N: gl.constexpr = w_boxes.block_type.shape[0]
+    BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
-    begin, count = _share(N, k_blocks, grain, BLOCK_N)
+    begin, count = _share(N, k_blocks, split_units, BLOCK_N)
     filled = gl.minimum(count, STAGES)
     for i in range(filled):
         unit = begin + i
-        _copy(w_boxes, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
+        _copy(w_desc, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     for i in range(gl.minimum(count, X_STAGES)):
-        _copy(x_boxes, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
+        _copy(x_desc, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
     for i in range(count - X_STAGES):
         stage = i % STAGES
         mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
-        _copy(x_boxes, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
+        _copy(x_desc, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
         if i + STAGES < count:
             unit = begin + i + STAGES
             row = unit // k_blocks * BLOCK_N
-            _copy(w_boxes, weights, w_full, row, unit, stage, k_blocks, FOLD)
+            _copy(w_desc, weights, w_full, row, unit, stage, k_blocks, FOLD)
 
 
 @gluon.jit
@@ -114,7 +114,7 @@ def _write(acc, OUT, BIAS, n, m, M, N):
 
 @gluon.jit
 def _write_part(
-    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
 ):  # fmt: skip
     """y of a tile, or a part of it, and then y too if all other parts are there."""
     BLOCK_N: gl.constexpr = acc.shape[0]
@@ -128,11 +128,11 @@ def _write_part(
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
         real = (m < M)[None, :] & (n < N)[:, None]
         gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
-        chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // grain, gl.num_programs(0)
+        chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // split_units, gl.num_programs(0)
         # The programs that have the tile's first and last units.
-        first = ((tile * (k_blocks // grain) + 1) * programs - 1) // chunks
-        last = ((tile + 1) * (k_blocks // grain) * programs - 1) // chunks
-        meet()
+        first = ((tile * (k_blocks // split_units) + 1) * programs - 1) // chunks
+        last = ((tile + 1) * (k_blocks // split_units) * programs - 1) // chunks
+        cta_barrier()
         arrived = gl.atomic_add(ARRIVED + tile, 1)
         if arrived == last - first:
             TOGETHER: gl.constexpr = max(1, AT_ONCE * 128 // (BLOCK_N * BLOCK_M))
@@ -152,7 +152,7 @@ def _write_part(
 
 @gluon.jit
 def _compute(
-    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
     FOLD: gl.constexpr,
 ):  # fmt: skip
     """Four warps: the products, and what becomes of them at the end of each tile."""
@@ -161,7 +161,7 @@ def _compute(
     HEIGHT: gl.constexpr = weights.shape[1]
     WIDTH: gl.constexpr = rows.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    begin, count = _share(N, k_blocks, grain, HEIGHT // FOLD)
+    begin, count = _share(N, k_blocks, split_units, HEIGHT // FOLD)
     acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
     for i in range(count):
         unit = begin + i
@@ -169,32 +169,32 @@ def _compute(
         stage = i % STAGES
         mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
         mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
-        product = warpgroup_mma(
+        gemm = warpgroup_mma(
             weights.index(stage), rows.index(i % X_STAGES).permute((1, 0)), acc,
             use_acc=(block != 0) & (i != 0), is_async=True,
         )  # fmt: skip
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(gemm,))
         mbarrier.arrive(empty.index(stage), count=1)
         if (block == k_blocks - 1) | (i == count - 1):
             starts = i >= block  # whether the program has the tile's first unit
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
             _write_part(
                 _unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
             )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "grain"])
-def _stream(
-    w_boxes, x_boxes, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, grain,
+@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units"])
+def _skinny_gemm(
+    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
     FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    COLUMNS: gl.constexpr = w_boxes.block_type.shape[1]
-    HEIGHT: gl.constexpr = FOLD * w_boxes.block_type.shape[0]
-    WIDTH: gl.constexpr = FOLD * x_boxes.block_type.shape[0]
+    COLUMNS: gl.constexpr = w_desc.block_type.shape[1]
+    HEIGHT: gl.constexpr = FOLD * w_desc.block_type.shape[0]
+    WIDTH: gl.constexpr = FOLD * x_desc.block_type.shape[0]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    weights = gl.allocate_shared_memory(w_boxes.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
-    rows = gl.allocate_shared_memory(w_boxes.dtype, [X_STAGES, WIDTH, COLUMNS], swizzled)
+    weights = gl.allocate_shared_memory(w_desc.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
+    rows = gl.allocate_shared_memory(w_desc.dtype, [X_STAGES, WIDTH, COLUMNS], swizzled)
     w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -208,10 +208,10 @@ def _stream(
         [
             (_compute, (
                 weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-                grain, FOLD,
+                split_units, FOLD,
             )),
             (_load, (
-                w_boxes, x_boxes, weights, rows, w_full, x_full, empty, N, k_blocks, grain,
+                w_desc, x_desc, weights, rows, w_full, x_full, empty, N, k_blocks, split_units,
                 FOLD, DEPENDENT,
             )),
         ],

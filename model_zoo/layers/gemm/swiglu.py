@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.implementations import Product
+from model_zoo.layers.gemm.implementations import GemmImpl
 
 # Numbers of rows that share a choice with the smaller ones; more share that of the last.  Steps are
 # padded to these sizes: a product's time rises by steps, at other rows for each way.
 SIZES = (96, 128, *range(192, 512, 64), *range(512, 2049, 128))
 CACHED = 20 << 20  # bytes of x that stay in the L2 cache while weights pass by
-MOST_ABREAST = 16  # rows of tiles: with more, x is read for too few columns at a time
+MAX_BAND = 16  # rows of tiles: with more, x is read for too few columns at a time
 FEW_MORE = 1.03  # rounds of tiles are worth programs that keep to their rows
 
 
 @dataclass(frozen=True, slots=True)
-class TwoSteps:
+class UnfusedSwiglu:
     """cuBLAS, and silu_mul of what it wrote."""
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,8 +31,8 @@ class TwoSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
-    """gated_hopper.py: compute capability 9.0, no bias."""
+class SwigluGemm:
+    """swiglu_gemm_hopper.py: compute capability 9.0, no bias."""
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         """Whether rows are 16-byte aligned, and at least as long as the ring of stages."""
@@ -41,8 +41,14 @@ class Gated:
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [2 I, K] -> [M, I]."""
         from attention.common.dependent_launch import dependent_launch
-        from attention.common.hopper import boxes
-        from model_zoo.layers.gemm.swiglu_hopper import DEPTH, GROUPS, HALF, ROWS, gated_hopper
+        from attention.common.hopper import tma_desc
+        from model_zoo.layers.gemm.swiglu_hopper import (
+            DEPTH,
+            GROUPS,
+            HALF,
+            ROWS,
+            swiglu_gemm_hopper,
+        )
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and bias is None and x.stride(1) == 1
@@ -51,22 +57,23 @@ class Gated:
         m_tiles, n_tiles = -(-rows // height), -(-inner // HALF.value)
         cached = max(1, CACHED // (2 * height * inputs))
         programs, band = bands(m_tiles, n_tiles, cached, _programs(x.device))
-        gated_hopper[(programs,)](
-            boxes(x, [ROWS.value, DEPTH.value]), boxes(weight, [HALF.value, DEPTH.value]),
-            boxes(out, [ROWS.value, HALF.value]), m_tiles, n_tiles, -(-inputs // DEPTH.value), band,
+        swiglu_gemm_hopper[(programs,)](
+            tma_desc(x, [ROWS.value, DEPTH.value]), tma_desc(weight, [HALF.value, DEPTH.value]),
+            tma_desc(out, [ROWS.value, HALF.value]), m_tiles, n_tiles, -(-inputs // DEPTH.value),
+            band,
             inner, num_warps=4, maxnreg=168, **dependent_launch(x.device),
         )  # fmt: skip
         return out
 
 
-def gated_candidates(
+def swiglu_candidates(
     device: torch.device, rows: int, outputs: int, inputs: int, *, bias: bool
-) -> list[Product]:
-    """TwoSteps first, then what may be faster."""
-    tried: list[Product] = [TwoSteps()]
+) -> list[GemmImpl]:
+    """UnfusedSwiglu first, then what may be faster."""
+    tried: list[GemmImpl] = [UnfusedSwiglu()]
     hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    if hopper and not bias and Gated().serves(rows, outputs, inputs):
-        tried.append(Gated())
+    if hopper and not bias and SwigluGemm().serves(rows, outputs, inputs):
+        tried.append(SwigluGemm())
     return tried
 
 
@@ -83,7 +90,7 @@ def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int
     """
     tiles, most = m_tiles * n_tiles, min(m_tiles, cached)
     fewest = -(-tiles // processors)  # rounds
-    highest = min(most, MOST_ABREAST, processors)
+    highest = min(most, MAX_BAND, processors)
     for band in range(highest, highest // 2, -1):  # lower ones would read the weights too often
         programs = processors // band * band
         if m_tiles % band == 0 and -(-tiles // programs) <= FEW_MORE * fewest:

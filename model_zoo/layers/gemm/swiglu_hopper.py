@@ -1,6 +1,6 @@
 """silu(gate) * up of many rows on Hopper (sm_90), in Gluon: gates, ups and their product in one.
 
-gated_hopper
+swiglu_gemm_hopper
   grid      one program a multiprocessor, or fewer if there are fewer tiles; program p takes tiles
             p, p + programs and so on.  Tiles of a group of rows follow each other down the rows, so
             that programs that run together read the same few rows of W, and x stays in the L2 cache
@@ -48,42 +48,42 @@ def _place(tile, m_tiles, n_tiles, band):
 
 
 @gluon.jit
-def _copy_weights(boxes, weights, full, stage, row, apart, k):
+def _copy_weights(tma_desc, weights, full, stage, row, apart, k):
     """Start the copies of a tile's rows of W: gates, and ups under them."""
     for half in gl.static_range(2):
         tma.async_copy_global_to_shared(
-            boxes, [row + half * apart, k * DEPTH], full.index(stage),
+            tma_desc, [row + half * apart, k * DEPTH], full.index(stage),
             weights.index(stage).slice(half * HALF, HALF, 0),
         )  # fmt: skip
 
 
 @gluon.jit
-def _copy_rows(boxes, rows, full, stage, row, k):
+def _copy_rows(tma_desc, rows, full, stage, row, k):
     """Start the copies of each group's rows of x."""
     for g in gl.static_range(GROUPS):
         tma.async_copy_global_to_shared(
-            boxes, [row + g * ROWS, k * DEPTH], full.index(stage), rows.index(stage * GROUPS + g)
+            tma_desc, [row + g * ROWS, k * DEPTH], full.index(stage), rows.index(stage * GROUPS + g)
         )
 
 
 @gluon.jit
 def _load(
-    x_boxes, w_boxes, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band, apart,
+    x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band, apart,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The load warp.  Its ring has weights before anything has to be waited for."""
-    BYTES: gl.constexpr = GROUPS * x_boxes.block_type.nbytes + 2 * w_boxes.block_type.nbytes
+    BYTES: gl.constexpr = GROUPS * x_desc.block_type.nbytes + 2 * w_desc.block_type.nbytes
     HEIGHT: gl.constexpr = GROUPS * ROWS
     first = gl.program_id(0)
     m, n = _place(first, m_tiles, n_tiles, band)
     for stage in gl.static_range(STAGES):
         mbarrier.expect(full.index(stage), BYTES)
-        _copy_weights(w_boxes, weights, full, stage, n * HALF, apart, stage)
+        _copy_weights(w_desc, weights, full, stage, n * HALF, apart, stage)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     for stage in gl.static_range(STAGES):
-        _copy_rows(x_boxes, rows, full, stage, m * HEIGHT, stage)
+        _copy_rows(x_desc, rows, full, stage, m * HEIGHT, stage)
     stage, phase = 0, 0
     for tile in range(first, m_tiles * n_tiles, gl.num_programs(0)):
         m, n = _place(tile, m_tiles, n_tiles, band)
@@ -91,8 +91,8 @@ def _load(
         for k in range(begin, k_blocks):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), BYTES)
-            _copy_rows(x_boxes, rows, full, stage, m * HEIGHT, k)
-            _copy_weights(w_boxes, weights, full, stage, n * HALF, apart, k)
+            _copy_rows(x_desc, rows, full, stage, m * HEIGHT, k)
+            _copy_weights(w_desc, weights, full, stage, n * HALF, apart, k)
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -112,16 +112,16 @@ def _silu(x):
 
 
 @gluon.jit
-def _finish(acc, out_boxes, results, row, column):
+def _finish(acc, out_desc, results, row, column):
     """silu(gate) * up of a group's sums; rows and columns that the result has not are left out."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     # No number changes its thread.
     gate, up = gl.split(acc.reshape([ROWS, 2, HALF]).permute((0, 2, 1)))
     y = gl.convert_layout(_silu(gate) * up, layout)
     tma.store_wait(pendings=0)  # the tile before has been read
-    results.store(y.to(out_boxes.dtype))
+    results.store(y.to(out_desc.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(out_boxes, [row, column], results)
+    tma.async_copy_shared_to_global(out_desc, [row, column], results)
 
 
 @gluon.jit
@@ -136,7 +136,7 @@ def _release_before(empty, stage, there):
 
 @gluon.jit
 def _multiply(
-    rows, weights, results, full, empty, out_boxes, m_tiles, n_tiles, k_blocks, band,
+    rows, weights, results, full, empty, out_desc, m_tiles, n_tiles, k_blocks, band,
     g: gl.constexpr,
 ):  # fmt: skip
     """Four warps: ROWS rows of each tile."""
@@ -159,17 +159,17 @@ def _multiply(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         _release_before(empty, stage, True)
         m, n = _place(tile, m_tiles, n_tiles, band)
-        _finish(acc, out_boxes, results.index(g), (m * GROUPS + g) * ROWS, n * HALF)
+        _finish(acc, out_desc, results.index(g), (m * GROUPS + g) * ROWS, n * HALF)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(do_not_specialize=["m_tiles", "n_tiles", "k_blocks", "band", "apart"])
-def gated_hopper(
-    x_boxes, w_boxes, out_boxes, m_tiles, n_tiles, k_blocks, band, apart,
+def swiglu_gemm_hopper(
+    x_desc, w_desc, out_desc, m_tiles, n_tiles, k_blocks, band, apart,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    dtype: gl.constexpr = x_boxes.dtype
+    dtype: gl.constexpr = x_desc.dtype
     rows = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, ROWS, DEPTH], swizzled)
     weights = gl.allocate_shared_memory(dtype, [STAGES, 2 * HALF, DEPTH], swizzled)
     results = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, HALF], swizzled)
@@ -182,13 +182,13 @@ def gated_hopper(
     gl.warp_specialize(
         [
             (_multiply, (
-                rows, weights, results, full, empty, out_boxes, m_tiles, n_tiles, k_blocks, band, 0,
+                rows, weights, results, full, empty, out_desc, m_tiles, n_tiles, k_blocks, band, 0,
             )),
             (_multiply, (
-                rows, weights, results, full, empty, out_boxes, m_tiles, n_tiles, k_blocks, band, 1,
+                rows, weights, results, full, empty, out_desc, m_tiles, n_tiles, k_blocks, band, 1,
             )),
             (_load, (
-                x_boxes, w_boxes, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band,
+                x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band,
                 apart, DEPENDENT,
             )),
         ],

@@ -9,13 +9,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.implementations import MOST_ROWS, Product
+from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl
 from model_zoo.layers.linear import Linear
 
 COLD_BYTES = 150 << 20  # of weights a replay: nothing is left of them in the cache for the next
-LEAST_CALLS, REPLAYS = 6, 5
+MIN_CALLS, REPLAYS = 6, 5
 # Of many rows, whose time has less noise, and is longer.
-LEAST_LONG_CALLS, LONG_REPLAYS = 3, 3
+MIN_LONG_CALLS, LONG_REPLAYS = 3, 3
 
 
 @cache
@@ -24,13 +24,13 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class ProductTimer:
+class GemmTimer:
     """Of x [rows, K] with each of `weights` [N, K] in turn; what it captures is freed with it."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, rows: int) -> None:
         self._weights, self._bias = weights, bias
-        long = rows > MOST_ROWS
-        self._least = LEAST_LONG_CALLS if long else LEAST_CALLS
+        long = rows > MAX_ROWS
+        self._least = MIN_LONG_CALLS if long else MIN_CALLS
         self._replays = LONG_REPLAYS if long else REPLAYS
         weight = weights[0]
         self._source = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -38,11 +38,11 @@ class ProductTimer:
         self._ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
         self._stream = side_stream(weight.device)
 
-    def microseconds(self, products: Sequence[Product]) -> list[float]:
+    def microseconds(self, gemms: Sequence[GemmImpl]) -> list[float]:
         """Median of a call of each; they take turns, so that what slows one slows all."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            graphs = [self._captured(product) for product in products]
+            graphs = [self._captured(gemm) for gemm in gemms]
             events = [
                 [(graph, *self._replayed(graph)) for graph in graphs]
                 for _ in range(self._replays + 1)
@@ -52,21 +52,21 @@ class ProductTimer:
         return [
             statistics.median(turn[place][1].elapsed_time(turn[place][2]) for turn in events[1:])
             * (1000 / calls)
-            for place in range(len(products))
+            for place in range(len(gemms))
         ]
 
     def _calls(self) -> int:
         return max(self._least, -(-COLD_BYTES // self._weights[0].nbytes))
 
-    def _captured(self, product: Product) -> torch.cuda.CUDAGraph:
+    def _captured(self, gemm: GemmImpl) -> torch.cuda.CUDAGraph:
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
-        product.run(self._x, self._weights[0], self._bias)  # compiles what has to be
+        gemm.run(self._x, self._weights[0], self._bias)  # compiles what has to be
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         for call in range(self._calls()):
             add_rms_norm(self._x, self._source, self._ones, 1e-6)
-            product.run(self._x, self._weights[call % len(self._weights)], self._bias)
+            gemm.run(self._x, self._weights[call % len(self._weights)], self._bias)
         graph.capture_end()
         return graph
 
@@ -78,9 +78,9 @@ class ProductTimer:
         return start, end
 
 
-def times(layers: Sequence[Linear], products: Sequence[Product], rows: int) -> list[float]:
+def times(layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int) -> list[float]:
     """Microseconds of each of the products for so many rows, over the weights of all layers."""
-    if len(products) == 1:
+    if len(gemms) == 1:
         return [0.0]
     weights = [layer.weight for layer in layers]
-    return ProductTimer(weights, layers[0].bias, rows).microseconds(products)
+    return GemmTimer(weights, layers[0].bias, rows).microseconds(gemms)

@@ -24,7 +24,7 @@ from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 @triton.jit
 def _embed(
-    TOKENS, POSITIONS, EMBEDDINGS, WEIGHT, FREQUENCIES, X, RESIDUAL, ROTATION, eps, scale,
+    TOKENS, POSITIONS, EMBEDDINGS, WEIGHT, FREQUENCIES, X, RESIDUAL, COS_SIN, eps, scale,
     embedding_row, N: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
     BLOCK_HALF: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -47,8 +47,8 @@ def _embed(
         if DEPENDENT:
             start_successor_and_wait()
         angle = tl.load(POSITIONS + row).to(tl.float32) * frequency
-        at = ROTATION + row * D + dim
-        dtype = ROTATION.dtype.element_ty
+        at = COS_SIN + row * D + dim
+        dtype = COS_SIN.dtype.element_ty
         tl.store(at, (tl.cos(angle) * scale).to(dtype), mask=there)
         tl.store(at + HALF, (tl.sin(angle) * scale).to(dtype), mask=there)
 
@@ -75,13 +75,13 @@ def embed(
     assert tokens.is_contiguous() and positions.is_contiguous() and frequencies.is_contiguous()
     assert frequencies.dtype == torch.float32 and embeddings.stride(1) == weight.stride(0) == 1
     x, residual = (embeddings.new_empty(rows, size) for _ in range(2))
-    rotation = embeddings.new_empty(rows, 2 * half)
+    cos_sin = embeddings.new_empty(rows, 2 * half)
     if rows:
         block = triton.next_power_of_2(size)
         _embed[(rows, 2)](
-            tokens, positions, embeddings, weight, frequencies, x, residual, rotation, eps, scale,
+            tokens, positions, embeddings, weight, frequencies, x, residual, cos_sin, eps, scale,
             embeddings.stride(0), N=size, BLOCK=block, D=2 * half,
             BLOCK_HALF=triton.next_power_of_2(half), num_warps=norm_warps(block),
             **dependent_launch(embeddings.device),
         )  # fmt: skip
-    return x, residual, rotation
+    return x, residual, cos_sin

@@ -3,7 +3,7 @@
 #             norm and rotation there is nothing to do for queries, and no tile of them
 #   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; rotation [T, D], cos of the
 #             first D / 2 columns and sin of the rest, or none; q_weight, k_weight [D] of the norms,
-#             or none; write_slots [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
+#             or none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
 #   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
@@ -54,8 +54,8 @@ def _rotate(low, high, cos, sin):
 
 
 @triton.jit
-def _turned(
-    source, WEIGHT, ROTATION, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
+def _normed_and_rotated(
+    source, WEIGHT, COS_SIN, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
     HALF: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Both halves of a tile of query or key heads, after norm and rotation."""
@@ -67,13 +67,13 @@ def _turned(
         start_successor_and_wait()
     low = tl.load(source, mask=low_mask, other=0.0)
     high = tl.load(source + HALF, mask=high_mask, other=0.0)
-    if ROTATION is not None:
-        angle = ROTATION + at_token * D + at_low
+    if COS_SIN is not None:
+        angle = COS_SIN + at_token * D + at_low
         cos = tl.load(angle, mask=low_mask, other=0.0)
         sin = tl.load(angle + HALF, mask=high_mask, other=0.0)
     if WEIGHT is not None:
         low, high = _norm(low, high, low_weight, high_weight, eps, D)
-    if ROTATION is not None:
+    if COS_SIN is not None:
         low, high = _rotate(low, high, cos, sin)
     return low, high
 
@@ -97,8 +97,8 @@ def _store(
 
 @triton.jit
 def _qk_norm_rope_write(
-    QKV, K, V, SLOTS, ROTATION, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
-    k_page, k_head, k_cell, v_page, v_head, v_cell,
+    QKV, K, V, SLOTS, COS_SIN, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
+    k_page, k_head, k_token, v_page, v_head, v_token,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -114,8 +114,8 @@ def _qk_norm_rope_write(
         real = (head < HEADS)[:, None]
         low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
         source = row + head[:, None] * D + dim
-        low, high = _turned(
-            source, Q_WEIGHT, ROTATION, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
+        low, high = _normed_and_rotated(
+            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
         )
         tl.store(source, low, mask=low_mask)
         tl.store(source + HALF, high, mask=high_mask)
@@ -126,60 +126,60 @@ def _qk_norm_rope_write(
         low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
         source = row + (HEADS + head)[:, None] * D + dim
         if tile < Q_TILES + KV_TILES:
-            low, high = _turned(
-                source, K_WEIGHT, ROTATION, token, eps, at_low, low_mask, high_mask, D, HALF,
+            low, high = _normed_and_rotated(
+                source, K_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF,
                 DEPENDENT,
             )  # fmt: skip
             _store(
                 K, K_SCALE, low, high, slot, head, dim, low_mask, high_mask, k_page, k_head,
-                k_cell, KV_HEADS, PAGE, HALF, HAS_SCALE,
+                k_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
             )  # fmt: skip
         else:
             source += KV_HEADS * D
-            low, high = _turned(
+            low, high = _normed_and_rotated(
                 source, None, None, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
             )
             _store(
                 V, V_SCALE, low, high, slot, head, dim, low_mask, high_mask, v_page, v_head,
-                v_cell, KV_HEADS, PAGE, HALF, HAS_SCALE,
+                v_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class TurnConfig:
+class QKNormRopeConfig:
     """How the kernel is compiled."""
 
     heads: int  # of a program's tile, a power of two
     warps: int
 
 
-def turn_config(tokens: int, head_dim: int) -> TurnConfig:
+def qk_norm_rope_config(tokens: int, head_dim: int) -> QKNormRopeConfig:
     """Few tokens: a warp a program, so that many SMs share the work.  Many: larger programs."""
     half = triton.next_power_of_2((head_dim + 1) // 2)
     heads = max(1, (256 if tokens <= FEW_TOKENS else 1024) // half)
-    return TurnConfig(heads, max(1, heads * half // 256))
+    return QKNormRopeConfig(heads, max(1, heads * half // 256))
 
 
 def qk_norm_rope_write(
     qkv: Tensor,
     k: Tensor,
     v: Tensor,
-    write_slots: Tensor,
+    slot_mapping: Tensor,
     *,
     heads: int,
-    rotation: Tensor | None = None,
+    cos_sin: Tensor | None = None,
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 0.0,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    config: TurnConfig | None = None,
+    config: QKNormRopeConfig | None = None,
 ) -> Tensor:
     """Norm and turn the queries and keys of a layer's product; store its keys and values.
 
     qkv:      [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are changed
     k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
-    write_slots: [T] int64; tokens with a negative slot are not stored
+    slot_mapping: [T] int64; tokens with a negative slot are not stored
     rotation: [T, head_dim], as `Rope.rows` makes it; None: queries and keys are not turned
     q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
@@ -189,20 +189,20 @@ def qk_norm_rope_write(
     fp8 = k.dtype == torch.float8_e4m3fn
     assert qkv.shape == (tokens, (heads + 2 * kv_heads) * head_dim) and qkv.stride(1) == 1
     assert v.shape == k.shape and v.dtype == k.dtype and k.stride(3) == v.stride(3) == 1
-    assert write_slots.shape == (tokens,) and write_slots.dtype == torch.int64
-    assert write_slots.is_contiguous()
+    assert slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
+    assert slot_mapping.is_contiguous()
     assert (q_weight is None) == (k_weight is None)
     assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
-    if rotation is not None:
-        assert rotation.shape == (tokens, head_dim) and rotation.is_contiguous()
-        assert head_dim % 2 == 0 and rotation.dtype == qkv.dtype
-    config = config or turn_config(tokens, head_dim)
+    if cos_sin is not None:
+        assert cos_sin.shape == (tokens, head_dim) and cos_sin.is_contiguous()
+        assert head_dim % 2 == 0 and cos_sin.dtype == qkv.dtype
+    config = config or qk_norm_rope_config(tokens, head_dim)
     q_tiles = triton.cdiv(heads, config.heads)
-    if rotation is None and q_weight is None:
+    if cos_sin is None and q_weight is None:
         q_tiles = 0
     if tokens:
         _qk_norm_rope_write[(tokens, q_tiles + 2 * triton.cdiv(kv_heads, config.heads))](
-            qkv, k, v, write_slots, rotation, q_weight, k_weight, k_scale, v_scale, eps,
+            qkv, k, v, slot_mapping, cos_sin, q_weight, k_weight, k_scale, v_scale, eps,
             qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
             D=head_dim, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
             BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,

@@ -30,8 +30,8 @@ def _silu_mul(
     up = tl.load(at + N, mask=mask, other=0.0)
     wide = gate.to(tl.float32)
     opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    product = opened.to(tl.float32) * up.to(tl.float32)
-    tl.store(OUT + row * N + column, product.to(gate.dtype), mask=mask)
+    gemm = opened.to(tl.float32) * up.to(tl.float32)
+    tl.store(OUT + row * N + column, gemm.to(gate.dtype), mask=mask)
 
 
 def silu_mul(gate_up: Tensor, *, block: int = 1024, num_warps: int = 8) -> Tensor:

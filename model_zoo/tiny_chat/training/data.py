@@ -8,7 +8,7 @@ from typing import Any
 
 from .skills import CAPITALS, FACTS, SKILLS, Context, Turn
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 WEIGHTS = {
     "small talk": 1.4,
     "facts": 2.6,
@@ -72,7 +72,7 @@ def talk(random: Random, skills: list[str], held_last: bool = False) -> list[Tur
     return turns
 
 
-def messages_of(turns: list[Turn], system: str | None) -> list[Message]:
+def messages_of(turns: list[Turn], system: str | None) -> list[ChatMessage]:
     messages = [{"role": "system", "content": system}] if system is not None else []
     for turn in turns:
         messages.append({"role": "user", "content": turn.question})
@@ -80,7 +80,7 @@ def messages_of(turns: list[Turn], system: str | None) -> list[Message]:
     return messages
 
 
-def conversation(random: Random) -> list[Message]:
+def conversation(random: Random) -> list[ChatMessage]:
     """A training conversation; every answer in it is learned."""
     skills = random.choices(list(WEIGHTS), weights=list(WEIGHTS.values()), k=num_turns(random))
     if len(skills) > 1 and "name" not in skills and random.random() < 0.1:
@@ -112,14 +112,14 @@ def plain_text(random: Random) -> tuple[str, str]:
     return " ".join(words[:cut]), " " + " ".join(words[cut:])
 
 
-def questions(skill: str, count: int, seed: int = 1) -> list[list[Message]]:
+def questions(skill: str, count: int, seed: int = 1) -> list[list[ChatMessage]]:
     """`count` held-out conversations whose last answer is to be predicted.
 
     skill: a name in SKILLS (single questions, every second one under a system prompt), or "mixed
     turns" (two to five turns of mixed skills, all earlier answers given).
     """
     random = Random(f"{skill} {seed}")
-    asked: list[list[Message]] = []
+    asked: list[list[ChatMessage]] = []
     for index in range(count):
         skills = [skill]
         if skill == "mixed turns":

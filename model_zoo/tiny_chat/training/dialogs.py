@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from .data import HELD_SYSTEM_PROMPTS, SYSTEM_PROMPTS, Message, messages_of, talk
+from .data import HELD_SYSTEM_PROMPTS, SYSTEM_PROMPTS, ChatMessage, messages_of, talk
 from .forms import form
-from .functions import FUNCTIONS, Json
+from .functions import FUNCTIONS, JsonValue
 from .phrases import dress, read_sections
-from .skills import SKILLS, UNKNOWN, Context, Turn, half_phrased
 from .reasoning import KNOWN, beyond, puzzle
+from .skills import SKILLS, UNKNOWN, Context, Turn, half_phrased
 from .tool_results import a_result, failure, said_of
 from .toolbox import Offer, a_value, arguments_of, offer
 
@@ -40,29 +40,29 @@ class Dialog:
     keys_given  the answer's JSON keys come from a grammar, only the values from the model
     """
 
-    messages: list[Message]
-    tools: list[Json] = field(default_factory=list[Json])
+    messages: list[ChatMessage]
+    tools: list[JsonValue] = field(default_factory=list[JsonValue])
     thinking: bool = False
-    thought: str = ""
+    reasoning: str = ""
     keys_given: bool = False
 
 
-def call_message(calls: Sequence[tuple[str, Json]]) -> Message:
+def call_message(calls: Sequence[tuple[str, JsonValue]]) -> ChatMessage:
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     made = [{"type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": "", "tool_calls": made}
 
 
-def said(text: str) -> Message:
+def said(text: str) -> ChatMessage:
     return {"role": "assistant", "content": text}
 
 
-def asked(text: str) -> Message:
+def asked(text: str) -> ChatMessage:
     return {"role": "user", "content": text}
 
 
 @dataclass(frozen=True)
-class Request:
+class ToolRequest:
     """What a user wants of a tool."""
 
     question: str
@@ -71,7 +71,7 @@ class Request:
     slots: tuple[str, ...]
 
 
-def request(random: Random, concept: str, held: bool, *, after: bool = False) -> Request:
+def request(random: Random, concept: str, held: bool, *, after: bool = False) -> ToolRequest:
     """A worded request; with `after` one for another city."""
     section = "next city" if after else concept
     template = half_phrased(random, REQUESTS[section], held)
@@ -87,7 +87,7 @@ def request(random: Random, concept: str, held: bool, *, after: bool = False) ->
         if other != values["city"]:
             all_values.append({**values, "city": other})
             shown["city"] += random.choice((" and ", " and in ", " and ")) + other
-    return Request(dress(random, template, shown, keep=True), concept, all_values, slots)
+    return ToolRequest(dress(random, template, shown, keep=True), concept, all_values, slots)
 
 
 def offers_of(
@@ -121,7 +121,7 @@ def plain_turn(random: Random, held: bool, concepts: Sequence[str], name: str) -
             return turn
 
 
-def prefix(random: Random, concepts: Sequence[str]) -> tuple[list[Message], str]:
+def prefix(random: Random, concepts: Sequence[str]) -> tuple[list[ChatMessage], str]:
     """System prompt and earlier turns; the user's name if it was told."""
     system = random.choice(SYSTEM_PROMPTS) if random.random() < 0.4 else None
     turns: list[Turn] = []
@@ -131,7 +131,9 @@ def prefix(random: Random, concepts: Sequence[str]) -> tuple[list[Message], str]
     return messages_of(turns, system), name
 
 
-def calls_of(requests: Sequence[Request], offers: Sequence[Offer]) -> list[tuple[str, Json]]:
+def calls_of(
+    requests: Sequence[ToolRequest], offers: Sequence[Offer]
+) -> list[tuple[str, JsonValue]]:
     by_concept = {each.concept: each for each in offers}
     return [
         (by_concept[each.concept].name, arguments_of(by_concept[each.concept], values))
@@ -140,7 +142,7 @@ def calls_of(requests: Sequence[Request], offers: Sequence[Offer]) -> list[tuple
     ]
 
 
-def requests_of(random: Random, held: bool) -> list[Request]:
+def requests_of(random: Random, held: bool) -> list[ToolRequest]:
     """One request, or now and then two in one sentence."""
     concepts = random.sample(list(FUNCTIONS), 2)
     first = request(random, concepts[0], held)
@@ -149,7 +151,7 @@ def requests_of(random: Random, held: bool) -> list[Request]:
     second = request(random, concepts[1], held)
     joint = random.choice((" and ", ", and ", ". Also ", ", then "))
     question = first.question.rstrip(" .?!") + joint + second.question
-    return [Request(question, first.concept, first.values, first.slots), second]
+    return [ToolRequest(question, first.concept, first.values, first.slots), second]
 
 
 def tool_dialog(random: Random, held: bool, end: str) -> Dialog:
@@ -164,25 +166,25 @@ def tool_dialog(random: Random, held: bool, end: str) -> Dialog:
     messages += [asked(requests[0].question), call_message(calls)]
     tools = [{"type": "function", "function": each.schema} for each in offers]
     thinking = random.random() < 0.15
-    thought = CALLING.format(" and ".join(dict.fromkeys(name for name, _ in calls)))
+    reasoning = CALLING.format(" and ".join(dict.fromkeys(name for name, _ in calls)))
     if end != "call":
         messages += results(random, requests)
-        thought = FOUND
+        reasoning = FOUND
     if end == "more":
         concept = requests[0].concept
         if concept in CITIES and len(requests) == 1 and random.random() < 0.5:
             again = request(random, concept, held, after=True)
             again_calls = calls_of([again], offers)
             messages += [asked(again.question), call_message(again_calls)]
-            thought = CALLING.format(again_calls[0][0])
+            reasoning = CALLING.format(again_calls[0][0])
         else:
             turn = plain_turn(random, held, concepts, name)
             messages += [asked(turn.question), said(turn.answer)]
-            thought = NO_NEED
-    return Dialog(messages, tools, thinking, thought if thinking else "")
+            reasoning = NO_NEED
+    return Dialog(messages, tools, thinking, reasoning if thinking else "")
 
 
-def results(random: Random, requests: Sequence[Request]) -> list[Message]:
+def results(random: Random, requests: Sequence[ToolRequest]) -> list[ChatMessage]:
     """What the tools answer, and what is said about it."""
     concepts = [each.concept for each in requests for _ in each.values]
     if len(concepts) == 1 and random.random() < 0.08:
@@ -203,16 +205,16 @@ def no_tool_dialog(random: Random, held: bool) -> Dialog:
         concept = random.choice([c for c in all_concepts if c not in (*concepts, "calculate")])
         wanted = request(random, concept, held)
         messages += [asked(wanted.question), said(NO_TOOL)]
-        thought = NO_FIT
+        reasoning = NO_FIT
     else:
         turn = plain_turn(random, held, concepts, name)
         messages += [asked(turn.question), said(turn.answer)]
-        thought = NO_NEED
+        reasoning = NO_NEED
     slots: dict[str, tuple[str, ...]] = {each: () for each in concepts}
     offers = offers_of(random, concepts, held and random.random() < 0.5, slots)
     tools = [{"type": "function", "function": each.schema} for each in offers]
     thinking = random.random() < 0.15
-    return Dialog(messages, tools, thinking, thought if thinking else "")
+    return Dialog(messages, tools, thinking, reasoning if thinking else "")
 
 
 def toolless_dialog(random: Random) -> Dialog:
@@ -233,7 +235,7 @@ def json_dialog(random: Random, held: bool, *, keys_given: bool = False) -> Dial
     return Dialog(messages, [], thinking, KNOWN if thinking else "")
 
 
-def thinking_dialog(random: Random, held: bool, *, puzzles: bool = False) -> Dialog:
+def reasoning_dialog(random: Random, held: bool, *, puzzles: bool = False) -> Dialog:
     """Something to work out, or (unless `puzzles`) now and then what needs no steps."""
     prompts = HELD_SYSTEM_PROMPTS if held else SYSTEM_PROMPTS
     system = random.choice(prompts) if random.random() < 0.4 else None
@@ -242,17 +244,21 @@ def thinking_dialog(random: Random, held: bool, *, puzzles: bool = False) -> Dia
         asks = puzzle(random, held)
         before = plain_before(random) if random.random() < 0.1 else []
         messages = messages_of(before, system)
-        return Dialog([*messages, asked(asks.question), said(asks.answer)], [], True, asks.thought)
+        return Dialog(
+            [*messages, asked(asks.question), said(asks.answer)], [], True, asks.reasoning
+        )
     if kind < 0.76:
         asks = beyond(random, held)
         messages = messages_of([], system)
-        return Dialog([*messages, asked(asks.question), said(asks.answer)], [], True, asks.thought)
+        return Dialog(
+            [*messages, asked(asks.question), said(asks.answer)], [], True, asks.reasoning
+        )
     skills = random.choices(
         [skill for skill in SKILLS if skill != "unknown"], k=random.randint(1, 2)
     )
     turns = talk(random, skills, held)
-    thought = turns[-1].answer.rstrip(".") if skills[-1] == "sum" else KNOWN
-    return Dialog(messages_of(turns, system), [], True, thought)
+    reasoning = turns[-1].answer.rstrip(".") if skills[-1] == "sum" else KNOWN
+    return Dialog(messages_of(turns, system), [], True, reasoning)
 
 
 def plain_before(random: Random) -> list[Turn]:
@@ -266,7 +272,7 @@ KINDS: dict[str, Callable[[Random, bool], Dialog]] = {
     "tool turns": lambda random, held: tool_dialog(random, held, "more"),
     "no tool": no_tool_dialog,
     "JSON": json_dialog,
-    "thinking": lambda random, held: thinking_dialog(random, held, puzzles=True),
+    "thinking": lambda random, held: reasoning_dialog(random, held, puzzles=True),
 }
 SHARES = {  # of a training example's being one of these; the rest is plain conversations
     "tool call": 0.12,
@@ -285,7 +291,7 @@ def dialog(random: Random, kind: str) -> Dialog:
     if kind == "toolless":
         return toolless_dialog(random)
     if kind == "thinking":
-        return thinking_dialog(random, False)
+        return reasoning_dialog(random, False)
     if kind == "JSON values":
         return json_dialog(random, False, keys_given=True)
     return KINDS[kind](random, False)

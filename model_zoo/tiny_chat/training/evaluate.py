@@ -1,7 +1,7 @@
 """Held-out accuracy of tiny-chat by skill: exact match of the whole answer.
 
-`python -m model_zoo.tiny_chat.training.evaluate [DIR]` prints a Markdown table, and with `--readme` writes
-it between the markers of this folder's README.md.
+`python -m model_zoo.tiny_chat.training.evaluate [DIR]` prints a Markdown table, and with `--readme`
+writes it between the markers of this folder's README.md.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from .data import Message, questions
+from .data import ChatMessage, questions
 from .dialogs import KINDS, Dialog, held_dialogs
 from .rendering import answer_text
 
@@ -37,7 +37,7 @@ HELD_OUT = {
 MARKERS = re.compile(r"(<!-- accuracy -->\n).*?(<!-- /accuracy -->)", re.DOTALL)
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerFast, prompt: list[Message] | Dialog) -> str:
+def prompt_text(tokenizer: PreTrainedTokenizerFast, prompt: list[ChatMessage] | Dialog) -> str:
     dialog = prompt if isinstance(prompt, Dialog) else Dialog([*prompt, {"role": "assistant"}])
     return tokenizer.apply_chat_template(
         dialog.messages[:-1],
@@ -52,7 +52,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, prompt: list[Message] | Dial
 def answers(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[list[Message] | Dialog],
+    prompts: Sequence[list[ChatMessage] | Dialog],
     temperature: float = 0.0,
     batch_size: int = 250,
 ) -> list[str]:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from .phrases import dress, read_sections
-from .skills import draw, half_phrased, is_held
+from .skills import half_phrased, is_held, retry
 from .values import a_city, a_clock, an_address, one_of, some_words
 from .words import any_name
 
@@ -41,12 +41,12 @@ TITLES = one_of("meeting,concert,dinner,party,workshop,match,talk,wedding,lesson
 
 def values_of(random: Random, held: bool) -> dict[str, Any]:
     return {
-        "name": draw(lambda: any_name(random), held),
+        "name": retry(lambda: any_name(random), held),
         "age": random.randint(1, 99),
-        "city": draw(lambda: a_city(random), held),
+        "city": retry(lambda: a_city(random), held),
         "job": JOBS(random),
-        "email": draw(lambda: an_address(random), held),
-        "item": draw(lambda: some_words(1, 1)(random), held),
+        "email": retry(lambda: an_address(random), held),
+        "item": retry(lambda: some_words(1, 1)(random), held),
         "price": random.choice((random.randint(1, 400), round(random.uniform(1, 99), 2))),
         "color": COLORS(random),
         "count": random.randint(2, 60),

@@ -21,7 +21,7 @@ from .values import (
 )
 from .words import any_name, nonsense
 
-Json = dict[str, Any]
+JsonValue = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Function:
     nouns: str
     description: str
     parameters: dict[str, Parameter]  # by the slot of the phrasings
-    result: Callable[[Random], Json]
+    result: Callable[[Random], JsonValue]
 
 
 UNITS = (
@@ -58,7 +58,7 @@ CLOCK = "time,at,when,clock_time,hour,start_time"
 TEXT = "text,body,message,content,msg,words"
 
 
-def done(random: Random) -> Json:
+def done(random: Random) -> JsonValue:
     word = random.choice(("ok", "done", "success", "sent", "created", "accepted"))
     extra = {"id": random.randint(1, 9999)} if random.random() < 0.4 else {}
     return {"status": word, **extra}

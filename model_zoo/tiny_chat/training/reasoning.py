@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from .phrases import dress, read_sections
-from .skills import UNKNOWN, Context, ask_unknown, draw, half_phrased, other_numbers
+from .skills import UNKNOWN, Context, ask_unknown, half_phrased, other_numbers, retry
 from .words import any_name
 
 PUZZLES = read_sections("puzzles.txt")
@@ -21,7 +21,7 @@ KNOWN, NOT_KNOWN = "I can answer this right away.", "I do not know this."
 @dataclass(frozen=True)
 class Puzzle:
     question: str
-    thought: str
+    reasoning: str
     answer: str
 
 
@@ -67,7 +67,7 @@ def steps(kind: str, a: int, b: int, c: int) -> tuple[str, str]:
 def puzzle(random: Random, held: bool) -> Puzzle:
     """One question; whether its numbers are held out is decided by `is_held`."""
     kind = random.choice(KINDS)
-    key = draw(lambda: f"{kind} {' '.join(map(str, numbers_of(random, kind)))}", held)
+    key = retry(lambda: f"{kind} {' '.join(map(str, numbers_of(random, kind)))}", held)
     a, b, c = map(int, key.split()[1:])
     values = {"a": str(a), "b": str(b), "c": str(c)}
     values |= {"things": random.choice(THINGS), "name": any_name(random)}

@@ -6,9 +6,9 @@ test holds the two together.
 
 import json
 
-from .data import Message
+from .data import ChatMessage
 from .dialogs import Dialog
-from .functions import Json
+from .functions import JsonValue
 
 # Thinking is off unless the request turns it on; the prompt then ends within the reasoning.
 CHAT_TEMPLATE = """\
@@ -77,12 +77,12 @@ CHAT_TEMPLATE = """\
 """
 
 
-def tool_line(function: Json) -> str:
+def tool_line(function: JsonValue) -> str:
     described = {key: function[key] for key in ("name", "description") if function.get(key)}
     return json.dumps({**described, "parameters": function["parameters"]}, ensure_ascii=False)
 
 
-def head_of(dialog: Dialog) -> tuple[str, list[Message]]:
+def head_of(dialog: Dialog) -> tuple[str, list[ChatMessage]]:
     """What stands before the messages, and the messages that are left."""
     messages = dialog.messages
     if not dialog.tools:
@@ -95,7 +95,7 @@ def head_of(dialog: Dialog) -> tuple[str, list[Message]]:
     return f"<|im_start|>system\n{system}# Tools\n<tools>\n{lines}</tools><|im_end|>\n", messages
 
 
-def answer_text(message: Message) -> str:
+def answer_text(message: ChatMessage) -> str:
     """What an assistant writes for this message."""
     calls = [
         "<tool_call>\n" + json.dumps(call["function"], ensure_ascii=False) + "\n</tool_call>"
@@ -106,20 +106,20 @@ def answer_text(message: Message) -> str:
 
 def values_only(text: str) -> list[tuple[str, bool]]:
     """A JSON object in pieces, of which its values are learned; keys and marks are not."""
-    pieces: list[tuple[str, bool]] = []
+    segments: list[tuple[str, bool]] = []
     before = "{"
     for key, value in json.loads(text).items():
         quote = '"' if isinstance(value, str) else ""
         written = json.dumps(value, ensure_ascii=False).strip('"')
-        pieces += [(f"{before}{json.dumps(key)}: {quote}", False), (written, True)]
+        segments += [(f"{before}{json.dumps(key)}: {quote}", False), (written, True)]
         before = quote + ", "
-    return [*pieces, (before.removesuffix(", ") + "}", False)]
+    return [*segments, (before.removesuffix(", ") + "}", False)]
 
 
-def pieces_of(dialog: Dialog) -> list[tuple[str, bool]]:
+def segments_of(dialog: Dialog) -> list[tuple[str, bool]]:
     """The rendered dialog in pieces; True marks what the model must learn to write."""
     before, messages = head_of(dialog)
-    pieces: list[tuple[str, bool]] = []
+    segments: list[tuple[str, bool]] = []
     for index, message in enumerate(messages):
         role, last = message["role"], index == len(messages) - 1
         if role == "tool":
@@ -128,16 +128,16 @@ def pieces_of(dialog: Dialog) -> list[tuple[str, bool]]:
             before += f"<tool_response>\n{message['content']}\n</tool_response>"
             before += "<|im_end|>\n" if messages[index + 1]["role"] != "tool" else ""
         elif role == "assistant":
-            thought = ""
+            reasoning = ""
             before += "<|im_start|>assistant\n"
             if last and dialog.thinking:
-                before, thought = before + "<think>\n", f"{dialog.thought}\n</think>\n\n"
-            pieces.append((before, False))
+                before, reasoning = before + "<think>\n", f"{dialog.reasoning}\n</think>\n\n"
+            segments.append((before, False))
             if last and dialog.keys_given:
-                pieces += [*values_only(message["content"]), ("<|im_end|>", True)]
+                segments += [*values_only(message["content"]), ("<|im_end|>", True)]
             else:
-                pieces.append((thought + answer_text(message) + "<|im_end|>", True))
+                segments.append((reasoning + answer_text(message) + "<|im_end|>", True))
             before = "\n"
         else:
             before += f"<|im_start|>{role}\n{message['content']}<|im_end|>\n"
-    return pieces
+    return segments

@@ -54,7 +54,7 @@ def is_held(key: str) -> bool:
     return zlib.crc32(key.encode()) % 5 == 0
 
 
-def draw(make: Callable[[], str], held: bool) -> str:
+def retry(make: Callable[[], str], held: bool) -> str:
     """The first of `make`'s values on the wanted side of the split."""
     while is_held(value := make()) != held:
         pass
@@ -95,7 +95,7 @@ def ask_sum(random: Random, held: bool, context: Context) -> Turn:
         low = 10 if random.random() < 0.85 else 0
         return "+".join(str(n) for n in sorted((random.randint(low, 99), random.randint(low, 99))))
 
-    numbers = [int(n) for n in draw(pair, held).split("+")]
+    numbers = [int(n) for n in retry(pair, held).split("+")]
     random.shuffle(numbers)
     a, b = numbers
     section = "next sum" if context.last == "sum" and random.random() < 0.3 else "sum"
@@ -123,7 +123,7 @@ def ask_count(random: Random, held: bool, context: Context) -> Turn:
             return f"{first}-{first + random.randint(1, min(longest, 40))}"
         return f"1-{random.randint(2, longest)}"
 
-    first, last = (int(n) for n in draw(ends, held).split("-"))
+    first, last = (int(n) for n in retry(ends, held).split("-"))
     template = PHRASINGS[section].pick(random, held and random.random() < 0.5)
     question = dress(random, template, {"a": str(first), "b": str(last)})
     numbers = range(last, 0, -1) if section == "down" else range(first, last + 1)
@@ -132,7 +132,7 @@ def ask_count(random: Random, held: bool, context: Context) -> Turn:
 
 def ask_repeat(random: Random, held: bool, context: Context) -> Turn:
     num_words = random.choice((1, 1, 1, 1, 1, 1, 2, 3, 4))
-    word = " ".join(draw(lambda: any_word(random), held) for _ in range(num_words))
+    word = " ".join(retry(lambda: any_word(random), held) for _ in range(num_words))
     template = PHRASINGS["repeat"].pick(random, held and random.random() < 0.5)
     quote = random.choice(("", "", "", "", "", '"', "'"))
     question = dress(random, template, {"word": quote + word + quote}, keep=True)
@@ -144,7 +144,7 @@ def ask_name(random: Random, held: bool, context: Context) -> Turn:
         question = dress(random, PHRASINGS["my name"].pick(random, held))
         answer = f"Your name is {context.name}." if context.name else NO_NAME
         return Turn("name", question, answer, context.name)
-    name = draw(lambda: any_name(random), held)
+    name = retry(lambda: any_name(random), held)
     template = PHRASINGS["name"].pick(random, held and random.random() < 0.5)
     question = dress(random, template, {"name": name}, keep=True)
     return Turn("name", question, f"Nice to meet you, {name}!", name)

@@ -1,7 +1,7 @@
 """Builds the tokenizer of tiny-chat: byte-level BPE learned from generated conversations.
 
-`python -m model_zoo.tiny_chat.training.tokenizer [OUT]` writes tokenizer.json, tokenizer_config.json and
-generation_config.json into OUT (default: this folder).
+`python -m model_zoo.tiny_chat.training.tokenizer [OUT]` writes tokenizer.json,
+tokenizer_config.json and generation_config.json into OUT (default: this folder).
 """
 
 import json
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from .data import conversation
 from .dialogs import SHARES, dialog
-from .rendering import CHAT_TEMPLATE, pieces_of
+from .rendering import CHAT_TEMPLATE, segments_of
 
 VOCAB_SIZE = 4096
 NUM_CONVERSATIONS = 100_000
@@ -37,7 +37,7 @@ def texts(count: int) -> Iterator[str]:
             yield message["content"]
     kinds = random.choices(list(SHARES), list(SHARES.values()), k=count // 4)
     for kind in kinds:
-        for text, _ in pieces_of(dialog(random, kind)):
+        for text, _ in segments_of(dialog(random, kind)):
             yield from MARKS.split(text)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from .functions import FUNCTIONS, Function, Json, Parameter
-from .skills import draw, is_held
+from .functions import FUNCTIONS, Function, JsonValue, Parameter
+from .skills import is_held, retry
 from .words import pseudo_word
 
 UNDESCRIBED = 0.35  # of the descriptions are left out
@@ -20,7 +20,7 @@ class Offer:
     """One function as it is offered: its schema, and which slot each parameter takes."""
 
     concept: str
-    schema: Json  # name, description, parameters
+    schema: JsonValue  # name, description, parameters
     slots: dict[str, str]  # parameter name -> slot
 
     @property
@@ -79,16 +79,16 @@ def parameter_name(random: Random, parameter: Parameter) -> str:
 
 def schema_of(
     random: Random, name: str, order: list[str], slots: dict[str, str], function: Function
-) -> Json:
+) -> JsonValue:
     titled = random.random() < 0.12  # as libraries that make schemas of code write them
     described = random.random() > UNDESCRIBED
-    properties: Json = {}
+    properties: JsonValue = {}
     for key in order:
         parameter = function.parameters[slots[key]]
         kind = parameter.kind
         if kind != "string" and random.random() < 0.12:
             kind = "string"
-        field: Json = {"type": kind}
+        field: JsonValue = {"type": kind}
         if parameter.choices and random.random() < 0.8:
             field["enum"] = list(parameter.choices)
         if titled:
@@ -97,14 +97,14 @@ def schema_of(
             field["description"] = parameter.description
         properties[key] = field
     required = [key for key in order if not function.parameters[slots[key]].optional]
-    parameters: Json = {"type": "object", "properties": properties}
+    parameters: JsonValue = {"type": "object", "properties": properties}
     if random.random() < 0.9:
         parameters["required"] = required
     if random.random() < 0.2:
         parameters["additionalProperties"] = False
     if titled:
         parameters = {key: parameters[key] for key in sorted(parameters)}
-    schema: Json = {"name": name}
+    schema: JsonValue = {"name": name}
     if random.random() > UNDESCRIBED:
         schema["description"] = function.description + random.choice(("", "."))
     return {**schema, "parameters": parameters}
@@ -114,12 +114,12 @@ def a_value(random: Random, concept: str, slot: str, held: bool) -> Any:
     make = FUNCTIONS[concept].parameters[slot].make
     if slot not in HELD_VALUES:
         return make(random)
-    return draw(lambda: str(make(random)), held)
+    return retry(lambda: str(make(random)), held)
 
 
-def arguments_of(offered: Offer, values: dict[str, Any]) -> Json:
+def arguments_of(offered: Offer, values: dict[str, Any]) -> JsonValue:
     """The call's arguments in the schema's order, each of the type that the schema names."""
-    arguments: Json = {}
+    arguments: JsonValue = {}
     for key, field in offered.schema["parameters"]["properties"].items():
         slot = offered.slots[key]
         if slot in values:

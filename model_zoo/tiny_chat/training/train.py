@@ -24,14 +24,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from .data import conversation, plain_text
 from .dialogs import SHARES, Dialog, dialog
-from .rendering import pieces_of
+from .rendering import segments_of
 from .tokenizer import VOCAB_SIZE
 
 MODEL = Path(__file__).parent.parent  # what training writes, and what is shipped
 BUCKETS = (64, 128, 192, 256, 384, 512, 1024, 2048)  # padded lengths; batches have one length each
 PLAIN_SHARE = 0.03
 IGNORE = -100
-Rows = list[tuple[list[int], list[int]]]
+PackedRows = list[tuple[list[int], list[int]]]
 
 
 def config_of_model() -> Qwen3Config:
@@ -61,19 +61,19 @@ def example(random: Random) -> list[tuple[str, bool]]:
         return [(beginning, False), (rest + "<|endoftext|>", True)]
     kinds, shares = [*SHARES, ""], [*SHARES.values(), 1 - sum(SHARES.values())]
     if kind := random.choices(kinds, shares)[0]:
-        return pieces_of(dialog(random, kind))
-    return pieces_of(Dialog(conversation(random)))
+        return segments_of(dialog(random, kind))
+    return segments_of(Dialog(conversation(random)))
 
 
-def make_rows(tokenizer: Tokenizer, random: Random, count: int) -> Rows:
+def make_rows(tokenizer: Tokenizer, random: Random, count: int) -> PackedRows:
     """`count` examples as (tokens, labels); labels are IGNORE where nothing is learned."""
     examples = [example(random) for _ in range(count)]
-    encoded = iter(tokenizer.encode_batch([text for pieces in examples for text, _ in pieces]))
-    rows: Rows = []
-    for pieces in examples:
+    encoded = iter(tokenizer.encode_batch([text for segments in examples for text, _ in segments]))
+    rows: PackedRows = []
+    for segments in examples:
         tokens: list[int] = []
         labels: list[int] = []
-        for _, learned in pieces:
+        for _, learned in segments:
             ids = next(encoded).ids
             tokens += ids
             labels += ids if learned else [IGNORE] * len(ids)
@@ -81,7 +81,7 @@ def make_rows(tokenizer: Tokenizer, random: Random, count: int) -> Rows:
     return rows
 
 
-def pack(rows: Rows, length: int) -> Tensor:
+def pack(rows: PackedRows, length: int) -> Tensor:
     """[2, B, length] int16: tokens and labels, padded on the right."""
     packed = torch.full((2, len(rows), length), IGNORE, dtype=torch.int16)
     packed[0] = 0
@@ -96,7 +96,7 @@ def produce(queue: Any, seed: int, tokens_per_batch: int) -> None:
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     random = Random(seed)
-    waiting: dict[int, Rows] = {length: [] for length in BUCKETS}
+    waiting: dict[int, PackedRows] = {length: [] for length in BUCKETS}
     while True:
         for row in make_rows(tokenizer, random, 1000):
             length = next((size for size in BUCKETS if len(row[0]) <= size), None)

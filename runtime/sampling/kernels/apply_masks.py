@@ -13,7 +13,8 @@
 #   reads     before [B, width] int64, what stands before the last token, ANY matches all;
 #             last [B] int64; recent [width] int64, the newest tokens of the row's answer
 #   writes    the row's logits [V] fp32, by atomic sums: one token may end several sequences
-#   checked   all in tests/runtime/sampling/test_constrained_rows.py against runtime/sampling/eager.py
+#   checked   all in tests/runtime/sampling/test_constrained_rows.py against
+#   runtime/sampling/eager.py
 from __future__ import annotations
 
 import triton

@@ -32,7 +32,7 @@ def gather(
     row,
     active,
     end,
-    early,
+    below_min_tokens,
     least,
     values,
     tokens,
@@ -48,7 +48,17 @@ def gather(
     found, start = 0, 0
     while (start < end) & (found <= FEW):
         _, token, x = load_active(
-            logits, counts, row, active, start, end, early, vocab, num_groups, CHUNK, IN_PROMPT
+            logits,
+            counts,
+            row,
+            active,
+            start,
+            end,
+            below_min_tokens,
+            vocab,
+            num_groups,
+            CHUNK,
+            IN_PROMPT,
         )
         token = tl.reshape(token, [CHUNK, GROUP])
         x = tl.reshape(x, [CHUNK, GROUP])
@@ -67,7 +77,7 @@ def gather(
 
 
 @triton.jit
-def draw_from_few(values, tokens, found, total, best, factor, row, position):
+def sample_from_few(values, tokens, found, total, best, factor, row, position):
     """The token drawn from `found` <= FEW gathered ones, which lie in the order of their ids."""
     index = tl.arange(0, FEW)
     mine = index < found

@@ -25,12 +25,12 @@ from runtime.sampling.kernels.row import (
     TEMPERATURE,
     WIDTH,
     adjusted,
-    draws,
     first,
+    is_below_min_tokens,
+    is_sampled,
     kept,
     number,
     pick,
-    too_early,
     trims,
     uniform,
 )
@@ -67,8 +67,8 @@ def _search_groups(
         chosen, before = pick(group, weights, target)
         rest = target - before
     index = tl.arange(0, GROUP)
-    early = too_early(row, position)
-    x = adjusted(logits, counts, row, chosen * GROUP + index, early, vocab, IN_PROMPT)
+    below_min_tokens = is_below_min_tokens(row, position)
+    x = adjusted(logits, counts, row, chosen * GROUP + index, below_min_tokens, vocab, IN_PROMPT)
     winner = first(index, x == best, 0)
     if drawing:
         weights = tl.exp2((x - best) * factor)
@@ -122,7 +122,7 @@ def finish_rows(
         best = tl.max(high, 0)
         usable = best < float("inf")
         allowed = best > -float("inf")
-        drawing = draws(row) & usable & allowed
+        drawing = is_sampled(row) & usable & allowed
         trimmed = drawing & trims(row)
         counts += slot * vocab
         winner = place.to(tl.int32) * 0 - 1

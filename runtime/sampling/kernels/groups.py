@@ -69,7 +69,7 @@ def load_active(
     active,
     start,
     end,
-    early,
+    below_min_tokens,
     vocab,
     num_groups,
     CHUNK: tl.constexpr,
@@ -81,4 +81,4 @@ def load_active(
     lane = tl.arange(0, LANES)[:, None] * (GROUP // LANES)
     token = lane + tl.arange(0, GROUP // LANES)[None, :]
     token = group[:, None, None] * GROUP + token[None, :, :]
-    return group, token, adjusted(logits, counts, row, token, early, vocab, IN_PROMPT)
+    return group, token, adjusted(logits, counts, row, token, below_min_tokens, vocab, IN_PROMPT)

@@ -28,7 +28,7 @@ from attention.common.dependent_launch import dependent_launch, start_successor_
 from runtime.sampling.kernels.apply_masks import limited
 from runtime.sampling.kernels.groups import activate
 from runtime.sampling.kernels.row import GROUP, first
-from runtime.sampling.logprobs import Scores
+from runtime.sampling.logprobs import LogprobsTensors
 
 SCAN_TILE, CHUNK = 4, 8  # groups that a program reads at once
 LAST = tl.constexpr(0x7FFFFFFF)
@@ -188,7 +188,9 @@ class Scored:
     num_listed: Tensor
 
 
-def score(logits: Tensor, rows: Scored, words: Tensor, last_token: Tensor, scores: Scores) -> None:
+def score(
+    logits: Tensor, rows: Scored, words: Tensor, last_token: Tensor, scores: LogprobsTensors
+) -> None:
     """Fill the scores of the last tokens of the rows' slots, by logits [R, V].
 
     words [..] int32 hold bits and lists.  Needs 12 bytes of scratch for 256 logits of a row.

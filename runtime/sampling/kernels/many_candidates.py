@@ -81,7 +81,7 @@ def _measure(
     by_number,
     best,
     factor,
-    early,
+    below_min_tokens,
     vocab,
     num_groups,
     CHUNK: tl.constexpr,
@@ -99,7 +99,17 @@ def _measure(
     bottom, roof = t0 + float("inf"), t0 - float("inf")
     for start in tl.range(0, end, CHUNK, num_stages=STAGES):
         _, _, x = load_active(
-            logits, counts, row, active, start, end, early, vocab, num_groups, CHUNK, IN_PROMPT
+            logits,
+            counts,
+            row,
+            active,
+            start,
+            end,
+            below_min_tokens,
+            vocab,
+            num_groups,
+            CHUNK,
+            IN_PROMPT,
         )
         weight = tl.where(by_number, 1.0, tl.exp2((x - best) * factor))
         t0, t1 = _added(t0, x, p0, weight), _added(t1, x, p1, weight)
@@ -128,7 +138,7 @@ def _narrowed(keys, measures, target, low, low_measure, above, above_measure):
 
 @triton.jit
 def search(
-    logits, counts, row, active, group, high, least, total, best, factor, early,
+    logits, counts, row, active, group, high, least, total, best, factor, below_min_tokens,
     SHIFT: tl.constexpr, vocab, num_groups, CHUNK: tl.constexpr, STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):  # fmt: skip
@@ -155,7 +165,8 @@ def search(
         ground, ceiling = _value(low, shift), _value(above, shift)
         measures, bottom, roof = _measure(
             logits, counts, row, active, end, _value(keys, shift), ground, ceiling,
-            phase == BY_NUMBER, best, factor, early, vocab, num_groups, CHUNK, STAGES, IN_PROMPT,
+            phase == BY_NUMBER, best, factor, below_min_tokens, vocab, num_groups, CHUNK, STAGES,
+            IN_PROMPT,
         )  # fmt: skip
         equal = tl.exp2((_value(low, shift) - best) * factor).to(tl.float64)
         if phase == WEIGH:
@@ -194,7 +205,7 @@ def sum_kept(
     threshold,
     best,
     factor,
-    early,
+    below_min_tokens,
     sums,
     vocab,
     num_groups,
@@ -207,7 +218,17 @@ def sum_kept(
     end = activate(active, group, kept(high, best, threshold, row) & (group < num_groups))
     for start in range(0, end, CHUNK):
         some, _, x = load_active(
-            logits, counts, row, active, start, end, early, vocab, num_groups, CHUNK, IN_PROMPT
+            logits,
+            counts,
+            row,
+            active,
+            start,
+            end,
+            below_min_tokens,
+            vocab,
+            num_groups,
+            CHUNK,
+            IN_PROMPT,
         )
         weight = tl.exp2((x - best) * factor)
         weight = tl.where(kept(x, best, threshold, row), weight, 0.0)

@@ -54,7 +54,7 @@ def number(row, word):
 
 
 @triton.jit
-def draws(row):
+def is_sampled(row):
     """Whether the row draws; else it takes the largest logit.  A temperature of NaN is greedy."""
     return (number(row, TEMPERATURE) >= GREEDY_BELOW) & (tl.load(row + TOP_K) != 1)
 
@@ -67,7 +67,7 @@ def trims(row):
 
 
 @triton.jit
-def too_early(row, position):
+def is_below_min_tokens(row, position):
     """Whether the token that takes this position may not yet end the answer."""
     return position - tl.load(row + PROMPT_LEN) < tl.load(row + MIN_TOKENS)
 
@@ -84,7 +84,7 @@ def _divided(x, by):
 
 
 @triton.jit
-def adjusted(logits, counts, row, token, early, vocab, IN_PROMPT: tl.constexpr):
+def adjusted(logits, counts, row, token, below_min_tokens, vocab, IN_PROMPT: tl.constexpr):
     """float32 logits of the tokens after penalties and stop ids; -inf outside the vocabulary.
 
     NaN becomes +inf: what is not a number must win, or nobody would notice it.
@@ -100,7 +100,7 @@ def adjusted(logits, counts, row, token, early, vocab, IN_PROMPT: tl.constexpr):
         x -= number(row, FREQUENCY) * output.to(tl.float32)
         x -= tl.where(output > 0, number(row, PRESENCE), 0.0)
     x = tl.where(x == x, x, float("inf"))
-    if early:
+    if below_min_tokens:
         for stop in range(NUM_STOPS):
             x = tl.where(token == tl.load(row + STOPS + stop), -float("inf"), x)
     return x
@@ -110,8 +110,8 @@ def adjusted(logits, counts, row, token, early, vocab, IN_PROMPT: tl.constexpr):
 def kept(x, best, threshold, row):
     """Whether tokens of these adjusted logits pass the row's filters.
 
-    As log-probabilities below the largest, rounded as in runtime/sampling/eager.py: equal ones stay or go
-    together.
+    As log-probabilities below the largest, rounded as in runtime/sampling/eager.py: equal ones stay
+    or go together.
     """
     temperature = number(row, TEMPERATURE)
     least = tl.maximum(tl.div_rn(threshold - best, temperature), number(row, LOG_MIN_P))

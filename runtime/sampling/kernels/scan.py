@@ -20,9 +20,9 @@ from runtime.sampling.kernels.row import (
     TEMPERATURE,
     WIDTH,
     adjusted,
-    draws,
+    is_below_min_tokens,
+    is_sampled,
     number,
-    too_early,
 )
 
 
@@ -48,7 +48,7 @@ def scan_groups(
     slot = tl.load(slots + place).to(tl.int64)
     if slot >= 0:
         row = rows + slot * WIDTH
-        early = too_early(row, tl.load(positions + place))
+        below_min_tokens = is_below_min_tokens(row, tl.load(positions + place))
         group = tl.program_id(0) * TILE + tl.arange(0, TILE)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = adjusted(
@@ -56,14 +56,14 @@ def scan_groups(
             counts + slot * vocab,
             row,
             token,
-            early,
+            below_min_tokens,
             vocab,
             IN_PROMPT,
         )
         highest = tl.max(x, 1)
         out = place * num_groups + group
         tl.store(maxima + out, highest, mask=group < num_groups)
-        if draws(row):
+        if is_sampled(row):
             # A group that is masked as a whole has weight 0: -inf - -inf would be NaN.
             base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
             weights = tl.exp2((x - base[:, None]) * (LOG2E / number(row, TEMPERATURE)))

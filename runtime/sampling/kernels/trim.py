@@ -16,16 +16,16 @@ import triton
 import triton.language as tl
 
 from attention.common.dependent_launch import start_successor_and_wait
-from runtime.sampling.kernels.few_candidates import FEW, draw_from_few, gather
+from runtime.sampling.kernels.few_candidates import FEW, gather, sample_from_few
 from runtime.sampling.kernels.groups import activate, lower_bound
 from runtime.sampling.kernels.many_candidates import search, sum_kept
 from runtime.sampling.kernels.row import (
     LOG2E,
     TEMPERATURE,
     WIDTH,
-    draws,
+    is_below_min_tokens,
+    is_sampled,
     number,
-    too_early,
     trims,
 )
 
@@ -54,7 +54,7 @@ def _trim_row(
 ):
     """All pointers are to what belongs to the row."""
     group = tl.arange(0, PADDED)
-    early = too_early(row, position)
+    below_min_tokens = is_below_min_tokens(row, position)
     factor = LOG2E / number(row, TEMPERATURE)
     ratio = tl.exp2((high - best) * factor)
     partial = tl.load(sums + group, mask=group < num_groups, other=0.0)
@@ -62,19 +62,20 @@ def _trim_row(
     least = lower_bound(high, ratio, best, total.to(tl.float32), vocab, row)
     end = activate(active, group, high >= least)
     found = gather(
-        logits, counts, row, active, end, early, least, values, tokens, vocab, num_groups, CHUNK,
+        logits, counts, row, active, end, below_min_tokens, least, values, tokens, vocab,
+        num_groups, CHUNK,
         IN_PROMPT,
     )  # fmt: skip
     if found <= FEW:
-        token = draw_from_few(values, tokens, found, total, best, factor, row, position)
+        token = sample_from_few(values, tokens, found, total, best, factor, row, position)
         tl.store(found_token, token)
     else:
         border = search(
-            logits, counts, row, active, group, high, least, total, best, factor, early,
+            logits, counts, row, active, group, high, least, total, best, factor, below_min_tokens,
             SHIFT, vocab, num_groups, CHUNK, STAGES, IN_PROMPT,
         )  # fmt: skip
         sum_kept(
-            logits, counts, row, active, group, high, border, best, factor, early, sums,
+            logits, counts, row, active, group, high, border, best, factor, below_min_tokens, sums,
             vocab, num_groups, PADDED, CHUNK, IN_PROMPT,
         )  # fmt: skip
         tl.store(threshold, border)
@@ -111,7 +112,7 @@ def trim_rows(
     slot = tl.load(slots + place).to(tl.int64)
     if slot >= 0:
         row = rows + slot * WIDTH
-        if draws(row) & trims(row):
+        if is_sampled(row) & trims(row):
             group = tl.arange(0, PADDED)
             mine = place * num_groups
             inside = group < num_groups

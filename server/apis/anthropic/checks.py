@@ -7,12 +7,12 @@ from typing import Any
 
 from server.apis.anthropic.schema import MessageParam, ToolResultBlock, ToolUseBlock
 from server.apis.openai.sampling_schema import LATER
-from server.apis.openai.tools_schema import MOST_TOOLS
+from server.apis.openai.tools_schema import MAX_TOOLS
 from server.errors import RequestError, UnsupportedParameter
-from server.http.validation import MOST_MESSAGES, Unsupported, fields_of, items_of
+from server.http.validation import MAX_MESSAGES, Unsupported, fields_of, items_of
 
 OWNERS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
-MOST_BLOCKS = 16384  # each costs time to check, whatever it holds
+MAX_BLOCKS = 16384  # each costs time to check, whatever it holds
 MEDIA = ("image", "document", "search_result", "container_upload")
 
 
@@ -55,9 +55,9 @@ def refuse_known(fields: dict[str, Any]) -> None:
     """Raises UnsupportedParameter for blocks and tools that Anthropic's API has and this has not,
     naming them."""
     for count, (path, block) in enumerate(_blocks(fields)):
-        if count == MOST_BLOCKS:
+        if count == MAX_BLOCKS:
             raise RequestError(
-                f"`messages` has more than {MOST_BLOCKS} content blocks: put texts together",
+                f"`messages` has more than {MAX_BLOCKS} content blocks: put texts together",
                 param="messages",
             )
         kind = fields_of(block).get("type")
@@ -72,7 +72,7 @@ def refuse_known(fields: dict[str, Any]) -> None:
                 "leave it out",
                 param=f"{path}.type",
             )
-    for index, tool in enumerate(items_of(fields.get("tools"))[:MOST_TOOLS]):
+    for index, tool in enumerate(items_of(fields.get("tools"))[:MAX_TOOLS]):
         kind = fields_of(tool).get("type")
         if isinstance(kind, str) and kind != "custom":
             raise UnsupportedParameter(
@@ -90,7 +90,7 @@ def refuse_known(fields: dict[str, Any]) -> None:
 
 def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every content block with its path."""
-    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
+    for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
         for place, block in enumerate(items_of(fields_of(message).get("content"))):
             path = f"messages[{index}].content[{place}]"
             yield path, block

@@ -18,14 +18,14 @@ import orjson
 
 from server.apis.anthropic.request import anthropic_id
 from server.apis.error_format import anthropic_failure
-from server.generation.chat_request import Answer, ChatFinish, ChatTurn, Part
+from server.generation.chat_request import ChatFinish, ChatTurn, GeneratedAnswer, ParsedChunk
 from server.generation.choice import Choice
-from server.http.sse import DeltaFrame, Wire
+from server.http.sse import DeltaFrame, StreamFormat
 from server.tool_calls.custom import input_json
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-STREAM = Wire("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
+STREAM = StreamFormat("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
 
 
 def usage_of(turn: ChatTurn) -> dict[str, object]:
@@ -41,14 +41,14 @@ def usage_of(turn: ChatTurn) -> dict[str, object]:
 
 
 def stop_of(
-    choice: Choice, finish: ChatFinish, called: bool, asked: int | None
+    choice: Choice, finish: ChatFinish, called: bool, to_chat_request: int | None
 ) -> dict[str, object]:
     """`stop_reason` and `stop_sequence` of an answer that has ended.
 
     called: whether it calls tools; asked: max_tokens
     """
     if finish == "length":
-        cut = choice.generated < (asked or 0)
+        cut = choice.generated < (to_chat_request or 0)
         reason = "model_context_window_exceeded" if cut else "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
     if called and finish == "tool_calls":
@@ -88,7 +88,7 @@ def message_of(
     }
 
 
-def whole_message(turn: ChatTurn, answer: Answer, *, show_thinking: bool) -> bytes:
+def whole_message(turn: ChatTurn, answer: GeneratedAnswer, *, show_thinking: bool) -> bytes:
     """The JSON of a message."""
     content: list[dict[str, Any]] = []
     thinking, text = answer.reasoning, answer.content
@@ -129,7 +129,7 @@ class MessageEvents:
         self._signature = Signature()
         self._called = False
 
-    def render(self, choice: Choice, part: Part) -> bytes:
+    def render(self, choice: Choice, part: ParsedChunk) -> bytes:
         """The events that tell of a part, as ChatTurn.stream wants them."""
         data = b"" if self._started else self._start()
         for delta in part.deltas:

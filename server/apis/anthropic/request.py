@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 
 from server.apis.anthropic.schema import (
+    AnthropicTool,
+    AnthropicToolChoice,
     CountRequest,
     MessageParam,
     MessagesRequest,
@@ -15,8 +17,6 @@ from server.apis.anthropic.schema import (
     TextBlock,
     Thinking,
     ThinkingBlock,
-    Tool,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -50,7 +50,7 @@ def model_id(id: str) -> str:
     return found[3] or f"functions.{found[1]}:{found[2]}"
 
 
-# For callers_names: ChatRequest's name of a field -> Anthropic's
+# For map_error_fields: ChatRequest's name of a field -> Anthropic's
 FIELDS = {
     "stop": "stop_sequences",
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
@@ -61,7 +61,9 @@ FIELDS = {
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def asked(body: CountRequest, tokenizer: ChatTokenizer) -> tuple[dict[str, Any], list[str]]:
+def to_chat_request(
+    body: CountRequest, tokenizer: ChatTokenizer
+) -> tuple[dict[str, Any], list[str]]:
     """The fields of a ChatRequest, and where each of its messages came from in the body.
 
     Raises RequestError for what the model cannot do.
@@ -136,7 +138,7 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
     """The results of tools first, each a message of its own, then what is said."""
     entries: list[dict[str, Any]] = []
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning_chunks: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in message.blocks():
         match block:
@@ -147,10 +149,10 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
             case ToolResultBlock():
                 entries.append(_result(block))
             case ThinkingBlock():
-                thoughts.append(block.thinking)
+                reasoning_chunks.append(block.thinking)
     said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
-    if any(thoughts):
-        said["reasoning_content"] = "\n".join(thoughts)
+    if any(reasoning_chunks):
+        said["reasoning_content"] = "\n".join(reasoning_chunks)
     if calls:
         said["tool_calls"] = calls
     return [*entries, said] if texts or calls or not entries else entries
@@ -172,7 +174,7 @@ def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
@@ -181,7 +183,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: ToolChoice | None) -> dict[str, Any]:
+def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
     if choice is None:
         return {}
     fields: dict[str, Any] = {}

@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from server.apis.anthropic.checks import UNSUPPORTED, check_turns, refuse_known
 from server.apis.anthropic.events import STREAM, MessageEvents, whole_message
-from server.apis.anthropic.request import FIELDS, asked
+from server.apis.anthropic.request import FIELDS, to_chat_request
 from server.apis.anthropic.schema import CountRequest, MessagesRequest
-from server.apis.field_names import callers_names
+from server.apis.field_names import map_error_fields
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.sampling_schema import openapi_body
 from server.constrained.reasoning_grammar import can_limit
 from server.generation.chat_request import chat_prompt, prepare_chat
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import prefix_salt
 from server.http.sse import EventStream, EventWriter, while_connected
 from server.http.validation import parse
@@ -38,7 +38,7 @@ B = TypeVar("B", bound=CountRequest)
 async def messages(request: Request) -> Response:
     state = state_of(request)
     body, chat, paths = await _read(request, MessagesRequest)
-    with callers_names(paths, FIELDS):
+    with map_error_fields(paths, FIELDS):
         salt = prefix_salt(request, None)
         turn = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
@@ -50,7 +50,7 @@ async def messages(request: Request) -> Response:
 
         return EventStream(produce, turn.close, STREAM)
     [answer] = await while_connected(request.receive, turn.collect(), turn.close)
-    return Json(whole_message(turn, answer, show_thinking=show))
+    return JsonBody(whole_message(turn, answer, show_thinking=show))
 
 
 @router.post(
@@ -61,9 +61,9 @@ async def messages(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     _, chat, paths = await _read(request, CountRequest)
-    with callers_names(paths, FIELDS):
+    with map_error_fields(paths, FIELDS):
         _, prompt = await chat_prompt(state_of(request), chat)
-    return Json(orjson.dumps({"input_tokens": len(prompt)}))
+    return JsonBody(orjson.dumps({"input_tokens": len(prompt)}))
 
 
 async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[str]]:
@@ -75,11 +75,11 @@ async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[
         body = parse(model, fields, UNSUPPORTED)
         body.check()
         check_turns(body.messages)
-        wanted, paths = asked(body, state.tokenizer)
+        wanted, paths = to_chat_request(body, state.tokenizer)
         reasoning, thinking = state.formats.formats.reasoning, body.thinking
         if thinking is not None and can_limit(reasoning, state.grammar_marks):
             wanted["thinking_token_budget"] = thinking.budget_tokens
-        with callers_names(paths, FIELDS):
+        with map_error_fields(paths, FIELDS):
             return body, parse(ChatRequest, wanted), paths
 
     return await read_checked(request, checked)

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from server.apis.openai.sampling_schema import MOST_STOPS, StopString
-from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName, Parameters
+from server.apis.openai.sampling_schema import MAX_STOPS, StopString
+from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters
 from server.errors import RequestError
-from server.http.validation import MOST_MESSAGES, Body, by_kind, few_entries, fields_of
+from server.http.validation import MAX_MESSAGES, Body, by_kind, few_entries, fields_of
 
-MOST_BLOCKS = 1024  # of one message
-LEAST_BUDGET = 1024
+MAX_BLOCKS = 1024  # of one message
+MIN_BUDGET = 1024
 
 
 class CacheControl(Body):
@@ -22,11 +22,11 @@ class CacheControl(Body):
     ttl: Literal["5m", "1h"] | None = None
 
 
-class Block(Body):
+class ContentBlock(Body):
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     type: Literal["text"]
     text: str
     # Clients that send an answer back as they got it send this empty.
@@ -37,7 +37,7 @@ class DirectCaller(Body):
     type: Literal["direct"]
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(ContentBlock):
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=256)
     name: FunctionName
@@ -46,7 +46,7 @@ class ToolUseBlock(Block):
     toolset_name: Annotated[str, Field(max_length=0)] | None = None
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(ContentBlock):
     type: Literal["thinking"]
     thinking: str
     signature: str
@@ -54,12 +54,12 @@ class ThinkingBlock(Block):
 
 Text = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[TextBlock], Field(max_length=MOST_BLOCKS), Tag("~blocks")],
+    | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS), Tag("~blocks")],
     by_kind("a string or an array of text blocks", string="~text", array="~blocks"),
 ]
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(ContentBlock):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
     content: Text | None = None
@@ -85,7 +85,7 @@ AnyBlock = Annotated[
 Content = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[
-        list[AnyBlock], Field(min_length=1, max_length=MOST_BLOCKS, fail_fast=True), Tag("~blocks")
+        list[AnyBlock], Field(min_length=1, max_length=MAX_BLOCKS, fail_fast=True), Tag("~blocks")
     ],
     by_kind("a string or an array of content blocks", string="~text", array="~blocks"),
 ]
@@ -101,7 +101,7 @@ class MessageParam(Body):
         return self.content
 
 
-class Tool(Block):
+class AnthropicTool(ContentBlock):
     name: FunctionName
     input_schema: Parameters
     description: Annotated[str, Field(max_length=65536)] | None = None
@@ -113,7 +113,7 @@ class Tool(Block):
     allowed_callers: list[Literal["direct"]] | None = None
 
 
-class ToolChoice(Body):
+class AnthropicToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
     disable_parallel_tool_use: bool | None = None
@@ -121,7 +121,7 @@ class ToolChoice(Body):
 
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=LEAST_BUDGET)
+    budget_tokens: int | None = Field(None, ge=MIN_BUDGET)
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -137,7 +137,7 @@ class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class Metadata(Body):
+class AnthropicMetadata(Body):
     user_id: Annotated[str, Field(max_length=256)] | None = None
 
 
@@ -146,11 +146,11 @@ class CountRequest(Body):
 
     model: str
     messages: Annotated[list[MessageParam], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=MOST_MESSAGES
+        min_length=1, max_length=MAX_MESSAGES
     )
     system: Text | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
@@ -219,10 +219,10 @@ class MessagesRequest(CountRequest):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=2**31)
-    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     # These describe the caller and the queue that Anthropic serves it from.
-    metadata: Metadata | None = None
+    metadata: AnthropicMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def check(self) -> None:

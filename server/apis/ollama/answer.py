@@ -16,16 +16,16 @@ from typing import Any
 import orjson
 
 from server.apis.error_format import ollama_failure
-from server.generation.chat_request import Answer, ChatFinish, Part, ToolCallMade
+from server.generation.chat_request import ChatFinish, GeneratedAnswer, ParsedChunk, ToolCallMade
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import WORK_OF_TOKEN, chat_logprobs
 from server.generation.off_loop import off_loop
-from server.http.sse import Wire
+from server.http.sse import StreamFormat
 from server.prompt.tokenizer import ChatTokenizer
 from server.tool_calls.custom import input_json
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
-STREAM = Wire("application/x-ndjson", b"", b"", ollama_failure)
+STREAM = StreamFormat("application/x-ndjson", b"", b"", ollama_failure)
 
 
 def head(model: str) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": now}
 
 
-def figures(choice: Choice, finish: ChatFinish) -> dict[str, Any]:
+def timing_fields(choice: Choice, finish: ChatFinish) -> dict[str, Any]:
     """How it ended and what it took; durations in nanoseconds.
 
     load_duration is the wait for a place among the running requests: the model itself is loaded.
@@ -71,14 +71,14 @@ class OllamaAnswer:
         self._top = top_logprobs
         self._call: ToolCallMade | None = None  # its arguments may go on
 
-    async def whole(self, answer: Answer) -> bytes:
+    async def whole(self, answer: GeneratedAnswer) -> bytes:
         said = self._said(answer.content, answer.reasoning, answer.tool_calls)
-        end = figures(answer.choice, answer.finish)
+        end = timing_fields(answer.choice, answer.finish)
         work = WORK_OF_TOKEN * len(answer.scored) * (1 + (self._top or 0))
         scores = await off_loop(work, lambda: self._logprobs(answer.scored))
         return orjson.dumps({**head(self._model), **said, **scores, **end})
 
-    def render(self, choice: Choice, part: Part) -> bytes:
+    def render(self, choice: Choice, part: ParsedChunk) -> bytes:
         """The lines that tell of a part, as ChatTurn.stream wants them."""
         lines = [self._delta(delta) for delta in part.deltas]
         if part.finish is not None:
@@ -92,7 +92,7 @@ class OllamaAnswer:
             data += _line({**head(self._model), **line, **scores, "done": False})
             scores = {}
         if part.finish is not None:
-            end = figures(choice, part.finish)
+            end = timing_fields(choice, part.finish)
             data += _line({**head(self._model), **self._said(""), **end})
         return data
 

@@ -13,18 +13,24 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.messages import Pooling, Ready
-from server.apis.field_names import callers_names
+from runtime.messages import PoolingParams, Ready
+from server.apis.field_names import map_error_fields
 from server.apis.ollama.routes import ROUTE, check_stays, read_call
 from server.apis.ollama.schema import OllamaCall
 from server.apis.openai.embeddings_schema import MAX_TEXTS, Text
 from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
-from server.generation.embeddings import Given, Vectors, numbers_of, prompts_of, reserve_lanes
+from server.generation.embeddings import (
+    EmbeddingInput,
+    PoolingJob,
+    numbers_of,
+    prompts_of,
+    reserve_lanes,
+)
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
-from server.http.json_body import Json
+from server.http.json_body import JsonBody
 from server.http.request_context import prefix_salt
 from server.http.sse import while_connected
 from server.http.validation import Unsupported, by_kind
@@ -85,14 +91,15 @@ async def embed(request: Request) -> Response:
         )
     kept = None if body.truncate is False else ready.max_model_len
     given = [
-        Given(text, body.path(place), kept, "right") for place, text in enumerate(body.texts())
+        EmbeddingInput(text, body.path(place), kept, "right")
+        for place, text in enumerate(body.texts())
     ]
     if not given:
         check_stays(body)
-        return Json(orjson.dumps({"model": name, "embeddings": []}))
-    with callers_names((), EMBED_FIELDS):
+        return JsonBody(orjson.dumps({"model": name, "embeddings": []}))
+    with map_error_fields((), EMBED_FIELDS):
         found, vectors = await _vectors(request, state, body, ready, given, size=size)
-    figures = {
+    timing_fields = {
         "total_duration": round((time.monotonic() - began) * 1e9),
         "load_duration": round(vectors.waited_seconds * 1e9),
         "prompt_eval_count": vectors.num_tokens,
@@ -100,9 +107,9 @@ async def embed(request: Request) -> Response:
 
     def work() -> bytes:
         rows = [numbers_of(vector) for vector in found]
-        return orjson.dumps({"model": name, "embeddings": rows, **figures})
+        return orjson.dumps({"model": name, "embeddings": rows, **timing_fields})
 
-    return Json(await off_loop(sum(map(len, found)) // 4, work))
+    return JsonBody(await off_loop(sum(map(len, found)) // 4, work))
 
 
 @router.post(
@@ -116,13 +123,13 @@ async def embeddings(request: Request) -> Response:
     _, body = await read_call(request, state, EmbeddingsBody, NOTHING_ELSE)
     if not body.prompt:
         check_stays(body)
-        return Json(b'{"embedding":[]}')
+        return JsonBody(b'{"embedding":[]}')
     ready = _within(body, require_ready(state))
-    given = [Given(body.prompt, "prompt")]
-    with callers_names((), EMBEDDINGS_FIELDS):
+    given = [EmbeddingInput(body.prompt, "prompt")]
+    with map_error_fields((), EMBEDDINGS_FIELDS):
         # Its clients expect what the model gives, of whatever length.
         [found], _ = await _vectors(request, state, body, ready, given, normalize=False)
-    return Json(orjson.dumps({"embedding": numbers_of(found)}))
+    return JsonBody(orjson.dumps({"embedding": numbers_of(found)}))
 
 
 def _within(body: OllamaCall, ready: Ready) -> Ready:
@@ -136,17 +143,17 @@ async def _vectors(
     state: ServerState,
     body: OllamaCall,
     ready: Ready,
-    given: Sequence[Given],
+    given: Sequence[EmbeddingInput],
     *,
     size: int = 0,
     normalize: bool = True,
-) -> tuple[list[bytes], Vectors]:
+) -> tuple[list[bytes], PoolingJob]:
     """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
     config = state.config
     kind = pooling_of(config.model_directory, config.pooling, None, "start it with --pooling")
     with reserve_lanes(state, len(given)) as places:
         prompts = await prompts_of(state, ready, given)
-        pooling = Pooling(kind, size, normalize)
+        pooling = PoolingParams(kind, size, normalize)
         salt = prefix_salt(request, None)
-        vectors = Vectors(state, ROUTE, body.model, prompts, pooling, places, salt=salt)
+        vectors = PoolingJob(state, ROUTE, body.model, prompts, pooling, places, salt=salt)
         return await while_connected(request.receive, vectors.collect(), vectors.close), vectors

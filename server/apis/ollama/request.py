@@ -9,21 +9,21 @@ import orjson
 
 from runtime.messages import Ready
 from server.apis.ollama.schema import (
-    Call,
     OllamaBody,
     OllamaCall,
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaMessage,
+    OllamaToolCall,
 )
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.sampling_schema import LATER
 from server.apis.reasoning_switch import thinking_fields
 from server.errors import RequestError, UnsupportedParameter
-from server.http.validation import MOST_MESSAGES, Unsupported, fields_of, items_of, parse
+from server.http.validation import MAX_MESSAGES, Unsupported, fields_of, items_of, parse
 from server.prompt.tokenizer import ChatTokenizer
 
-MOST_CALLS = 16384  # each costs time to check, whatever it holds
+MAX_CALLS = 16384  # each costs time to check, whatever it holds
 REFUSED_FIELDS: Mapping[str, Unsupported] = {
     "template": Unsupported("the model's own chat template is used; or send `raw`", ""),
     "context": Unsupported("send the conversation to /api/chat", []),
@@ -54,11 +54,11 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
     Raises UnsupportedParameter for an option or an image that cannot be honoured.
     """
     calls = 0
-    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
+    for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
         calls += len(items_of(fields_of(message).get("tool_calls")))
-        if calls > MOST_CALLS:
+        if calls > MAX_CALLS:
             raise RequestError(
-                f"`messages` has more than {MOST_CALLS} tool calls: send fewer", param="messages"
+                f"`messages` has more than {MAX_CALLS} tool calls: send fewer", param="messages"
             )
         if fields_of(message).get("images"):
             _refuse_images(f"messages[{index}].images")
@@ -67,7 +67,7 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
     options = fields_of(fields.get("options"))
     kept = dict(options)
     for name, entry in REFUSED_OPTIONS.items():
-        if name in kept and not entry.asks_for_nothing(kept.pop(name)):
+        if name in kept and not entry.is_noop(kept.pop(name)):
             raise UnsupportedParameter(
                 f"`options.{name}` is not supported by this server: {entry.remedy}",
                 param=f"options.{name}",
@@ -81,7 +81,7 @@ def _refuse_images(path: str) -> None:
     )
 
 
-# For callers_names: ChatRequest's and CompletionRequest's name of a field -> Ollama's
+# For map_error_fields: ChatRequest's and CompletionRequest's name of a field -> Ollama's
 FIELDS = {
     r"(messages\[\d+\])\.reasoning_content": r"\1.thinking",
     r"response_format\.json_schema\.schema": "format",
@@ -99,7 +99,7 @@ FIELDS = {
 }
 
 
-def chat_of(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatRequest:
+def to_chat_request(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatRequest:
     """Raises RequestError for what the model cannot do."""
     chat = _shared(body, tokenizer)
     chat["messages"] = _messages(body.messages or [])
@@ -112,7 +112,7 @@ def chat_of(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatRequest:
     return parse(ChatRequest, chat)
 
 
-def chat_of_prompt(body: OllamaGenerateBody, tokenizer: ChatTokenizer) -> ChatRequest:
+def prompt_to_chat_request(body: OllamaGenerateBody, tokenizer: ChatTokenizer) -> ChatRequest:
     """Raises RequestError for what the model cannot do."""
     messages = [{"role": "user", "content": body.prompt}]
     if body.system:
@@ -167,7 +167,7 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     return entries
 
 
-def _call(call: Call, index: int, place: int) -> dict[str, Any]:
+def _call(call: OllamaToolCall, index: int, place: int) -> dict[str, Any]:
     # Ollama's calls need no id; ours tie a result to its call.
     function = {
         "name": call.function.name,

@@ -10,17 +10,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.apis.field_names import callers_names
+from server.apis.field_names import map_error_fields
 from server.apis.ollama import models as models
 from server.apis.ollama.answer import STREAM, OllamaAnswer
 from server.apis.ollama.raw_prompt import text_of
 from server.apis.ollama.request import (
     FIELDS,
     REFUSED_FIELDS,
-    chat_of,
-    chat_of_prompt,
     check_context,
     known_fields,
+    prompt_to_chat_request,
+    to_chat_request,
 )
 from server.apis.ollama.schema import (
     OllamaBody,
@@ -32,13 +32,18 @@ from server.apis.ollama.schema import (
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
-from server.generation.chat_request import WORK_OF_MESSAGE, Answer, Part, prepare_chat
-from server.generation.choice import Choice, Piece
+from server.generation.chat_request import (
+    WORK_OF_MESSAGE,
+    GeneratedAnswer,
+    ParsedChunk,
+    prepare_chat,
+)
+from server.generation.choice import Choice, TextChunk
 from server.generation.generation import Generation, require_ready
 from server.generation.off_loop import off_loop
 from server.generation.text_request import submit_texts
 from server.http.get_or_head import get_or_head
-from server.http.json_body import Json, read_any
+from server.http.json_body import JsonBody, read_any
 from server.http.query import NoQuery, parse_query
 from server.http.request_context import prefix_salt
 from server.http.sse import EventStream, EventWriter, while_connected
@@ -64,8 +69,8 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         return _loaded(body, answer)
     work = WORK_OF_MESSAGE * len(body.messages)
-    with callers_names((), FIELDS):  # the messages are called the same
-        wanted = await off_loop(work, lambda: chat_of(body, state.tokenizer))
+    with map_error_fields((), FIELDS):  # the messages are called the same
+        wanted = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
         return await _answered(request, state, body, wanted, answer)
 
 
@@ -83,20 +88,20 @@ async def generate(request: Request) -> Response:
         return _loaded(body, answer)
     if body.raw or body.suffix:
         salt = prefix_salt(request, None)
-        with callers_names((), FIELDS), state.admission.reserve(1) as places:
+        with map_error_fields((), FIELDS), state.admission.reserve(1) as places:
             text = await text_of(state, body)
             generation, _ = await submit_texts(state, text, salt, ROUTE, places)
         return await _continued(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
-    with callers_names(paths, FIELDS | {"messages$": "prompt"}):
-        wanted = chat_of_prompt(body, state.tokenizer)
+    with map_error_fields(paths, FIELDS | {"messages$": "prompt"}):
+        wanted = prompt_to_chat_request(body, state.tokenizer)
         return await _answered(request, state, body, wanted, answer)
 
 
 @get_or_head(router, "/api/tags", summary="List the served models (Ollama)")
 async def tags(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
-    return Json(orjson.dumps({"models": models.tags(state_of(request))}))
+    return JsonBody(orjson.dumps({"models": models.tags(state_of(request))}))
 
 
 @get_or_head(router, "/api/ps", summary="List the loaded models (Ollama)")
@@ -104,7 +109,7 @@ async def running(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
     state = state_of(request)
     ready = state.client.ready
-    return Json(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
+    return JsonBody(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
 
 
 @router.post(
@@ -122,13 +127,13 @@ async def show(request: Request) -> Response:
             "`model` is required: add it", param="model", code="missing_required_parameter"
         )
     state.check_model(models.served_name(state, asked))
-    return Json(orjson.dumps(models.description(state, require_ready(state))))
+    return JsonBody(orjson.dumps(models.description(state, require_ready(state))))
 
 
 @get_or_head(router, "/api/version", summary="Version of Ollama's API")
 async def version(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
-    return Json(orjson.dumps({"version": models.API_VERSION}))
+    return JsonBody(orjson.dumps({"version": models.API_VERSION}))
 
 
 async def read_call(
@@ -186,7 +191,7 @@ async def _answered(
 
         return EventStream(produce, turn.close, STREAM)
     [whole] = await while_connected(request.receive, turn.collect(), turn.close)
-    return Json(await answer.whole(whole))
+    return JsonBody(await answer.whole(whole))
 
 
 async def _continued(
@@ -194,10 +199,12 @@ async def _continued(
 ) -> Response:
     """The answer to a text that is no conversation."""
 
-    def part_of(piece: Piece) -> Part:
-        return Part([ContentDelta(piece.text)] if piece.text else [], piece.scored, piece.finish)
+    def part_of(piece: TextChunk) -> ParsedChunk:
+        return ParsedChunk(
+            [ContentDelta(piece.text)] if piece.text else [], piece.scored, piece.finish
+        )
 
-    def render(choice: Choice, piece: Piece) -> bytes:
+    def render(choice: Choice, piece: TextChunk) -> bytes:
         return answer.render(choice, part_of(piece))
 
     async def produce(writer: EventWriter) -> None:
@@ -206,7 +213,7 @@ async def _continued(
     if body.streams:
         return EventStream(produce, generation.close, STREAM)
     [pieces] = await while_connected(request.receive, generation.collect(), generation.close)
-    whole = Answer(generation.choices[0])
+    whole = GeneratedAnswer(generation.choices[0])
     for piece in pieces:
         whole.add(part_of(piece))
-    return Json(await answer.whole(whole))
+    return JsonBody(await answer.whole(whole))

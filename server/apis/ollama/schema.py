@@ -9,12 +9,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.apis.openai.sampling_schema import INT64, Stop
-from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName, FunctionTool
+from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, FunctionTool
 from server.errors import RequestError
-from server.http.validation import MOST_MESSAGES, WRONG_KIND, Body, by_kind, few_entries
+from server.http.validation import MAX_MESSAGES, WRONG_KIND, Body, by_kind, few_entries
 
 
-class Options(Body):
+class OllamaOptions(Body):
     """How to sample; the fields after `num_ctx` tell Ollama's runner how to use its machine."""
 
     temperature: float | None = Field(None, ge=0, le=2)
@@ -89,7 +89,7 @@ class CalledFunction(Body):
     index: int | None = None  # its place among the calls, which their order tells
 
 
-class Call(Body):
+class OllamaToolCall(Body):
     function: CalledFunction
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     type: Literal["function"] | None = None
@@ -100,7 +100,7 @@ class OllamaMessage(Body):
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
@@ -109,7 +109,7 @@ class OllamaCall(Body):
     """What every request to the model has."""
 
     model: str = Field(min_length=1)
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None  # the model stays loaded however long is asked
 
     @property
@@ -162,9 +162,9 @@ class OllamaBody(OllamaCall):
 
 class OllamaChatBody(OllamaBody):
     messages: (
-        Annotated[list[OllamaMessage], Field(max_length=MOST_MESSAGES, fail_fast=True)] | None
+        Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None
     ) = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
 
     def check(self) -> None:
         super().check()

@@ -14,7 +14,7 @@ from server.apis.openai.chat_store import ChatStore
 from server.apis.openai.content_schema import check_parts
 from server.apis.openai.sampling_schema import openapi_body
 from server.generation.chat_request import prepare_chat
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import owner_of, prefix_salt
 from server.http.sse import EventStream, while_connected
 from server.http.validation import parse
@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Response:
     answer = ChatAnswer(state, turn, keep)
     if body.stream:
         return EventStream(answer.stream, turn.close)
-    return Json(await while_connected(request.receive, answer.whole(), turn.close))
+    return JsonBody(await while_connected(request.receive, answer.whole(), turn.close))
 
 
 async def _keeper(request: Request, body: ChatRequest) -> Keep | None:

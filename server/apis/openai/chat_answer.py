@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.generation.chat_request import Answer, ChatTurn, Part, ToolCallMade
+from server.generation.chat_request import ChatTurn, GeneratedAnswer, ParsedChunk, ToolCallMade
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import WORK_OF_TOKEN, chat_logprobs, prompt_logprobs
 from server.generation.off_loop import off_loop
@@ -48,7 +48,7 @@ class ChatAnswer:
             await self._keep(whole)
         return orjson.dumps(whole)
 
-    async def _completion(self, answers: list[Answer]) -> dict[str, Any]:
+    async def _completion(self, answers: list[GeneratedAnswer]) -> dict[str, Any]:
         """With choices as fragments of JSON: of many log-probabilities not all are objects at once,
         and other streams go on between two choices."""
         body = self._body
@@ -58,7 +58,7 @@ class ChatAnswer:
         work = WORK_OF_TOKEN * tokens * (1 + top)
         return await off_loop(work, lambda: self._built(answers))
 
-    def _built(self, answers: list[Answer]) -> dict[str, Any]:
+    def _built(self, answers: list[GeneratedAnswer]) -> dict[str, Any]:
         whole = self._head | {
             "choices": [orjson.Fragment(orjson.dumps(self._choice(each))) for each in answers],
             "usage": self._turn.usage(),
@@ -75,7 +75,7 @@ class ChatAnswer:
             whole["metadata"] = self._body.metadata or {}
         return whole
 
-    def _choice(self, answer: Answer) -> dict[str, object]:
+    def _choice(self, answer: GeneratedAnswer) -> dict[str, object]:
         content, reasoning = answer.content, answer.reasoning
         message: dict[str, object] = {
             "role": "assistant",
@@ -112,10 +112,10 @@ class ChatAnswer:
         """Write role, content, finish and usage chunks."""
         head = self._head
         self._head = head | {"object": "chat.completion.chunk"}
-        answers = [Answer(choice) for choice in self._turn.choices] if self._keep else []
+        answers = [GeneratedAnswer(choice) for choice in self._turn.choices] if self._keep else []
         contents: dict[int, DeltaFrame] = {}
 
-        def render(choice: Choice, part: Part) -> bytes:
+        def render(choice: Choice, part: ParsedChunk) -> bytes:
             data = b""
             if answers:
                 answers[choice.index].add(part)
@@ -139,7 +139,7 @@ class ChatAnswer:
             tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
             await writer.write(frame(self._head | tail))
 
-    def _deltas(self, choice: Choice, part: Part, content: DeltaFrame) -> bytes:
+    def _deltas(self, choice: Choice, part: ParsedChunk, content: DeltaFrame) -> bytes:
         body = self._body
         if body.include_reasoning is False:
             part = without_reasoning(part)
@@ -154,7 +154,7 @@ class ChatAnswer:
             ]
         )
 
-    def _detailed_deltas(self, choice: Choice, part: Part) -> bytes:
+    def _detailed_deltas(self, choice: Choice, part: ParsedChunk) -> bytes:
         """Log-probabilities and token ids travel with the first delta of their Output."""
         deltas, scored = part.deltas, part.scored
         tokens = list(part.tokens) if self._body.return_token_ids else []
@@ -201,7 +201,7 @@ def _call(made: ToolCallMade) -> dict[str, object]:
     return {"id": made.id, "type": "function", "function": function}
 
 
-def without_reasoning(part: Part) -> Part:
+def without_reasoning(part: ParsedChunk) -> ParsedChunk:
     shown = [delta for delta in part.deltas if not isinstance(delta, ReasoningDelta)]
     return part._replace(deltas=shown)
 

@@ -13,7 +13,7 @@ from server.apis.openai.content_schema import Content
 from server.apis.openai.sampling_schema import LATER, UNSUPPORTED, SamplingBody
 from server.apis.openai.tools_schema import (
     INPUT,
-    MOST_TOOLS,
+    MAX_TOOLS,
     AllowedTools,
     FunctionWord,
     NamedCustom,
@@ -25,7 +25,7 @@ from server.apis.openai.tools_schema import (
 )
 from server.errors import RequestError
 from server.http.validation import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     WRONG_KIND,
     Body,
     Unsupported,
@@ -125,7 +125,7 @@ Metadata = Annotated[
 
 class ChatRequest(SamplingBody):
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=MOST_MESSAGES
+        min_length=1, max_length=MAX_MESSAGES
     )
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -136,7 +136,7 @@ class ChatRequest(SamplingBody):
     chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
         None
     )
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None

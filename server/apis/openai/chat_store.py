@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field
 
 from server.apis.openai.chat_schema import ChatRequest, Metadata
-from server.apis.responses.database import Database, NewRow, Stored
+from server.apis.responses.database import NewResponseRow, ResponsesDatabase, Stored
 from server.apis.responses.items import JsonItem
 from server.apis.responses.store import ResponseStore
 from server.errors import NotFound, Unavailable
@@ -41,7 +41,7 @@ class ChatChange(Body):
 
 log = logging.getLogger("wavefill.responses")
 
-MOST_PAGE_BYTES = 32 << 20  # a page with more ends early, but not before its first entry
+MAX_PAGE_BYTES = 32 << 20  # a page with more ends early, but not before its first entry
 TOLD = {
     *("tools", "tool_choice", "response_format", "seed", "temperature", "top_p"),
     *("presence_penalty", "frequency_penalty"),
@@ -66,7 +66,7 @@ class ChatStore:
         If that fails, its `store` says so and the log why.
         """
 
-        def work(database: Database) -> bool:
+        def work(database: ResponsesDatabase) -> bool:
             id = completion["id"]
             whole = completion | _request_fields(body)
             messages = _messages(id, body)
@@ -76,7 +76,7 @@ class ChatStore:
             def also() -> None:
                 database.connection.execute("INSERT INTO chats VALUES (?, ?, ?, ?, ?)", entry)
 
-            row = NewRow(id, self._owner, orjson.dumps(messages), orjson.dumps(whole))
+            row = NewResponseRow(id, self._owner, orjson.dumps(messages), orjson.dumps(whole))
             return database.put(row, also)
 
         try:
@@ -102,7 +102,7 @@ class ChatStore:
     async def describe(self, id: str, metadata: Mapping[str, str]) -> bytes:
         """Change a completion's metadata; its JSON.  Raises NotFound."""
 
-        def work(database: Database) -> bytes | None:
+        def work(database: ResponsesDatabase) -> bytes | None:
             connection = database.connection
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -130,7 +130,7 @@ class ChatStore:
     async def page(self, query: ChatsQuery) -> bytes:
         """A list of those that the query asks for, as JSON.  Raises RequestError."""
 
-        def work(database: Database) -> bytes:
+        def work(database: ResponsesDatabase) -> bytes:
             return orjson.dumps(_page(database, self._owner, query))
 
         return await self._store.call(work)
@@ -138,7 +138,7 @@ class ChatStore:
     async def messages(self, id: str, query: MessagesQuery) -> bytes:
         """A list of what a completion answers, as JSON.  Raises NotFound, RequestError."""
 
-        def work(database: Database) -> bytes:
+        def work(database: ResponsesDatabase) -> bytes:
             stored = database.get(self._owner, id)
             if stored is None:
                 raise missing(id)
@@ -174,7 +174,7 @@ def missing(id: str) -> NotFound:
     )
 
 
-def _page(database: Database, owner: bytes, query: ChatsQuery) -> JsonItem:
+def _page(database: ResponsesDatabase, owner: bytes, query: ChatsQuery) -> JsonItem:
     start: tuple[float, str] | None = None
     if query.after is not None:
         start = database.connection.execute(
@@ -186,7 +186,7 @@ def _page(database: Database, owner: bytes, query: ChatsQuery) -> JsonItem:
     ids: list[str] = []
     size = 0
     for id in _matching(database, owner, query, start):
-        if len(ids) == query.limit or size > MOST_PAGE_BYTES:
+        if len(ids) == query.limit or size > MAX_PAGE_BYTES:
             return listed(found, ids, has_more=True)
         row = database.connection.execute(
             "SELECT response FROM responses WHERE id = ?", (id,)
@@ -200,7 +200,7 @@ def _page(database: Database, owner: bytes, query: ChatsQuery) -> JsonItem:
 
 
 def _matching(
-    database: Database, owner: bytes, query: ChatsQuery, start: tuple[float, str] | None
+    database: ResponsesDatabase, owner: bytes, query: ChatsQuery, start: tuple[float, str] | None
 ) -> list[str]:
     """Ids behind `start`, one more than a page has."""
     later, direction = (">", "ASC") if query.order == "asc" else ("<", "DESC")

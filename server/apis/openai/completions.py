@@ -10,7 +10,7 @@ from server.apis.openai.completions_answer import TextAnswer
 from server.apis.openai.completions_schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.apis.openai.sampling_schema import openapi_body
 from server.generation.text_request import submit_texts
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import prefix_salt
 from server.http.sse import EventStream, while_connected
 from server.http.validation import parse
@@ -36,4 +36,4 @@ async def completions(request: Request) -> Response:
     answer = TextAnswer(state, body, generation, prompts)
     if body.stream:
         return EventStream(answer.stream, generation.close)
-    return Json(await while_connected(request.receive, answer.whole(), generation.close))
+    return JsonBody(await while_connected(request.receive, answer.whole(), generation.close))

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from server.apis.openai.completions_schema import CompletionRequest
-from server.generation.choice import Choice, Piece
+from server.generation.choice import Choice, TextChunk
 from server.generation.generation import Generation
 from server.generation.logprobs import WORK_OF_TOKEN, prompt_logprobs, prompt_scored, text_logprobs
 from server.generation.off_loop import off_loop
@@ -24,7 +24,7 @@ WRITTEN = 64  # characters that are written as JSON in the time in which one is 
 
 
 @dataclass(frozen=True)
-class Prompt:
+class CompletionPrompt:
     text: str  # what `echo` returns
     tokens: list[int]
 
@@ -37,7 +37,7 @@ class TextAnswer:
         state: ServerState,
         body: CompletionRequest,
         generation: Generation,
-        prompts: list[Prompt],
+        prompts: list[CompletionPrompt],
     ) -> None:
         self._tokenizer = state.tokenizer
         self._body = body
@@ -63,7 +63,7 @@ class TextAnswer:
 
         return await off_loop(self._scores(pieces) + self._returned() // WRITTEN, work)
 
-    def _scores(self, pieces: list[list[Piece]]) -> int:
+    def _scores(self, pieces: list[list[TextChunk]]) -> int:
         """The work of writing log-probabilities."""
         body = self._body
         top = max(body.logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
@@ -79,7 +79,7 @@ class TextAnswer:
             size += CHARS_OF_ID * len(prompt.tokens) if self._body.return_token_ids else 0
         return size * self._body.copies
 
-    def _choices(self, pieces: list[list[Piece]]) -> list[orjson.Fragment]:
+    def _choices(self, pieces: list[list[TextChunk]]) -> list[orjson.Fragment]:
         """As JSON: of many log-probabilities not all are objects at once."""
         return [
             orjson.Fragment(
@@ -88,7 +88,7 @@ class TextAnswer:
             for index, choice in enumerate(self._best(pieces))
         ]
 
-    def _best(self, pieces: list[list[Piece]]) -> list[Choice]:
+    def _best(self, pieces: list[list[TextChunk]]) -> list[Choice]:
         """Of the copies of each prompt the `n` whose tokens are likeliest on average."""
         choices, copies, n = self._generation.choices, self._body.copies, self._body.n or 1
         if copies == n:
@@ -99,7 +99,7 @@ class TextAnswer:
             best += sorted(group, key=lambda choice: -_likelihood(pieces[choice.index]))[:n]
         return best
 
-    def _whole_choice(self, choice: Choice, pieces: list[Piece]) -> dict[str, object]:
+    def _whole_choice(self, choice: Choice, pieces: list[TextChunk]) -> dict[str, object]:
         text = "".join([self._text(piece) for piece in pieces])
         entry = self._choice(
             choice,
@@ -124,7 +124,7 @@ class TextAnswer:
             body.logprobs is None and not body.return_token_ids and not body.continuous_usage
         )
 
-        def render(choice: Choice, piece: Piece) -> bytes:
+        def render(choice: Choice, piece: TextChunk) -> bytes:
             first = choice.index not in deltas
             if first:
                 mark = self._chunk(self._choice(choice, DeltaFrame.MARK))
@@ -145,7 +145,7 @@ class TextAnswer:
             tail: dict[str, object] = {"choices": [], "usage": self._usage()}
             await writer.write(frame(self._head | tail))
 
-    def _detailed(self, choice: Choice, piece: Piece, text: str, *, first: bool) -> bytes:
+    def _detailed(self, choice: Choice, piece: TextChunk, text: str, *, first: bool) -> bytes:
         """A chunk that tells more than text, if there is anything to tell."""
         logprobs = self._logprobs(choice, [piece], first=first)
         tokens = self._tokens([piece])
@@ -156,19 +156,19 @@ class TextAnswer:
             entry["prompt_token_ids"] = choice.prompt
         return frame(self._chunk(entry))
 
-    def _tokens(self, pieces: list[Piece]) -> list[int] | None:
+    def _tokens(self, pieces: list[TextChunk]) -> list[int] | None:
         """What `return_token_ids` returns; None if it was not asked for."""
         if not self._body.return_token_ids:
             return None
         return [] if self._echo_only else [token for piece in pieces for token in piece.tokens]
 
-    def _text(self, piece: Piece) -> str:
+    def _text(self, piece: TextChunk) -> str:
         return "" if self._echo_only else piece.text
 
     def _finish(self, finish: str | None) -> str | None:
         return "length" if self._echo_only and finish is not None else finish
 
-    def _prompt_of(self, choice: Choice) -> Prompt:
+    def _prompt_of(self, choice: Choice) -> CompletionPrompt:
         return self._prompts[choice.index // self._body.copies]
 
     def _echoed(self, choice: Choice) -> str:
@@ -178,7 +178,7 @@ class TextAnswer:
         return self._generation.usage(0 if self._echo_only else None)
 
     def _logprobs(
-        self, choice: Choice, pieces: list[Piece], *, first: bool
+        self, choice: Choice, pieces: list[TextChunk], *, first: bool
     ) -> dict[str, Any] | None:
         top = self._body.logprobs
         if top is None:
@@ -225,7 +225,7 @@ class TextAnswer:
         return chunk
 
 
-def _likelihood(pieces: list[Piece]) -> float:
+def _likelihood(pieces: list[TextChunk]) -> float:
     """The mean log-probability of the tokens; an answer without any is the least likely."""
     scores = [entry.score.logprob for piece in pieces for entry in piece.scored if entry.score]
     return sum(scores) / len(scores) if scores else -math.inf

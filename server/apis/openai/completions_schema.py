@@ -8,7 +8,7 @@ from pydantic import Field, Tag
 
 from server.apis.openai.sampling_schema import UNSUPPORTED, SamplingBody
 from server.errors import RequestError
-from server.http.validation import Unsupported, items_of, kind_of, told_apart
+from server.http.validation import Unsupported, items_of, kind_of, tagged_union
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -36,7 +36,7 @@ Prompt = Annotated[
     | Annotated[
         list[Tokens], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~token_lists")
     ],
-    told_apart(prompt_kind, "a string, strings, token ids or lists of token ids"),
+    tagged_union(prompt_kind, "a string, strings, token ids or lists of token ids"),
 ]
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from server.errors import RequestError, UnsupportedParameter
-from server.http.validation import MOST_MESSAGES, Body, by_kind, fields_of, items_of
+from server.http.validation import MAX_MESSAGES, Body, by_kind, fields_of, items_of
 
-MOST_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
+MAX_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
 
 
 class TextPart(Body):
@@ -52,12 +52,12 @@ def check_parts(fields: dict[str, Any]) -> None:
     UnsupportedParameter for a content part that is not text, naming the part.
     """
     count = 0
-    for index, message in enumerate(items_of(fields.get("messages"))[:MOST_MESSAGES]):
+    for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
         parts = items_of(fields_of(message).get("content"))
         count += len(parts) + len(items_of(fields_of(message).get("tool_calls")))
-        if count > MOST_PARTS:
+        if count > MAX_PARTS:
             raise RequestError(
-                f"`messages` has more than {MOST_PARTS} content parts and tool calls in all: put "
+                f"`messages` has more than {MAX_PARTS} content parts and tool calls in all: put "
                 "texts together",
                 param="messages",
             )

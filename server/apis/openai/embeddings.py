@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.messages import Pooling, Ready
+from runtime.messages import PoolingParams, Ready
 from server.apis.openai.embeddings_schema import (
     EMBEDDING_UNSUPPORTED,
     RERANK_UNSUPPORTED,
@@ -26,11 +26,17 @@ from server.apis.openai.embeddings_schema import (
 )
 from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
-from server.generation.embeddings import Given, Vectors, numbers_of, prompts_of, reserve_lanes
+from server.generation.embeddings import (
+    EmbeddingInput,
+    PoolingJob,
+    numbers_of,
+    prompts_of,
+    reserve_lanes,
+)
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import prefix_salt
 from server.http.sse import while_connected
 from server.http.validation import Unsupported, parse
@@ -42,7 +48,7 @@ P = TypeVar("P", bound=PoolingBody)
 
 
 @dataclass(frozen=True)
-class Call(Generic[P]):
+class EmbeddingCall(Generic[P]):
     """One request for vectors: its body, and the engine that makes them."""
 
     request: Request
@@ -50,7 +56,7 @@ class Call(Generic[P]):
     ready: Ready
     body: P
 
-    def given(self, content: str | list[int], path: str, most: int | None = None) -> Given:
+    def given(self, content: str | list[int], path: str, most: int | None = None) -> EmbeddingInput:
         """`content` with the request's options; `most` keeps so many tokens of its beginning."""
         body, limit = self.body, self.ready.max_model_len
         kept, side = body.truncate_prompt_tokens, body.truncation_side or "left"
@@ -58,21 +64,23 @@ class Call(Generic[P]):
             kept, side = most, "right"
         if kept is not None:
             kept = limit if kept == -1 else min(kept, limit)
-        return Given(content, path, kept, side, special=body.add_special_tokens is not False)
+        return EmbeddingInput(
+            content, path, kept, side, special=body.add_special_tokens is not False
+        )
 
     async def vectors(
-        self, route: str, given: list[Given], *, size: int = 0, normalize: bool = True
-    ) -> tuple[list[bytes], Vectors]:
+        self, route: str, given: list[EmbeddingInput], *, size: int = 0, normalize: bool = True
+    ) -> tuple[list[bytes], PoolingJob]:
         """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
         config = self.state.config
         kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
         with reserve_lanes(self.state, len(given)) as places:
-            vectors = Vectors(
+            vectors = PoolingJob(
                 self.state,
                 route,
                 self.body.model,
                 await prompts_of(self.state, self.ready, given),
-                Pooling(kind, size, normalize),
+                PoolingParams(kind, size, normalize),
                 places,
                 salt=prefix_salt(self.request, self.body.cache_salt),
                 priority=self.body.priority or 0,
@@ -83,7 +91,7 @@ class Call(Generic[P]):
 
 async def read_call(
     request: Request, kind: type[P], unsupported: Mapping[str, Unsupported]
-) -> Call[P]:
+) -> EmbeddingCall[P]:
     """The checked body of a request.  Raises RequestError."""
 
     def checked(fields: dict[str, Any]) -> P:
@@ -94,7 +102,7 @@ async def read_call(
     body = await read_checked(request, checked)
     state = state_of(request)
     state.check_model(body.model)
-    return Call(request, state, require_ready(state), body)
+    return EmbeddingCall(request, state, require_ready(state), body)
 
 
 @router.post(
@@ -129,7 +137,7 @@ async def embeddings(request: Request) -> Response:
         return b'{"object":"list","data":[%b],%b' % (b",".join(entries), tail[1:])
 
     whole = await off_loop(sum(map(len, found)) // 4, work)
-    return Json(whole)
+    return JsonBody(whole)
 
 
 def _shown(vector: bytes, in_base64: bool) -> bytes:
@@ -171,7 +179,7 @@ async def score(request: Request) -> Response:
         ],
         "usage": vectors.usage(),
     }
-    return Json(orjson.dumps(answer))
+    return JsonBody(orjson.dumps(answer))
 
 
 @router.post("/rerank", include_in_schema=False, response_model=None)
@@ -206,7 +214,7 @@ async def rerank(request: Request) -> Response:
         "results": results,
         "usage": vectors.usage(),
     }
-    return Json(orjson.dumps(answer))
+    return JsonBody(orjson.dumps(answer))
 
 
 async def _likeness(ones: list[bytes], others: list[bytes]) -> list[float]:

@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 from server.apis.openai.completions_schema import Tokens, prompt_kind
 from server.apis.openai.sampling_schema import LATER, check_truncation
 from server.errors import RequestError
-from server.http.validation import Body, Unsupported, by_kind, told_apart
+from server.http.validation import Body, Unsupported, by_kind, tagged_union
 
 MAX_TEXTS = 2048  # of one request, as in OpenAI's API
 
@@ -26,7 +26,7 @@ Input = Annotated[
         Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
         Tag("~token_lists"),
     ],
-    told_apart(prompt_kind, "a string, strings, token ids or lists of token ids"),
+    tagged_union(prompt_kind, "a string, strings, token ids or lists of token ids"),
 ]
 Texts = Annotated[
     Annotated[Text, Tag("~text")] | Annotated[Several, Tag("~texts")],

@@ -15,7 +15,7 @@ MAX_SCHEMA = 262_144  # bytes of JSON
 MAX_CHOICES = 4096
 
 # Servers that others have used took these; here one object holds all of them.
-GUIDED: dict[str, Unsupported] = {
+LEGACY_GUIDED_FIELDS: dict[str, Unsupported] = {
     f"guided_{kind}": Unsupported(f'use `structured_outputs`: {{"{kind}": ...}}')
     for kind in ("json", "regex", "choice", "grammar")
 } | {

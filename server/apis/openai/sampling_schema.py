@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag
 
 from server.apis.openai.response_format_schema import (
-    GUIDED,
+    LEGACY_GUIDED_FIELDS,
     ResponseFormat,
     StructuredOutputs,
     check_format,
@@ -28,12 +28,12 @@ INT64 = 2**63
 
 
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
-MOST_STOPS = 32
-MOST_STOP_CHARS = 4096  # of all: each text that arrives is compared with each of them
+MAX_STOPS = 32
+MAX_STOP_CHARS = 4096  # of all: each text that arrives is compared with each of them
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("~one")]
-    | Annotated[list[StopString], Field(max_length=MOST_STOPS), Tag("~several")],
+    | Annotated[list[StopString], Field(max_length=MAX_STOPS), Tag("~several")],
     by_kind("a string or an array of strings", string="~one", array="~several"),
 ]
 
@@ -141,9 +141,9 @@ class SamplingBody(Body):
         """The rules between fields of every route.  Raises RequestError."""
         check_format(self.response_format, self.structured_outputs, self.allowed_token_ids)
         stop_chars = sum(map(len, self.stop_strings()))
-        if stop_chars > MOST_STOP_CHARS:
+        if stop_chars > MAX_STOP_CHARS:
             raise RequestError(
-                f"`stop` has {stop_chars} characters in all: send at most {MOST_STOP_CHARS}",
+                f"`stop` has {stop_chars} characters in all: send at most {MAX_STOP_CHARS}",
                 param="stop",
             )
         check_truncation(self.truncate_prompt_tokens, self.truncation_side)
@@ -174,7 +174,7 @@ class SamplingBody(Body):
 LATER = "leave it out"
 
 # Fields of OpenAI's API and of other servers that change the answer and that this one lacks.
-UNSUPPORTED: dict[str, Unsupported] = GUIDED | {
+UNSUPPORTED: dict[str, Unsupported] = LEGACY_GUIDED_FIELDS | {
     "best_of": Unsupported("ask for `n` completions and choose yourself", 1),
     "use_beam_search": Unsupported("use sampling", False),
     "length_penalty": Unsupported("it belongs to beam search", 1, 1.0),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from server.apis.openai.chat_store import ChatChange, ChatsQuery, ChatStore, MessagesQuery
 from server.apis.openai.sampling_schema import openapi_body
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.query import NoQuery, openapi_query, parse_query
 from server.http.request_context import owner_of
 from server.http.validation import parse
@@ -26,13 +26,13 @@ router = APIRouter()
 )
 async def list_chats(request: Request) -> Response:
     query = parse_query(ChatsQuery, request.query_params)
-    return Json(await _store(request).page(query))
+    return JsonBody(await _store(request).page(query))
 
 
 @router.get("/v1/chat/completions/{id}", summary="A stored chat completion", response_model=None)
 async def get_chat(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    return Json((await _store(request).get(id)).response)
+    return JsonBody((await _store(request).get(id)).response)
 
 
 @router.get(
@@ -43,7 +43,7 @@ async def get_chat(request: Request, id: str) -> Response:
 )
 async def list_chat_messages(request: Request, id: str) -> Response:
     query = parse_query(MessagesQuery, request.query_params)
-    return Json(await _store(request).messages(id, query))
+    return JsonBody(await _store(request).messages(id, query))
 
 
 @router.post(
@@ -54,14 +54,14 @@ async def list_chat_messages(request: Request, id: str) -> Response:
 )
 async def change_chat(request: Request, id: str) -> Response:
     change = await read_checked(request, lambda fields: parse(ChatChange, fields))
-    return Json(await _store(request).describe(id, change.metadata or {}))
+    return JsonBody(await _store(request).describe(id, change.metadata or {}))
 
 
 @router.delete("/v1/chat/completions/{id}", summary="Forget a chat completion", response_model=None)
 async def delete_chat(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     await _store(request).delete(id)
-    return Json(orjson.dumps({"id": id, "object": "chat.completion.deleted", "deleted": True}))
+    return JsonBody(orjson.dumps({"id": id, "object": "chat.completion.deleted", "deleted": True}))
 
 
 def _store(request: Request) -> ChatStore:

@@ -13,14 +13,14 @@ from starlette.responses import Response
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest, Message, Scalar
 from server.apis.openai.content_schema import check_parts
 from server.apis.openai.sampling_schema import openapi_body
-from server.apis.openai.tools_schema import MOST_TOOLS, Tool
+from server.apis.openai.tools_schema import MAX_TOOLS, Tool
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.chat_request import chat_prompt
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import check_chars, check_token_ids
-from server.http.json_body import Json, read_checked
-from server.http.validation import MOST_MESSAGES, Body, few_entries, parse
+from server.http.json_body import JsonBody, read_checked
+from server.http.validation import MAX_MESSAGES, Body, few_entries, parse
 from server.state import state_of
 
 # Of a conversation, as in chat completions: they make its prompt.
@@ -35,9 +35,9 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, max_length=MOST_MESSAGES
+        None, min_length=1, max_length=MAX_MESSAGES
     )
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
         None
     )
@@ -118,7 +118,7 @@ async def tokenize(request: Request) -> Response:
         }
         return orjson.dumps(answer)
 
-    return Json(await off_loop(len(tokens), work))
+    return JsonBody(await off_loop(len(tokens), work))
 
 
 def checked(fields: dict[str, Any]) -> TokenizeRequest:
@@ -147,4 +147,4 @@ async def detokenize(request: Request) -> Response:
         check_token_ids(body.tokens, ready.vocab_size, "tokens")
         return orjson.dumps({"prompt": state.tokenizer.decode(body.tokens, skip_special=False)})
 
-    return Json(await off_loop(len(body.tokens), work))
+    return JsonBody(await off_loop(len(body.tokens), work))

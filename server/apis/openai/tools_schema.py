@@ -18,10 +18,10 @@ from server.http.validation import (
     few_entries,
     fields_of,
     kind_of,
-    told_apart,
+    tagged_union,
 )
 
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 INPUT = "input"  # the one argument of a custom tool
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAMES_WITH_DOTS)]
@@ -156,14 +156,14 @@ NamedTool = Annotated[
 ]
 
 
-class Allowed(Body):
+class AllowedToolChoice(Body):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    allowed_tools: AllowedToolChoice
 
 
 def _choice_kind(value: object) -> str | None:
@@ -179,7 +179,7 @@ ToolChoice = Annotated[
     | Annotated[ChosenFunction, Tag("~function")]
     | Annotated[NamedCustom, Tag("~custom")]
     | Annotated[AllowedTools, Tag("~allowed")],
-    told_apart(
+    tagged_union(
         _choice_kind,
         '"none", "auto", "required", {"type": "function", "function": ...}, '
         '{"type": "custom", "custom": ...} or {"type": "allowed_tools", "allowed_tools": ...}',

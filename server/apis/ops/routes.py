@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation.generation import require_ready
 from server.http.get_or_head import get_or_head
-from server.http.json_body import Json
+from server.http.json_body import JsonBody
 from server.metrics.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
 
@@ -28,7 +28,7 @@ READY = "Whether requests are answered now"
 
 
 def _unavailable(message: str, code: str) -> Response:
-    return Json(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
+    return JsonBody(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
 
 
 def _readiness(request: Request, state: ServerState) -> Response:
@@ -38,9 +38,9 @@ def _readiness(request: Request, state: ServerState) -> Response:
     try:
         require_ready(state)
     except RequestError as error:
-        return Json(error.body(), 503, error.headers())
+        return JsonBody(error.body(), 503, error.headers())
     problem = state.client.unhealthy()
-    return Json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+    return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
 @get_or_head(router, "/health", summary=READY)
@@ -57,7 +57,7 @@ async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)
     problem = state.client.unhealthy() if state.client.ready is not None else None
-    return Json(OK) if problem is None else _unavailable(problem, "engine_stalled")
+    return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
 @get_or_head(router, "/", summary="That a server is here")
@@ -68,7 +68,7 @@ async def root() -> Response:
 
 @get_or_head(router, "/version", summary="Wavefill's version")
 async def show_version() -> Response:
-    return Json(orjson.dumps({"version": version("wavefill")}))
+    return JsonBody(orjson.dumps({"version": version("wavefill")}))
 
 
 @get_or_head(router, "/server_info", summary="What runs, on what, and how much fits")
@@ -76,7 +76,7 @@ async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
     facts = require_ready(state)
-    return Json(
+    return JsonBody(
         orjson.dumps(
             {
                 "version": version("wavefill"),

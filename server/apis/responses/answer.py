@@ -10,9 +10,9 @@ import orjson
 from server.apis.responses.items import JsonItem
 from server.apis.responses.output import Events, OutputItems
 from server.apis.responses.schema import ResponsesRequest
-from server.apis.responses.tools_schema import CustomTool, FunctionTool
+from server.apis.responses.tools_schema import ResponsesCustomTool, ResponsesFunctionTool
 from server.errors import RequestError
-from server.generation.chat_request import ChatTurn, Part
+from server.generation.chat_request import ChatTurn, ParsedChunk
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import chat_logprobs
 from server.http.validation import fields_of
@@ -86,7 +86,7 @@ class ResponseAnswer:
             return self._tell("response.created") + self._tell("response.queued")
         return self._tell("response.created") + self._tell("response.in_progress")
 
-    def _render(self, choice: Choice, part: Part) -> bytes:
+    def _render(self, choice: Choice, part: ParsedChunk) -> bytes:
         data = b""
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
@@ -173,8 +173,8 @@ def _tool_choice(body: ResponsesRequest) -> object:
     return choice or "auto" if isinstance(choice, str | None) else choice.model_dump()
 
 
-def _tool(tool: FunctionTool | CustomTool) -> JsonItem:
-    if isinstance(tool, FunctionTool):
+def _tool(tool: ResponsesFunctionTool | ResponsesCustomTool) -> JsonItem:
+    if isinstance(tool, ResponsesFunctionTool):
         return dict(tool) | {"strict": bool(tool.strict)}
     format = {"type": "text"} if tool.format is None else tool.format.model_dump(exclude_none=True)
     return dict(tool) | {"format": format}

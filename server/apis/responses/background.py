@@ -16,7 +16,7 @@ from server.apis.responses.database import RUNNING
 from server.apis.responses.items import JsonItem
 from server.apis.responses.store import ResponseStore
 from server.errors import RequestError, Unavailable
-from server.http.middleware import Gate
+from server.http.middleware import DrainState
 
 log = logging.getLogger("wavefill.responses")
 
@@ -86,7 +86,7 @@ class BackgroundResponses:
         items: list[JsonItem],
         owner: bytes,
         streamed: bool,
-        gate: Gate,
+        gate: DrainState,
     ) -> None:
         """Go on with a response whoever listens.  A drain waits for it as for a connection.
 
@@ -110,7 +110,7 @@ class BackgroundResponses:
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(gate))
 
-    async def _tick(self, gate: Gate) -> None:
+    async def _tick(self, gate: DrainState) -> None:
         """Until no response is left in the making."""
         while self._runs:
             await asyncio.sleep(TICK_SECONDS)

@@ -16,7 +16,8 @@ import orjson
 
 from server.apis.responses.items import JsonItem
 
-# responses  one row each: owner, status, input and response as JSON; chat completions have owners of
+# responses  one row each: owner, status, input and response as JSON; chat completions have owners
+# of
 #            their own, so that neither is found where the other is looked for
 # chats      what a list of chat completions is chosen by
 # items      which response an item belongs to, for item_reference
@@ -87,7 +88,7 @@ class Stored(NamedTuple):
     response: bytes
 
 
-class NewRow(NamedTuple):
+class NewResponseRow(NamedTuple):
     """What is to be kept, as the columns of the table."""
 
     id: str
@@ -112,7 +113,7 @@ class NotFinished(Exception):
     """The response is still being made, or has failed; its status is the argument."""
 
 
-class Database:
+class ResponsesDatabase:
     """One connection.  Raises sqlite3.Error where the file cannot be read or written."""
 
     def __init__(self, path: str, limits: Limits) -> None:
@@ -140,7 +141,7 @@ class Database:
 
         worker   the process that is still making it, if it runs in the background
         """
-        row = NewRow(
+        row = NewResponseRow(
             response["id"],
             owner,
             orjson.dumps(items),
@@ -152,7 +153,7 @@ class Database:
         )
         return self.put(row, lambda: self._name_items(row.id, [*items, *response["output"]]))
 
-    def put(self, row: NewRow, also: Callable[[], None]) -> bool:
+    def put(self, row: NewResponseRow, also: Callable[[], None]) -> bool:
         """Keep a row, and do what belongs to it; False if it is larger than one should be."""
         size = len(row.input) + len(row.response)
         if size > self._limits.bytes // 4:

@@ -8,14 +8,14 @@ from pydantic import Field, Tag
 
 from server.apis.openai.tools_schema import FunctionName
 from server.errors import RequestError, UnsupportedParameter
-from server.http.validation import Body, by_kind, fields_of, items_of, told_apart
+from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
 
 Role = Literal["system", "developer", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
-MOST_ITEMS = 16384
-MOST_PARTS = 1024  # of an item
-MOST_PARTS_IN_ALL = 16384
+MAX_ITEMS = 16384
+MAX_PARTS = 1024  # of an item
+MAX_PARTS_IN_ALL = 16384
 TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -36,7 +36,7 @@ class OutputText(Body):
     logprobs: list[Any] | None = None
 
 
-class RefusalPart(Body):
+class ResponsesRefusalPart(Body):
     type: Literal["refusal"]
     refusal: str
 
@@ -49,19 +49,19 @@ def _part_kind(value: object) -> str | None:
 MessagePart = Annotated[
     Annotated[InputText, Tag("~input_text")]
     | Annotated[OutputText, Tag("~output_text")]
-    | Annotated[RefusalPart, Tag("~refusal")],
-    told_apart(_part_kind, "an object of type input_text, output_text or refusal"),
+    | Annotated[ResponsesRefusalPart, Tag("~refusal")],
+    tagged_union(_part_kind, "an object of type input_text, output_text or refusal"),
 ]
 
 
 MessageContent = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[MessagePart], Field(min_length=1, max_length=MOST_PARTS), Tag("~parts")],
+    | Annotated[list[MessagePart], Field(min_length=1, max_length=MAX_PARTS), Tag("~parts")],
     by_kind("a string or an array of parts", string="~text", array="~parts"),
 ]
 CallOutput = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[InputText], Field(min_length=1, max_length=MOST_PARTS), Tag("~parts")],
+    | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS), Tag("~parts")],
     by_kind("a string or an array of parts of type input_text", string="~text", array="~parts"),
 ]
 
@@ -134,8 +134,8 @@ class ReasoningText(Body):
 class ReasoningItem(Body):
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: Annotated[list[SummaryText], Field(max_length=MOST_PARTS)] | None = None
-    content: Annotated[list[ReasoningText], Field(max_length=MOST_PARTS)] | None = None
+    summary: Annotated[list[SummaryText], Field(max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS)] | None = None
     encrypted_content: str | None = None
     status: Status | None = None
 
@@ -164,7 +164,7 @@ Item = Annotated[
     | Annotated[CustomOutputItem, Tag("~custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("~reasoning")]
     | Annotated[ItemReference, Tag("~item_reference")],
-    told_apart(
+    tagged_union(
         _item_kind,
         "an object of type message, function_call, function_call_output, "
         "custom_tool_call, custom_tool_call_output, reasoning or item_reference",
@@ -177,14 +177,14 @@ def refuse_foreign_items(fields: dict[str, Any]) -> None:
     RequestError for more of them than can be looked through in little time.
     """
     count = 0
-    for index, item in enumerate(items_of(fields.get("input"))[:MOST_ITEMS]):
+    for index, item in enumerate(items_of(fields.get("input"))[:MAX_ITEMS]):
         path = f"input[{index}]"
         _refuse_type(item, ITEM_TYPES, path, "send messages, function calls and their outputs")
         parts = fields_of(item)
         count += sum(len(items_of(parts.get(name))) for name in ("content", "output", "summary"))
-        if count > MOST_PARTS_IN_ALL:
+        if count > MAX_PARTS_IN_ALL:
             raise RequestError(
-                f"`input` has more than {MOST_PARTS_IN_ALL} parts in all: put texts together",
+                f"`input` has more than {MAX_PARTS_IN_ALL} parts in all: put texts together",
                 param="input",
             )
         for name in ("content", "output"):

@@ -8,9 +8,9 @@ from typing import Literal
 import orjson
 
 from server.apis.responses.items import JsonItem, new_id
-from server.generation.chat_request import Part
+from server.generation.chat_request import ParsedChunk
 from server.generation.choice import ScoredToken
-from server.http.sse import KEEP_ALIVE, Wire
+from server.http.sse import KEEP_ALIVE, StreamFormat
 from server.http.validation import fields_of
 from server.tool_calls.parser.deltas import Delta, ReasoningDelta, ToolCallDelta
 
@@ -32,9 +32,9 @@ class Events:
     def delta(self, kind: str, place: Mapping[str, object]) -> DeltaEvent:
         return DeltaEvent(self, kind, place)
 
-    def wire(self) -> Wire:
+    def wire(self) -> StreamFormat:
         """The form of a stream of these events: nothing comes after the last one."""
-        return Wire("text/event-stream; charset=utf-8", b"", KEEP_ALIVE, self._failed)
+        return StreamFormat("text/event-stream; charset=utf-8", b"", KEEP_ALIVE, self._failed)
 
     def _failed(self, body: bytes) -> bytes:
         error = fields_of(fields_of(orjson.loads(body)).get("error"))
@@ -174,7 +174,7 @@ class OutputItems:
         """All items; the open one has the status in_progress."""
         return self._closed + ([] if self._open is None else [self._open.item("in_progress")])
 
-    def feed(self, part: Part) -> bytes:
+    def feed(self, part: ParsedChunk) -> bytes:
         """The frames that tell of a part."""
         if part.scored:
             self._waiting += self._score(part.scored)

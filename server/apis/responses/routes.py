@@ -15,7 +15,7 @@ from server.apis.openai.sampling_schema import openapi_body
 from server.apis.responses import stored as kept
 from server.apis.responses.answer import ResponseAnswer
 from server.apis.responses.background import BackgroundResponses
-from server.apis.responses.database import RUNNING, Database, Stored
+from server.apis.responses.database import RUNNING, ResponsesDatabase, Stored
 from server.apis.responses.item_schema import ItemId, refuse_foreign_items
 from server.apis.responses.items import JsonItem, input_items
 from server.apis.responses.output import Events
@@ -31,7 +31,7 @@ from server.apis.responses.tools_schema import refuse_foreign_tools
 from server.apis.responses.translate import Conversation
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.generation import require_ready
-from server.http.json_body import Json, read_checked
+from server.http.json_body import JsonBody, read_checked
 from server.http.pagination import page_of
 from server.http.query import NoQuery, openapi_query, parse_query
 from server.http.request_context import owner_digest, prefix_salt
@@ -100,7 +100,7 @@ async def create_response(request: Request) -> Response:
 
         return EventStream(produce, turn.close, answer.events.wire())
     whole = await while_connected(request.receive, answer.whole(), turn.close)
-    return Json(orjson.dumps(whole))
+    return JsonBody(orjson.dumps(whole))
 
 
 def read_request(fields: dict[str, Any]) -> ResponsesRequest:
@@ -151,7 +151,7 @@ async def count_input_tokens(request: Request) -> Response:
     body, items = await _read(request, read_counted)
     conversation = await _conversation(request, body, items)
     tokens = await count_tokens(state_of(request), body, conversation)
-    return Json(orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}))
+    return JsonBody(orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}))
 
 
 async def _in_background(
@@ -166,7 +166,7 @@ async def _in_background(
     except BaseException:
         answer.turn.close()
         raise
-    return _follow(request, queued["id"], -1) if streamed else Json(orjson.dumps(queued))
+    return _follow(request, queued["id"], -1) if streamed else JsonBody(orjson.dumps(queued))
 
 
 @router.get(
@@ -180,7 +180,7 @@ async def retrieve_response(request: Request, id: str) -> Response:
     query.check()
     stored = await _find(request, id)
     if not query.stream:
-        return Json(stored.response)
+        return JsonBody(stored.response)
     if not stored.streamed:
         raise RequestError(
             f"the events of '{id}' were not kept: only those of a response that was made with "
@@ -197,7 +197,7 @@ async def delete_response(request: Request, id: str) -> Response:
     owner = owner_digest(request)
     if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
         raise kept.missing(id)
-    return Json(orjson.dumps({"id": id, "object": "response", "deleted": True}))
+    return JsonBody(orjson.dumps({"id": id, "object": "response", "deleted": True}))
 
 
 @router.post("/v1/responses/{id}/cancel", summary="Stop a background response", response_model=None)
@@ -212,7 +212,7 @@ async def cancel_response(request: Request, id: str) -> Response:
     if stored.status in RUNNING:
         await background_of(request).cancel(id)
         stored = await _find(request, id)
-    return Json(stored.response)
+    return JsonBody(stored.response)
 
 
 @router.get(
@@ -225,13 +225,13 @@ async def list_input_items(request: Request, id: str) -> Response:
     query = parse_query(ItemsQuery, request.query_params)
     owner = owner_digest(request)
 
-    def work(database: Database) -> bytes:
+    def work(database: ResponsesDatabase) -> bytes:
         stored = database.get(owner, id)
         if stored is None:
             raise kept.missing(id)
         return orjson.dumps(page_of(orjson.loads(stored.input), query, f"input item of '{id}'"))
 
-    return Json(await state_of(request).responses.call(work))
+    return JsonBody(await state_of(request).responses.call(work))
 
 
 def background_of(request: Request) -> BackgroundResponses:

@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, Field, Tag
 
 from server.apis.openai.chat_schema import Effort, Metadata, Scalar
 from server.apis.openai.sampling_schema import INT64, LATER, Stop
-from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName
-from server.apis.responses.item_schema import MOST_ITEMS, Item, ItemId, check_roles
-from server.apis.responses.tools_schema import ResponseTool, ToolChoice, check_tools
+from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName
+from server.apis.responses.item_schema import MAX_ITEMS, Item, ItemId, check_roles
+from server.apis.responses.tools_schema import ResponsesToolChoice, ResponseTool, check_tools
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 from server.http.validation import (
     Body,
@@ -18,7 +18,7 @@ from server.http.validation import (
     by_kind,
     few_entries,
     fields_of,
-    told_apart,
+    tagged_union,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,7 +37,7 @@ Include = Literal[
 Input = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[
-        list[Item], Field(min_length=1, max_length=MOST_ITEMS, fail_fast=True), Tag("~items")
+        list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag("~items")
     ],
     by_kind("a string or an array of items", string="~text", array="~items"),
 ]
@@ -47,7 +47,7 @@ class PlainFormat(Body):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Body):
+class ResponsesSchemaFormat(Body):
     type: Literal["json_schema"]
     name: FunctionName
     schema_: dict[str, Any] = Field(alias="schema")
@@ -65,8 +65,9 @@ def _format_kind(value: object) -> str | None:
 class TextConfig(Body):
     format: (
         Annotated[
-            Annotated[PlainFormat, Tag("~plain")] | Annotated[SchemaFormat, Tag("~schema")],
-            told_apart(_format_kind, "an object of type text, json_object or json_schema"),
+            Annotated[PlainFormat, Tag("~plain")]
+            | Annotated[ResponsesSchemaFormat, Tag("~schema")],
+            tagged_union(_format_kind, "an object of type text, json_object or json_schema"),
         ]
         | None
     ) = None
@@ -94,8 +95,8 @@ class ResponsesRequest(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     text: TextConfig | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     include: Annotated[list[Include], Field(max_length=16)] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from server.apis.responses.database import Database, Limits
+from server.apis.responses.database import Limits, ResponsesDatabase
 from server.errors import Unavailable
 
 T = TypeVar("T")
@@ -36,9 +36,9 @@ class ResponseStore:
         self._path = path
         self._limits = limits or Limits()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
-        self._database: Database | None = None
+        self._database: ResponsesDatabase | None = None
 
-    async def call(self, work: Callable[[Database], T]) -> T:
+    async def call(self, work: Callable[[ResponsesDatabase], T]) -> T:
         """Run `work` in the store's thread.  Raises Unavailable if the file fails."""
 
         def run() -> T:
@@ -65,18 +65,18 @@ class ResponseStore:
                 "may write and that SQLite can read"
             ) from None
 
-    def _patiently(self) -> Database:
+    def _patiently(self) -> ResponsesDatabase:
         """Processes that start together get in each other's way while the file is made."""
         for _ in range(OPENING_TRIES):
             try:
-                return Database(self._path, self._limits)
+                return ResponsesDatabase(self._path, self._limits)
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error):
                     raise
                 time.sleep(OPENING_SECONDS / OPENING_TRIES)
-        return Database(self._path, self._limits)
+        return ResponsesDatabase(self._path, self._limits)
 
-    def _opened(self) -> Database:
+    def _opened(self) -> ResponsesDatabase:
         if self._database is None:
             database = self._patiently()
             weakref.finalize(self, database.connection.close)

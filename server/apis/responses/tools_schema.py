@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
-from server.apis.openai.tools_schema import MOST_TOOLS, FunctionName, Parameters, kind_tag
+from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters, kind_tag
 from server.errors import RequestError, UnsupportedParameter
-from server.http.validation import Body, fields_of, items_of, kind_of, told_apart
+from server.http.validation import Body, fields_of, items_of, kind_of, tagged_union
 
 Description = Annotated[str, Field(max_length=65536)]
 
 
-class FunctionTool(Body):
+class ResponsesFunctionTool(Body):
     type: Literal["function"]
     name: FunctionName
     description: Description | None = None
@@ -29,17 +29,17 @@ class FunctionTool(Body):
         return {"type": "function", "function": fields}
 
 
-class CustomFormat(Body):
+class ResponsesCustomFormat(Body):
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
 
 
-class CustomTool(Body):
+class ResponsesCustomTool(Body):
     type: Literal["custom"]
     name: FunctionName
     description: Description | None = None
-    format: CustomFormat | None = None
+    format: ResponsesCustomFormat | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """As chat completions take it."""
@@ -52,12 +52,13 @@ class CustomTool(Body):
 
 
 ResponseTool = Annotated[
-    Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
+    Annotated[ResponsesFunctionTool, Tag("~function")]
+    | Annotated[ResponsesCustomTool, Tag("~custom")],
     Discriminator(kind_tag),
 ]
 
 
-class NamedTool(Body):
+class ResponsesNamedTool(Body):
     type: Literal["function", "custom"]
     name: FunctionName
 
@@ -70,14 +71,14 @@ def _known_type(value: object) -> object:
     return value
 
 
-class ChosenTool(NamedTool):
+class ChosenTool(ResponsesNamedTool):
     type: Annotated[Literal["function", "custom"], BeforeValidator(_known_type)]
 
 
-class AllowedTools(Body):
+class ResponsesAllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+    tools: Annotated[list[ResponsesNamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 def _choice_kind(value: object) -> str | None:
@@ -89,11 +90,11 @@ def _choice_kind(value: object) -> str | None:
     return "~allowed" if kind == "allowed_tools" else "~named"
 
 
-ToolChoice = Annotated[
+ResponsesToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~word")]
     | Annotated[ChosenTool, Tag("~named")]
-    | Annotated[AllowedTools, Tag("~allowed")],
-    told_apart(
+    | Annotated[ResponsesAllowedTools, Tag("~allowed")],
+    tagged_union(
         _choice_kind,
         '"none", "auto", "required" or an object of type function, custom or allowed_tools',
     ),
@@ -101,10 +102,11 @@ ToolChoice = Annotated[
 
 
 def check_tools(
-    tools: Sequence[FunctionTool | CustomTool] | None, choice: str | NamedTool | AllowedTools | None
+    tools: Sequence[ResponsesFunctionTool | ResponsesCustomTool] | None,
+    choice: str | ResponsesNamedTool | ResponsesAllowedTools | None,
 ) -> None:
     """Raises RequestError for an allowed tool that is not offered."""
-    if not isinstance(choice, AllowedTools):
+    if not isinstance(choice, ResponsesAllowedTools):
         return
     offered = {(tool.type, tool.name) for tool in tools or ()}
     for index, tool in enumerate(choice.tools):

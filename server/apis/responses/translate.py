@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
 from server.apis.responses.item_schema import CALLS, OUTPUTS
 from server.apis.responses.items import JsonItem, text_of
-from server.apis.responses.schema import ResponsesRequest, SchemaFormat
-from server.apis.responses.tools_schema import AllowedTools, NamedTool
+from server.apis.responses.schema import ResponsesRequest, ResponsesSchemaFormat
+from server.apis.responses.tools_schema import ResponsesAllowedTools, ResponsesNamedTool
 from server.errors import RequestError
 from server.http.validation import parse
 
@@ -22,7 +22,7 @@ SAME_NAME = (
     "cache_salt", "chat_template_kwargs", "user",
 )  # fmt: skip
 SYSTEM = ("system", "developer")
-MOST_DIGITS = 9  # of a place in a list
+MAX_DIGITS = 9  # of a place in a list
 THOUGHT = "reasoning_content"  # what a chat message calls it
 START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
 # Fields of the chat request, and what they are called here.
@@ -68,7 +68,7 @@ class Conversation:
 
     def _add_message(self, item: JsonItem, source: str) -> None:
         message = {"role": item["role"], "content": text_of(item["content"])}
-        if item["role"] == "assistant" and self._only_thought():
+        if item["role"] == "assistant" and self._only_reasoning():
             self.messages[-1] |= message
             self.sources[-1] = source
         else:
@@ -79,11 +79,11 @@ class Conversation:
         text = text_of(item.get("content") or item["summary"])
         if not text:
             return
-        if not self._only_thought():
+        if not self._only_reasoning():
             self.add({"role": "assistant", "content": "", THOUGHT: []}, source)
         self.messages[-1][THOUGHT].append(text)
 
-    def _only_thought(self) -> bool:
+    def _only_reasoning(self) -> bool:
         """Whether the last message is a thought whose answer may follow."""
         last = self.messages[-1] if self.messages else {}
         return THOUGHT in last and not last["content"] and "tool_calls" not in last
@@ -146,7 +146,7 @@ class Conversation:
 
 def _at(items: list[T], index: str) -> T | None:
     """The item of that number, if there is one."""
-    return items[int(index)] if len(index) <= MOST_DIGITS and int(index) < len(items) else None
+    return items[int(index)] if len(index) <= MAX_DIGITS and int(index) < len(items) else None
 
 
 def conversation_of(
@@ -215,7 +215,7 @@ def _format(body: ResponsesRequest) -> dict[str, Any]:
     wanted = body.text.format if body.text is not None else None
     if wanted is None or wanted.type == "text":
         return {}
-    if not isinstance(wanted, SchemaFormat):
+    if not isinstance(wanted, ResponsesSchemaFormat):
         return {"response_format": {"type": wanted.type}}
     schema = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
@@ -228,11 +228,11 @@ def _tools(body: ResponsesRequest) -> dict[str, Any]:
     if not tools and choice in (None, "none", "auto"):
         return {}  # OpenAI's clients send both without tools
     wanted: dict[str, Any] = {"parallel_tool_calls": body.parallel_tool_calls if tools else None}
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, ResponsesAllowedTools):
         allowed = {tool.name for tool in choice.tools}
         tools = [tool for tool in tools if tool.name in allowed]
         wanted["tool_choice"] = choice.mode
-    elif isinstance(choice, NamedTool):
+    elif isinstance(choice, ResponsesNamedTool):
         wanted["tool_choice"] = {"type": choice.type, choice.type: {"name": choice.name}}
     else:
         wanted["tool_choice"] = choice

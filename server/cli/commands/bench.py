@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from server.bench.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
-UNTOLD = {"api_key", "command", "version", "what"}  # arguments that a file of figures lacks
+UNREPORTED = {"api_key", "command", "version", "what"}  # arguments that a file of figures lacks
 
 
 class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -154,7 +154,7 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
 
     async with BenchClient(args.base_url, args.api_key, args.timeout) as client:
         workload = await _workload(args, client)
-        progress = Progress(args.num_prompts)
+        progress = BenchProgress(args.num_prompts)
         warm = Load(client, workload, lambda: None)
         if failure := await warm.warm_up(args.warmup, args.concurrency or DEFAULT_CONCURRENCY):
             raise ServerError(f"warm-up: {failure.kind}: {failure.message}")
@@ -208,7 +208,7 @@ async def _workload(args: argparse.Namespace, client: BenchClient) -> Workload:
     )
 
 
-class Progress:
+class BenchProgress:
     """`12 / 100` in place on a terminal, nothing elsewhere."""
 
     def __init__(self, total: int) -> None:
@@ -239,7 +239,7 @@ def _title(args: argparse.Namespace, workload: Workload) -> str:
 
 
 def _told(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
-    told: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNTOLD}
+    told: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNREPORTED}
     told["model"] = workload.model
     told["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     return told

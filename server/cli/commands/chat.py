@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="left out: the model's own")
 
 
-class Server:
-    """The few HTTP calls that a chat needs.  Every failure is a ServerError."""
+class ChatServer:
+    """The few HTTP calls that a chat needs.  Every failure is a ChatServerError."""
 
     def __init__(self, url: str, key: str) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -52,11 +52,11 @@ class Server:
             response = connection.getresponse()
             if response.status != 200:
                 reason = _message(response.read()) or f"HTTP {response.status}"
-                raise ServerError(f"{reason}: set {KEY}" if response.status == 401 else reason)
+                raise ChatServerError(f"{reason}: set {KEY}" if response.status == 401 else reason)
             yield from response
         except (OSError, HTTPException) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise ServerError(
+            raise ChatServerError(
                 f"{self._address}: {reason}: start the server, or give --base-url"
             ) from None
         finally:
@@ -67,7 +67,7 @@ class Server:
         try:
             return [entry["id"] for entry in json.loads(answer)["data"]]
         except (ValueError, KeyError, TypeError):
-            raise ServerError(f"{self._address}: not an OpenAI-compatible server") from None
+            raise ChatServerError(f"{self._address}: not an OpenAI-compatible server") from None
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
         """The pieces of an answer."""
@@ -76,12 +76,12 @@ class Server:
                 continue
             event = json.loads(line[6:])
             if "error" in event:
-                raise ServerError(event["error"]["message"])
+                raise ChatServerError(event["error"]["message"])
             for choice in event["choices"]:
                 yield choice["delta"].get("content") or ""
 
 
-class ServerError(Exception):
+class ChatServerError(Exception):
     """The server could not be asked, or said no."""
 
 
@@ -92,19 +92,19 @@ def _message(body: bytes) -> str:
         return ""
 
 
-def _model(server: Server, asked: str) -> str:
-    """The model to talk to.  Raises ServerError before a question is typed in vain."""
+def _model(server: ChatServer, asked: str) -> str:
+    """The model to talk to.  Raises ChatServerError before a question is typed in vain."""
     served = server.models()
     if not served or (asked and asked not in served):
-        raise ServerError(f"--model {asked}: the server has {', '.join(served) or 'none'}")
+        raise ChatServerError(f"--model {asked}: the server has {', '.join(served) or 'none'}")
     return asked or served[0]
 
 
 def run(args: argparse.Namespace) -> int:
-    server = Server(args.base_url, first_key(os.environ) or "none")
+    server = ChatServer(args.base_url, first_key(os.environ) or "none")
     try:
         model = _model(server, args.model)
-    except ServerError as error:
+    except ChatServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{model} at {args.base_url}: {HELP}")
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(
-    server: Server, body: dict[str, Any], system: str, turns: list[dict[str, str]]
+    server: ChatServer, body: dict[str, Any], system: str, turns: list[dict[str, str]]
 ) -> dict[str, str] | None:
     """Print the answer as it comes; None if there is none to remember."""
     first = [{"role": "system", "content": system}] if system else []
@@ -143,7 +143,7 @@ def _answer(
         for piece in server.stream({**body, "messages": [*first, *turns]}):
             pieces.append(piece)
             print(piece, end="", flush=True)
-    except ServerError as error:
+    except ChatServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return None
     except KeyboardInterrupt:  # enough of this answer; what came stays in the context

@@ -13,13 +13,13 @@ import msgspec
 from runtime.config import EngineConfig
 
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
-RECKON = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
+FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
 FLAGS = (
     *("device", "dtype", "attention", "kv_dtype", "max_model_len", "max_num_seqs"),
     *("max_batched_tokens", "page_size", "kv_tokens", "gpu_memory"),
 )
 UNITS = {"m": 2**20, "g": 2**30, "t": 2**40}
-LEAST_CARD, MOST_CARD = 2**30, 16 * 2**40
+MIN_CARD, MAX_CARD = 2**30, 16 * 2**40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < config.gpu_memory <= 1:
         raise UsageError(f"--gpu-memory {config.gpu_memory}: it must be above 0 and at most 1")
     question = msgspec.json.encode({"config": config, "card": card})
-    return subprocess.run(RECKON, input=question + b"\n").returncode
+    return subprocess.run(FIT_REPORT_COMMAND, input=question + b"\n").returncode
 
 
 def card_bytes(text: str) -> int:
@@ -75,6 +75,6 @@ def card_bytes(text: str) -> int:
     if found is None or not float(found[1]):
         raise UsageError(f"--card {text}: a size such as 24GiB or 80g is needed")
     size = float(found[1]) * UNITS[found[2] or "g"]
-    if not LEAST_CARD <= size <= MOST_CARD:
+    if not MIN_CARD <= size <= MAX_CARD:
         raise UsageError(f"--card {text}: no GPU has so much memory, or so little: 1GiB to 16TiB")
     return int(size)

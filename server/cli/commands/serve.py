@@ -20,8 +20,8 @@ log = logging.getLogger("wavefill.launcher")
 
 PORT_IN_USE = 98  # exit code
 MAX_API_WORKERS = 64
-LEAST_HEADER = 1024
-LEAST_BODY = 1024
+MIN_HEADER = 1024
+MIN_BODY = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from server.process.launcher import AddressInUse, NoSocketDirectory, StoreInUse, bind, launch
     from server.process.logs import set_up_logging
 
-    config = wanted_config(args, os.environ)
+    config = requested_config(args, os.environ)
     set_up_logging(config.log_level, config.log_format)
     try:
         listener = bind(config.host, config.port)
@@ -84,7 +84,7 @@ def _reason(error: OSError) -> str:
     return str(error.strerror).partition(" (while")[0]
 
 
-def wanted_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
+def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
     """What flags and environment ask for; the model is not looked up yet.  Raises UsageError."""
     server, engine = read_flags(args, environment)
     server.setdefault("served_names", ())
@@ -130,15 +130,15 @@ def _check_callers(config: ServerConfig) -> None:
             f"--stall-seconds {config.stall_seconds:g}: a step may take longer than that, and "
             "/livez would ask for a restart: choose at least 1"
         )
-    if config.max_body_bytes < LEAST_BODY:
+    if config.max_body_bytes < MIN_BODY:
         raise UsageError(
             f"--max-body-bytes {config.max_body_bytes}: no request is so short: choose at least "
-            f"{LEAST_BODY}"
+            f"{MIN_BODY}"
         )
-    if config.max_header_bytes < LEAST_HEADER:
+    if config.max_header_bytes < MIN_HEADER:
         raise UsageError(
             f"--max-header-bytes {config.max_header_bytes}: ordinary clients send about 500: "
-            f"choose at least {LEAST_HEADER}"
+            f"choose at least {MIN_HEADER}"
         )
     for origin in config.allowed_origins:
         if origin not in ("*", "null") and not re.fullmatch(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
-MEASURE = (sys.executable, "-m", "attention.planner.tuning")
+TUNE_COMMAND = (sys.executable, "-m", "attention.planner.tuning")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,4 +20,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return subprocess.run(MEASURE, env=os.environ | {"PYTHONUNBUFFERED": "1"}).returncode
+    return subprocess.run(TUNE_COMMAND, env=os.environ | {"PYTHONUNBUFFERED": "1"}).returncode

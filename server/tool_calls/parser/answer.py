@@ -8,8 +8,8 @@ from server.tool_calls.formats import Formats, ReasoningFormat, ToolFormat
 from server.tool_calls.parser.calls import CallReader
 from server.tool_calls.parser.deltas import Delta
 from server.tool_calls.parser.harmony import HarmonyReader
-from server.tool_calls.parser.output import Output
-from server.tool_calls.parser.source import Broken, Reader, Source, marks
+from server.tool_calls.parser.output import ParserOutput
+from server.tool_calls.parser.source import Broken, Reader, TextSource, marks
 from server.tool_calls.parser.styles import read_section
 from server.tool_calls.parser.values import Schema
 
@@ -43,9 +43,9 @@ class AnswerParser:
         starts_in_reasoning the prompt ends within it: ReasoningFormat.open_after(prompt)
         parallel            False: calls after the first are dropped
         """
-        self._source = Source()
+        self._source = TextSource()
         ids = "call" if tool_format is None else tool_format.ids
-        self._output = Output(self._source.taken, ids, parallel=parallel)
+        self._output = ParserOutput(self._source.taken, ids, parallel=parallel)
         self._reasoning = reasoning_format
         self._within = starts_in_reasoning
         self._calls: CallReader | None = None

@@ -1,4 +1,6 @@
-"""CallReader: what the readers of all styles of calls share (server/tool_calls/parser/styles.py)."""
+"""CallReader: what the readers of all styles of calls share
+(server/tool_calls/parser/styles.py).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from collections.abc import Mapping
 
 from server.tool_calls.formats import ToolFormat
 from server.tool_calls.parser.literal import as_json, copy_value
-from server.tool_calls.parser.output import Output
-from server.tool_calls.parser.source import Broken, Reader, Sink, Source
+from server.tool_calls.parser.output import ParserOutput
+from server.tool_calls.parser.source import Broken, Reader, Sink, TextSource
 from server.tool_calls.parser.values import Schema, decoded
 
 
@@ -17,8 +19,8 @@ class CallReader:
     def __init__(
         self,
         format: ToolFormat,
-        source: Source,
-        output: Output,
+        source: TextSource,
+        output: ParserOutput,
         tools: Mapping[str, Schema],
     ) -> None:
         """`tools` are the parameter schemas of the functions that may be called."""

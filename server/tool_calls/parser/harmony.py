@@ -14,8 +14,8 @@ import re
 
 from server.tool_calls.formats import HARMONY_ENDS
 from server.tool_calls.parser.calls import CallReader
-from server.tool_calls.parser.output import Output
-from server.tool_calls.parser.source import Broken, Reader, Source, marks
+from server.tool_calls.parser.output import ParserOutput
+from server.tool_calls.parser.source import Broken, Reader, TextSource, marks
 
 BEGINNINGS = ("<|start|>", "<|channel|>")
 HEAD_MARKS = (*BEGINNINGS, "<|constrain|>", "<|message|>")
@@ -23,7 +23,7 @@ ANGLE = re.compile("<")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 RECIPIENT = re.compile(r"\bto=([\w.-]+)")
 FUNCTIONS = "functions."
-MOST_HEAD = 512  # characters
+MAX_HEAD = 512  # characters
 
 
 class HarmonyReader:
@@ -31,8 +31,8 @@ class HarmonyReader:
 
     def __init__(
         self,
-        source: Source,
-        output: Output,
+        source: TextSource,
+        output: ParserOutput,
         calls: CallReader | None,
         *,
         reasoning: bool,
@@ -88,7 +88,7 @@ class HarmonyReader:
         pieces = [word]
         length = 0
         while word != "<|message|>":
-            text = yield from self._source.read(ANGLE, MOST_HEAD - length)
+            text = yield from self._source.read(ANGLE, MAX_HEAD - length)
             length += len(text)
             word = yield from self._source.one_of(*HEAD_MARKS)
             if not word:

@@ -12,7 +12,7 @@ import re
 
 import orjson
 
-from server.tool_calls.parser.source import NO_SPACE, Broken, Reader, Sink, Source
+from server.tool_calls.parser.source import NO_SPACE, Broken, Reader, Sink, TextSource
 
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
 AS_JSON = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
@@ -21,9 +21,9 @@ WORDS.update({"True": "true", "False": "false", "None": "null"})
 SCALAR_END = re.compile(r"[^A-Za-z0-9_.+-]")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 LOOSE_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eE][+-]?[0-9]+)?")
-MOST_SCALAR = 4096  # characters
+MAX_SCALAR = 4096  # characters
 
-MOST_KEY = 256
+MAX_KEY = 256
 
 # Where a string stops that can be copied as it is.
 PLAIN_END = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""['"\\\x00-\x1f]""")}
@@ -49,7 +49,7 @@ def as_json(text: str) -> str | None:
         return text.strip()
     except orjson.JSONDecodeError:
         pass
-    source = Source()
+    source = TextSource()
     source.feed(text)
     source.ended = True
     pieces: list[str] = []
@@ -61,7 +61,7 @@ def as_json(text: str) -> str | None:
     return "".join(pieces) if source.exhausted() else None
 
 
-def copy_value(source: Source, sink: Sink) -> Reader[None]:
+def copy_value(source: TextSource, sink: Sink) -> Reader[None]:
     """Copy one value as JSON, from its first character to its last.  Raises Broken."""
     closers: list[str] = []  # of the brackets that are open; as deep as a model likes
     while True:
@@ -79,7 +79,7 @@ def copy_value(source: Source, sink: Sink) -> Reader[None]:
         elif char in PLAIN_END:
             yield from copy_string(source, sink)
         else:
-            sink(_scalar((yield from source.read(SCALAR_END, MOST_SCALAR))))
+            sink(_scalar((yield from source.read(SCALAR_END, MAX_SCALAR))))
         while closers:
             if (yield from _another(source, closers[-1], sink)):
                 if closers[-1] == "}":
@@ -91,7 +91,7 @@ def copy_value(source: Source, sink: Sink) -> Reader[None]:
             return
 
 
-def _another(source: Source, closer: str, sink: Sink) -> Reader[bool]:
+def _another(source: TextSource, closer: str, sink: Sink) -> Reader[bool]:
     """After a value inside brackets: does another follow?  A comma too many is dropped."""
     gap = yield from source.read(NO_SPACE)
     if (yield from source.one_of(",")):
@@ -106,11 +106,11 @@ def _another(source: Source, closer: str, sink: Sink) -> Reader[bool]:
     return False
 
 
-def _copy_key(source: Source, sink: Sink) -> Reader[None]:
+def _copy_key(source: TextSource, sink: Sink) -> Reader[None]:
     if (yield from source.peek()) in PLAIN_END:
         yield from copy_string(source, sink)
     else:
-        word = yield from source.read(SCALAR_END, MOST_KEY)
+        word = yield from source.read(SCALAR_END, MAX_KEY)
         if not word:
             raise Broken
         sink(quoted(word))
@@ -134,7 +134,7 @@ def _scalar(word: str) -> str:
     return f"{sign.strip('+')}{whole}{point}{exponent}"
 
 
-def copy_string(source: Source, sink: Sink) -> Reader[None]:
+def copy_string(source: TextSource, sink: Sink) -> Reader[None]:
     """Copy a string in either kind of quotes as a JSON string.  Raises Broken if it never ends."""
     quote = source.take_one()
     sink('"')
@@ -153,7 +153,7 @@ def copy_string(source: Source, sink: Sink) -> Reader[None]:
             sink(escaped(char))
 
 
-def _copy_escape(source: Source, sink: Sink) -> Reader[None]:
+def _copy_escape(source: TextSource, sink: Sink) -> Reader[None]:
     char = yield from source.peek()
     if not char:
         raise Broken

@@ -22,7 +22,7 @@ def new_call_id(style: IdStyle, name: str, index: int) -> str:
     return before + "".join(secrets.choice(ALPHANUMERICS) for _ in range(length))
 
 
-class Output:
+class ParserOutput:
     """What readers found, joined to few deltas.
 
     White space next to a mark is dropped, and pieces of content (or of reasoning) between which

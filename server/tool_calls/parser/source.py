@@ -27,7 +27,7 @@ class Broken(Exception):
     """The text is not what was expected; it ends, or goes on at the first wrong character."""
 
 
-class Marks:
+class ParserMarks:
     """Words to look for in a text that may end within one of them."""
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -49,11 +49,11 @@ class Marks:
 
 
 @cache
-def marks(*words: str) -> Marks:
-    return Marks(words)
+def marks(*words: str) -> ParserMarks:
+    return ParserMarks(words)
 
 
-class Source:
+class TextSource:
     """The text that has come and was not taken yet."""
 
     __slots__ = ("_half_word", "_pos", "_text", "ended", "taken")
@@ -150,7 +150,7 @@ class Source:
         if word and not (yield from self.one_of(word)):
             raise Broken
 
-    def copy_until(self, words: Marks, sink: Sink) -> Reader[str]:
+    def copy_until(self, words: ParserMarks, sink: Sink) -> Reader[str]:
         """Pass text on up to the first of the words, which is taken; "" at the end of the text."""
         while True:
             match = words.search(self._text, self._pos)

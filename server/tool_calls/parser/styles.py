@@ -21,8 +21,8 @@ BRACE = re.compile(r"\{")
 NO_NAME = re.compile(r"[^\w.-]")
 NO_IDENTIFIER = re.compile(r"\W")
 KEY_END = re.compile(r'[<>"\n]')
-MOST_HEAD = 512  # characters from the mark to the arguments
-MOST_NAME = 256
+MAX_HEAD = 512  # characters from the mark to the arguments
+MAX_NAME = 256
 
 ReadCall = Callable[[CallReader], Reader[None]]
 
@@ -137,7 +137,7 @@ def _each(calls: CallReader, mark: str, read_call: ReadCall) -> Reader[None]:
 def _header_call(calls: CallReader) -> Reader[None]:
     source, format = calls.source, calls.format
     assert format.head is not None
-    head = format.head.fullmatch((yield from source.read(BRACE, MOST_HEAD)))
+    head = format.head.fullmatch((yield from source.read(BRACE, MAX_HEAD)))
     if head is None or (yield from source.peek()) != "{":
         raise Broken
     id = head.groupdict().get("id")
@@ -154,7 +154,7 @@ def _header_call(calls: CallReader) -> Reader[None]:
 def _parameter_call(calls: CallReader) -> Reader[None]:
     source, format, output = calls.source, calls.format, calls.output
     yield from source.skip_space()
-    name = yield from source.read(NO_NAME, MOST_NAME)
+    name = yield from source.read(NO_NAME, MAX_NAME)
     if not name:
         raise Broken
     yield from source.expect(format.name_close)
@@ -166,7 +166,7 @@ def _parameter_call(calls: CallReader) -> Reader[None]:
     calls.begin(name)
     before = "{"
     while word == format.argument_open:
-        key = (yield from source.read(KEY_END, MOST_NAME)).strip()
+        key = (yield from source.read(KEY_END, MAX_NAME)).strip()
         yield from source.expect(format.key_close)
         output.arguments(f"{before}{quoted(key)}: ")
         yield from _argument(calls, argument_kinds(calls.tools.get(name, {}), key))
@@ -230,12 +230,12 @@ def _python_calls(calls: CallReader, mark: str) -> Reader[None]:
 
 def _python_call(calls: CallReader, mark: str) -> Reader[None]:
     source, output = calls.source, calls.output
-    name = yield from source.read(NO_NAME, MOST_NAME)
+    name = yield from source.read(NO_NAME, MAX_NAME)
     calls.check(mark, name)
     yield from source.expect("(")
     begun = False
     while (yield from source.skip_space()) != ")":
-        key = yield from source.read(NO_IDENTIFIER, MOST_NAME)
+        key = yield from source.read(NO_IDENTIFIER, MAX_NAME)
         yield from source.skip_space()
         if not key:
             raise Broken

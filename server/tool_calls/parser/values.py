@@ -12,7 +12,7 @@ from server.tool_calls.parser.literal import as_json, quoted
 Schema = Mapping[str, Any]
 
 STRING = frozenset({"string"})
-MOST_DEPTH = 8  # of references and unions
+MAX_DEPTH = 8  # of references and unions
 WHOLE = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 KINDS: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 KINDS[type(None)] = "null"
@@ -29,7 +29,7 @@ def argument_kinds(parameters: Schema, name: str) -> frozenset[str]:
 
 
 def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
-    if not isinstance(schema, dict) or depth > MOST_DEPTH:
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return set()
     fields = cast("dict[str, Any]", schema)
     named: object = fields.get("type")

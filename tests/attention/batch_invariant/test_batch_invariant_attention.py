@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention_oracle import FP8, Case, check, make_case
+from attention_oracle import FP8, OracleCase, check, make_case
 from batch_invariant_kernel_runner import SMALL, Part, run, run_parts
 from ordered_dot import ordered_dot  # noqa: F401
 
-from attention.batch_invariant.kernel import FixedConfig, fixed_config
+from attention.batch_invariant.kernel import BatchInvariantConfig, batch_invariant_config
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [(1, 70), (1, 1), (5, 5), (3, 40), (0, 9), (1, 130), (33, 97)]
@@ -53,7 +53,11 @@ def cuts(lengths: list[int], sizes: list[int]) -> Iterator[list[Part]]:
 
 
 def compare(
-    case: Case, sizes: list[int], places: list[int], config: FixedConfig, programs: tuple[int, int]
+    case: OracleCase,
+    sizes: list[int],
+    places: list[int],
+    config: BatchInvariantConfig,
+    programs: tuple[int, int],
 ) -> None:
     """All rows whole, in chunks of these sizes, and tokens of the last row at `places` alone.
 
@@ -73,7 +77,7 @@ def compare(
         assert torch.equal(out, whole[wanted]), step
         assert torch.equal(found, lse[wanted]), step
         if single and not case.window:
-            assert int(plan.counts[1]) == (step[0][1] >= config.piece), "a long row is cut"
+            assert int(plan.counts[1]) == (step[0][1] >= config.split), "a long row is cut"
 
 
 FEATURES = [
@@ -104,7 +108,7 @@ def test_so_it_has_in_the_configuration_that_serves(dtype, head_dim: int):
         device="cuda",
     )
     places = [0, 511, 512, 1023, 1024, 1599]
-    compare(case, [0, 1, 7, 64, 400], places, fixed_config(head_dim, dtype), (3, 264))
+    compare(case, [0, 1, 7, 64, 400], places, batch_invariant_config(head_dim, dtype), (3, 264))
 
 
 @pytest.mark.usefixtures("ordered_dot")

@@ -19,10 +19,10 @@ from attention.batch_invariant.plan import (
     UNIT,
     UNIT_ROWS,
     WHOLE,
-    FixedSpec,
-    plan_fixed,
+    BatchInvariantSpec,
+    plan_batch_invariant,
 )  # fmt: skip
-from attention.batch_invariant.plan_device import FixedPlanner
+from attention.batch_invariant.plan_device import BatchInvariantPlanner
 
 Step = list[tuple[int, int]]  # (q_len, kv_len) of each row
 
@@ -36,12 +36,12 @@ rows = st.tuples(st.sampled_from([0, 1, 1, 1, 2, 30, 200]), st.integers(0, 5000)
     lambda row: (row[0], row[0] + row[1])
 )
 specs = st.builds(
-    FixedSpec,
+    BatchInvariantSpec,
     kv_heads=st.sampled_from([1, 2, 8]),
     group=st.sampled_from([1, 4, 5, 40]),
     programs=st.sampled_from([1, 16, 264]),
     block_m=st.sampled_from([16, 64]),
-    piece=st.sampled_from([64, 512]),
+    split=st.sampled_from([64, 512]),
     window=st.sampled_from([0, 0, 1, 700]),
     units=st.sampled_from([16, 300]),
 )
@@ -49,8 +49,10 @@ specs = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(step=st.lists(rows, max_size=20), spec=specs)
-def test_every_tile_sees_its_keys_in_pieces_that_begin_at_fixed_places(step: Step, spec: FixedSpec):
-    items, merges = plan_fixed(*lengths(step), spec)
+def test_every_tile_sees_its_keys_in_pieces_that_begin_at_fixed_places(
+    step: Step, spec: BatchInvariantSpec
+):
+    items, merges = plan_batch_invariant(*lengths(step), spec)
     found: dict[tuple[int, int], list[Any]] = {}
     for item in items:
         found.setdefault((item[ROW], item[TILE]), []).append(item)
@@ -60,16 +62,16 @@ def test_every_tile_sees_its_keys_in_pieces_that_begin_at_fixed_places(step: Ste
         for tile in range(-(-q_len * spec.group // spec.block_m))
     }
     assert set(found) == tiles
-    for (row, tile), pieces in found.items():
+    for (row, tile), splits in found.items():
         q_len, kv_len = step[row]
         last = min(((tile + 1) * spec.block_m - 1) // spec.group, q_len - 1)
         first = kv_len - q_len + tile * spec.block_m // spec.group + 1 - spec.window
-        seen = [item for item in pieces if item[END] > item[FIRST]]
+        seen = [item for item in splits if item[END] > item[FIRST]]
         ends = [end for item in seen for end in (item[FIRST], item[END])]
         assert ends[-1] == kv_len - q_len + last + 1
         assert ends[0] <= (max(first, 0) if spec.window else 0)
-        assert ends[1:-1:2] == ends[2::2] and all(item[FIRST] % spec.piece == 0 for item in pieces)
-        assert all((item[UNIT] == WHOLE) == (len(pieces) == 1) for item in pieces)
+        assert ends[1:-1:2] == ends[2::2] and all(item[FIRST] % spec.split == 0 for item in splits)
+        assert all((item[UNIT] == WHOLE) == (len(splits) == 1) for item in splits)
     units = items[:, UNIT].tolist()
     cut = [(units.index(own[0][UNIT]), len(own)) for own in found.values() if len(own) > 1]
     assert sorted(map(tuple, merges.tolist())) == sorted(cut)
@@ -77,8 +79,10 @@ def test_every_tile_sees_its_keys_in_pieces_that_begin_at_fixed_places(step: Ste
 
 @settings(max_examples=150, deadline=None)
 @given(step=st.lists(rows, max_size=20), spec=specs)
-def test_partial_results_have_places_of_their_own_within_the_room(step: Step, spec: FixedSpec):
-    items, _ = plan_fixed(*lengths(step), spec)
+def test_partial_results_have_places_of_their_own_within_the_room(
+    step: Step, spec: BatchInvariantSpec
+):
+    items, _ = plan_batch_invariant(*lengths(step), spec)
     used: set[int] = set()
     for item in items[items[:, UNIT] != WHOLE]:
         height = min(spec.block_m, int(item[Q_LEN]) * spec.group)
@@ -88,12 +92,12 @@ def test_partial_results_have_places_of_their_own_within_the_room(step: Step, sp
 
 
 def test_a_row_alone_is_cut_and_many_alike_are_not():
-    spec = FixedSpec(kv_heads=8, group=4, programs=264, block_m=64, piece=512)
-    items, merges = plan_fixed(*lengths([(1, 4096)]), spec)
+    spec = BatchInvariantSpec(kv_heads=8, group=4, programs=264, block_m=64, split=512)
+    items, merges = plan_batch_invariant(*lengths([(1, 4096)]), spec)
     assert len(items) == 8 and merges.tolist() == [[0, 8]]
-    items, merges = plan_fixed(*lengths([(1, 4096)] * 64), spec)
+    items, merges = plan_batch_invariant(*lengths([(1, 4096)] * 64), spec)
     assert len(items) == 64 and len(merges) == 0
-    items, merges = plan_fixed(*lengths([(1, 256)] * 63 + [(1, 32768)]), spec)
+    items, merges = plan_batch_invariant(*lengths([(1, 256)] * 63 + [(1, 32768)]), spec)
     assert merges.tolist() == [[63, 64]], "the one that would be the last to end"
 
 
@@ -110,19 +114,19 @@ STEPS = [
 @pytest.mark.parametrize(("window", "units"), [(0, 100), (700, 16)])
 def test_the_device_makes_the_same_plan(step: Step, window: int, units: int, device: str):
     for group, programs in ((4, 16), (5, 264)):
-        spec = FixedSpec(
-            kv_heads=2, group=group, programs=programs, block_m=32, piece=512, window=window,
+        spec = BatchInvariantSpec(
+            kv_heads=2, group=group, programs=programs, block_m=32, split=512, window=window,
             units=units,
         )  # fmt: skip
         tokens = sum(q_len for q_len, _ in step)
-        planner = FixedPlanner(
+        planner = BatchInvariantPlanner(
             spec, max_tokens=tokens, max_rows=8, head_dim=16, device=torch.device(device)
         )
         cu_seqlens_q, cache_seqlens = lengths(step)
         plan = planner.plan(
             torch.from_numpy(cu_seqlens_q).to(device), torch.from_numpy(cache_seqlens).to(device)
         )
-        items, merges = plan_fixed(cu_seqlens_q, cache_seqlens, spec)
+        items, merges = plan_batch_invariant(cu_seqlens_q, cache_seqlens, spec)
         assert plan.counts.tolist() == [len(items), len(merges)]
         assert plan.items[: len(items)].tolist() == items.tolist()
         assert plan.merges[: len(merges)].tolist() == merges.tolist()

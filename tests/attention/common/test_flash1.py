@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, Case, check, make_case
+from attention_oracle import FP8, OracleCase, check, make_case
 
 from attention.common import flash1 as module
 from attention.common.flash1 import flash1
@@ -20,7 +20,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         monkeypatch.setattr(module, "TILE", 1024)
 
 
-def run(case: Case) -> None:
+def run(case: OracleCase) -> None:
     out, lse = case.results()
     flash1(
         case.q, case.k, case.v, case.page_table, case.cu_seqlens_q, case.cache_seqlens,

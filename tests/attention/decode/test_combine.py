@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from attention_oracle import Case, make_case
+from attention_oracle import OracleCase, make_case
 from torch import Tensor
 
 from attention.decode.decode import decode
-from attention.planner.split_plan import PlanSpec, SplitPlan
+from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 
 NAN = float("nan")
 PROGRAMS, GROUP, HEADS, DIM = 4, 3, 2, 80
@@ -26,7 +26,7 @@ class Merge:
         self, units: list[tuple[int, int, int]], device: str, *, q_len: int = 2, sinks: bool = False
     ) -> None:
         torch.manual_seed(0)
-        self.case: Case = make_case(
+        self.case: OracleCase = make_case(
             [(2, 2)] * 3,
             kv_heads=HEADS,
             group=GROUP,
@@ -36,7 +36,7 @@ class Merge:
             device=device,
         )
         self.units, self.q_len = units, q_len
-        spec = PlanSpec(kv_heads=HEADS, programs=PROGRAMS, max_q_len=2)
+        spec = SplitPlanSpec(kv_heads=HEADS, programs=PROGRAMS, max_q_len=2)
         self.plan = SplitPlan.allocate(
             spec, max_rows=70, group=GROUP, head_dim=DIM, queued=False, device=torch.device(device)
         )
@@ -45,24 +45,24 @@ class Merge:
         self.plan.partial_lse.fill_(NAN)
         self.firsts: list[int] = []
         first = 1  # piece 0 is nobody's
-        for program, (row, head, pieces) in enumerate(units):
+        for program, (row, head, work_tiles) in enumerate(units):
             self.firsts.append(first)
-            self.plan.merges[program] = torch.tensor([first, pieces])
-            self.plan.work[first : first + pieces] = torch.tensor(
+            self.plan.merges[program] = torch.tensor([first, work_tiles])
+            self.plan.work[first : first + work_tiles] = torch.tensor(
                 [row, head, 0, 0, 2 * row, q_len, 0, 1], dtype=torch.int32
             )
             for unit in (self.out(program), self.lse(program)):
                 unit.copy_(torch.randn(unit.shape) * 3)
-            first += pieces
+            first += work_tiles
 
     def out(self, unit: int) -> Tensor:
         """[pieces, q_len * GROUP, DIM] of a unit."""
-        first, pieces = self.firsts[unit], self.units[unit][2]
-        return self.plan.partial_out[first : first + pieces, : self.q_len * GROUP]
+        first, work_tiles = self.firsts[unit], self.units[unit][2]
+        return self.plan.partial_out[first : first + work_tiles, : self.q_len * GROUP]
 
     def lse(self, unit: int) -> Tensor:
-        first, pieces = self.firsts[unit], self.units[unit][2]
-        return self.plan.partial_lse[first : first + pieces, : self.q_len * GROUP]
+        first, work_tiles = self.firsts[unit], self.units[unit][2]
+        return self.plan.partial_lse[first : first + work_tiles, : self.q_len * GROUP]
 
     def run(self) -> tuple[Tensor, Tensor]:
         """out [3, 2, HEADS, GROUP, DIM], lse [3, 2, HEADS, GROUP]; NaN where nothing was written"""
@@ -96,12 +96,12 @@ class Merge:
         return out.view(self.q_len, GROUP, DIM), total.log().view(self.q_len, GROUP)
 
 
-@pytest.mark.parametrize("pieces", [2, 3, 31, 32, 33, 65])
+@pytest.mark.parametrize("work_tiles", [2, 3, 31, 32, 33, 65])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_any_number_of_pieces_is_weighted_by_the_softmax_sums(
-    device: str, pieces: int, sinks: bool
+    device: str, work_tiles: int, sinks: bool
 ):
-    Merge([(1, 0, pieces)], device, sinks=sinks).check()
+    Merge([(1, 0, work_tiles)], device, sinks=sinks).check()
 
 
 def test_units_are_merged_apart_and_the_rest_is_untouched(device: str):
@@ -115,9 +115,9 @@ def test_queries_that_a_row_does_not_have_are_not_written(device: str):
 @pytest.mark.parametrize("sinks", [False, True])
 def test_empty_pieces_do_not_count_whatever_they_left_behind(device: str, sinks: bool):
     merge = Merge([(0, 0, 35), (1, 1, 2)], device, sinks=sinks)
-    for piece in (0, 1, 17, 32, 33, 34):
-        merge.lse(0)[piece] = -torch.inf
-        merge.out(0)[piece] = NAN
+    for work_tile in (0, 1, 17, 32, 33, 34):
+        merge.lse(0)[work_tile] = -torch.inf
+        merge.out(0)[work_tile] = NAN
     merge.lse(1)[0, :2] = -torch.inf
     merge.out(1)[0, :2] = NAN
     merge.check()

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import FP8, Case, check, make_case
+from attention_oracle import FP8, OracleCase, check, make_case
 from decode_kernel_runner import make_plan, most, poison
 from torch import Tensor
 
 from attention.common.write_kv import write_kv
 from attention.decode.decode_hopper import decode_hopper
 from attention.planner.device_planner import DevicePlanner
-from attention.planner.split_plan import PlanSpec, SplitPlan
+from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 
 BF16, FP16 = torch.bfloat16, torch.float16
 OVER_FP8 = [(BF16, FP8), (FP16, FP8)]  # queries, pages
@@ -33,13 +33,13 @@ def hopper() -> None:
 pytestmark = pytest.mark.gpu
 
 
-def run(case: Case, plan: SplitPlan) -> tuple[Tensor, Tensor]:
+def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     out, lse = case.results()
     decode_hopper(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
     return out, lse
 
 
-def decoded(case: Case, **spec: int) -> tuple[Tensor, Tensor]:
+def decoded(case: OracleCase, **spec: int) -> tuple[Tensor, Tensor]:
     return run(case, make_plan(case, **spec)[0])
 
 
@@ -200,7 +200,7 @@ def test_a_layer_reads_what_the_kernel_before_it_wrote():
     them, but not where those write."""
     rows = [(1, 1 + 37 * i % 1500) for i in range(40)]
     case = make_case(rows, group=4, head_dim=128, device="cuda")
-    spec = PlanSpec(kv_heads=2, programs=132, block=64)
+    spec = SplitPlanSpec(kv_heads=2, programs=132, block=64)
     planner = DevicePlanner(
         spec, "uneven", max_rows=40, group=4, head_dim=128, device=torch.device("cuda")
     )

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_oracle import FP8, Case, check, make_case
+from attention_oracle import FP8, OracleCase, check, make_case
 from compute_sanitizer import check_sanitized
 from decode_kernel_runner import decoded, make_plan, most, run
 from poisoned_kv_pool import read
 
 from attention.decode.decode import decode
 from attention.planner.device_planner import DevicePlanner
-from attention.planner.split_plan import PlanSpec
+from attention.planner.split_plan import SplitPlanSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ BF16 = torch.bfloat16
 PAGE, KV_HEADS, GROUP, DIM = 16, 2, 4, 128
 
 
-class Step:
+class RobustnessStep:
     """The buffers of a captured step: as many rows and tokens as fit, whatever is in them."""
 
     ROWS, MAX_Q_LEN, PAGES, WIDTH = 64, 3, 4096, 300
@@ -41,7 +41,9 @@ class Step:
         self.cu_seqlens_q, self.cache_seqlens = ints(self.ROWS + 1), ints(self.ROWS)
         self.out = torch.empty_like(self.q)
         self.lse = torch.empty(self.q.shape[:2], device="cuda")
-        spec = PlanSpec(kv_heads=KV_HEADS, programs=264, max_q_len=self.MAX_Q_LEN, min_blocks=1)
+        spec = SplitPlanSpec(
+            kv_heads=KV_HEADS, programs=264, max_q_len=self.MAX_Q_LEN, min_blocks=1
+        )
         self.planner = DevicePlanner(
             spec,
             "uneven",
@@ -84,14 +86,14 @@ class Step:
         self.out.fill_(float("nan"))
         self.lse.fill_(float("nan"))
 
-    def case(self, rows: list[tuple[int, int]]) -> Case:
+    def case(self, rows: list[tuple[int, int]]) -> OracleCase:
         """The same step for the oracle."""
         num_tokens = sum(q_len for q_len, _ in rows)
         slots = []
         for row, (_, kv_len) in enumerate(rows):
             position = torch.arange(kv_len, device="cuda")
             slots.append(self.table[row, position // PAGE].long() * PAGE + position % PAGE)
-        return Case(
+        return OracleCase(
             rows=tuple(rows),
             q=self.q[:num_tokens],
             k=self.k,
@@ -99,7 +101,7 @@ class Step:
             page_table=self.table,
             cu_seqlens_q=self.cu_seqlens_q,
             cache_seqlens=self.cache_seqlens,
-            write_slots=torch.empty(0),
+            slot_mapping=torch.empty(0),
             scale=DIM**-0.5,
             window=0,
             softcap=0.0,
@@ -115,7 +117,7 @@ def test_a_captured_step_replays_a_thousand_batches_as_if_run_anew():
     """Planner and kernels are captured once; lengths, rows and pages change under them."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    step = Step()
+    step = RobustnessStep()
     step.load(rng)
     step.run()
     torch.cuda.synchronize()

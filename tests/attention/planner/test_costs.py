@@ -23,7 +23,7 @@ from attention.planner.costs import (
     write_tuned,
 )
 from attention.planner.simulation import makespan
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec
 from attention.planner.timing import GROUP, HEAD_DIM, SHAPE, follows, kernels_of
 
 COSTS = DeviceCosts(read_tbs=2.0, launch_us=4.0, piece_us=1.5, merge_us=0.5, merge_tbs=5.0, rho=1.5)
@@ -101,15 +101,15 @@ def test_calibration_finds_the_costs_of_a_device_that_keeps_to_the_model(kernel:
         block=spec.block, head_dim=HEAD_DIM, item_bytes=2, programs=spec.programs
     )
     partial_us = GROUP * HEAD_DIM * 8 * spec.programs / (COSTS.merge_tbs * 1e6)
-    exact = replace(spec, piece_cost=0)  # a plan's costs are rounded to eighths of a block
+    exact = replace(spec, work_tile_cost=0)  # a plan's costs are rounded to eighths of a block
 
-    def timer(plan: HostPlan, _: PlanSpec, lengths: Ints) -> float:
+    def timer(plan: HostSplitPlan, _: SplitPlanSpec, lengths: Int32Array) -> float:
         assert not plan.queued and len(lengths)
-        pieces = int(np.diff(plan.starts).max())
+        work_tiles = int(np.diff(plan.starts).max())
         partials = int(plan.work[:, 7].sum())
         merge = (partials > 0) * COSTS.merge_us + partials / spec.programs * partial_us
         reading = makespan(plan, exact, COSTS.rho) * block_us
-        return COSTS.launch_us + pieces * COSTS.piece_us + reading + merge
+        return COSTS.launch_us + work_tiles * COSTS.piece_us + reading + merge
 
     found = asdict(tuning.measure(timer, spec))
     assert found == pytest.approx(asdict(COSTS), rel=0.02)
@@ -120,10 +120,10 @@ def test_plans_are_charged_in_eighths_of_a_block():
         kv_heads=8, programs=264, group=4, head_dim=128, item_bytes=2, block=64, max_q_len=2
     )
     block_us = 2 * 64 * 128 * 2 * 264 / 2e6
-    assert spec.piece_cost == round(8 * 1.5 / block_us) == 3
+    assert spec.work_tile_cost == round(8 * 1.5 / block_us) == 3
     assert spec.merge_cost == round(8 * 0.5 / block_us) == 1
     partial_us = 2 * 4 * 128 * 8 * 264 / 5e6
-    assert spec.merge_piece_cost == round(8 * partial_us / block_us) == 1
+    assert spec.merge_tile_cost == round(8 * partial_us / block_us) == 1
 
 
 def test_tune_refuses_to_measure_the_interpreter(monkeypatch: pytest.MonkeyPatch, capsys):

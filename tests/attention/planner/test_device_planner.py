@@ -11,11 +11,11 @@ import torch
 from attention.planner.device_planner import PLANNERS, DevicePlanner
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
-from attention.planner.split_plan import HostPlan, Ints, PlanSpec, SplitPlan
-from attention.planner.stream_k import plan_uneven
+from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
+from attention.planner.stream_k import plan_stream_k
 
-HOST: dict[str, Callable[[Ints, Ints, PlanSpec], HostPlan]] = {
-    "uneven": plan_uneven,
+HOST: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
+    "uneven": plan_stream_k,
     "greedy": plan_greedy,
     "fa3": plan_fa3,
 }
@@ -23,16 +23,16 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 # One compilation each.  Programs: of 78, 108 and 132 SMs, and several a SM; one that cuts nothing.
 SPECS = [
-    PlanSpec(8, 132),
-    PlanSpec(1, 264, piece_cost=12, min_blocks=1),
-    PlanSpec(2, 396, max_q_len=8, window=1000, block=16),
-    PlanSpec(5, 78, max_q_len=4, piece_cost=0, block=128),
-    PlanSpec(3, 108, window=64, piece_cost=30, min_blocks=4),
-    PlanSpec(4, 1),
+    SplitPlanSpec(8, 132),
+    SplitPlanSpec(1, 264, work_tile_cost=12, min_blocks=1),
+    SplitPlanSpec(2, 396, max_q_len=8, window=1000, block=16),
+    SplitPlanSpec(5, 78, max_q_len=4, work_tile_cost=0, block=128),
+    SplitPlanSpec(3, 108, window=64, work_tile_cost=30, min_blocks=4),
+    SplitPlanSpec(4, 1),
 ]
 
 
-def batch(random: np.random.Generator, num_rows: int) -> tuple[Ints, Ints]:
+def batch(random: np.random.Generator, num_rows: int) -> tuple[Int32Array, Int32Array]:
     """cu_seqlens_q, cache_seqlens: equal, even, skewed or short rows; some prefill, some absent."""
     shape = random.choice(["equal", "even", "skewed", "one long"])
     longest = int(random.choice([1, 70, 1000, 9000, 200_000]))
@@ -51,19 +51,21 @@ def batch(random: np.random.Generator, num_rows: int) -> tuple[Ints, Ints]:
     return cu_seqlens_q, np.maximum(kv_lens, q_lens * (q_lens > 1)).astype(np.int32)
 
 
-def make(planner: str, spec: PlanSpec, max_rows: int, device: str) -> DevicePlanner:
+def make(planner: str, spec: SplitPlanSpec, max_rows: int, device: str) -> DevicePlanner:
     return DevicePlanner(
         spec, planner, max_rows=max_rows, group=1, head_dim=8, device=torch.device(device)
     )
 
 
-def run(planner: DevicePlanner, device: str, cu_seqlens_q: Ints, kv_lens: Ints) -> SplitPlan:
+def run(
+    planner: DevicePlanner, device: str, cu_seqlens_q: Int32Array, kv_lens: Int32Array
+) -> SplitPlan:
     return planner.plan(
         torch.from_numpy(cu_seqlens_q).to(device), torch.from_numpy(kv_lens).to(device)
     )
 
 
-def assert_same(plan: SplitPlan, host: HostPlan) -> None:
+def assert_same(plan: SplitPlan, host: HostSplitPlan) -> None:
     np.testing.assert_array_equal(plan.starts.cpu().numpy(), host.starts)
     np.testing.assert_array_equal(plan.merges.cpu().numpy(), host.merges)
     np.testing.assert_array_equal(plan.work[: len(host.work)].cpu().numpy(), host.work)
@@ -73,7 +75,7 @@ def assert_same(plan: SplitPlan, host: HostPlan) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("planner", HOST)
-def test_device_plan_equals_the_host_plan(planner: str, spec: PlanSpec, device: str) -> None:
+def test_device_plan_equals_the_host_plan(planner: str, spec: SplitPlanSpec, device: str) -> None:
     random = np.random.default_rng(spec.programs)
     device_planner = make(planner, spec, 64, device)
     for num_rows in [1, 1, 2, 3, 7, 17, 33, 48, 63, 64] * (1 if device == "cpu" else 20):
@@ -91,11 +93,11 @@ def test_heads_that_are_read_abreast_are_planned_alike_on_both(
 ) -> None:
     """From 1 plan (5 heads) to 12 beside each other, of 22 to 264 programs."""
     random = np.random.default_rng(kv_heads * programs)
-    spec = PlanSpec(kv_heads, programs, max_q_len=4)
+    spec = SplitPlanSpec(kv_heads, programs, max_q_len=4)
     device_planner = make("uneven", spec, 32, device)
     for num_rows in [1, 5, 32] * (1 if device == "cpu" else 20):
         cu_seqlens_q, kv_lens = batch(random, num_rows)
-        host = plan_uneven(cu_seqlens_q, kv_lens, spec)
+        host = plan_stream_k(cu_seqlens_q, kv_lens, spec)
         device_planner._plan.work.fill_(-1)
         plan = run(device_planner, device, cu_seqlens_q, kv_lens)
         assert_same(plan, host)
@@ -110,7 +112,7 @@ def test_heads_that_are_read_abreast_are_planned_alike_on_both(
 @pytest.mark.parametrize("planner", HOST)
 def test_plans_of_any_capacity_are_the_same(planner: str, max_rows: int, device: str) -> None:
     random = np.random.default_rng(max_rows)
-    spec = PlanSpec(2, 264)
+    spec = SplitPlanSpec(2, 264)
     device_planner = make(planner, spec, max_rows, device)
     for num_rows in [max_rows] if device == "cpu" else [max_rows, max_rows // 2 + 1] * 20:
         cu_seqlens_q, kv_lens = batch(random, num_rows)
@@ -121,7 +123,7 @@ def test_plans_of_any_capacity_are_the_same(planner: str, max_rows: int, device:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("planner", HOST)
 def test_sums_past_int32_are_planned_alike(planner: str, device: str) -> None:
-    spec = PlanSpec(8, 132, block=16, window=0)
+    spec = SplitPlanSpec(8, 132, block=16, window=0)
     kv_lens = np.full(200, 4_000_000, dtype=np.int32)
     kv_lens[::3] = 100_000
     cu_seqlens_q = np.arange(201, dtype=np.int32)
@@ -133,7 +135,7 @@ def test_sums_past_int32_are_planned_alike(planner: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("planner", HOST)
 def test_a_smaller_step_leaves_nothing_of_the_one_before(planner: str, device: str) -> None:
-    spec = PlanSpec(2, 78)
+    spec = SplitPlanSpec(2, 78)
     device_planner = make(planner, spec, 32, device)
     for num_rows, q_len, kv_len in ((3, 1, 5000), (2, 1, 5000), (5, 0, 5000), (1, 1, 5000),
                                     (4, 1, 0), (0, 1, 0)):  # fmt: skip
@@ -148,7 +150,7 @@ def test_a_smaller_step_leaves_nothing_of_the_one_before(planner: str, device: s
 
 @pytest.mark.parametrize("planner", HOST)
 def test_more_rows_than_the_capacity_are_refused_by_number(planner: str) -> None:
-    device_planner = make(planner, PlanSpec(2, 78), 4, "cpu")
+    device_planner = make(planner, SplitPlanSpec(2, 78), 4, "cpu")
     cu_seqlens_q, kv_lens = np.arange(6, dtype=np.int32), np.full(5, 9, dtype=np.int32)
     with pytest.raises(ValueError, match=r"5 rows.*max_rows=4"):
         run(device_planner, "cpu", cu_seqlens_q, kv_lens)
@@ -157,14 +159,14 @@ def test_more_rows_than_the_capacity_are_refused_by_number(planner: str) -> None
 def test_an_unknown_planner_is_refused_by_name() -> None:
     assert set(PLANNERS) == set(HOST)
     with pytest.raises(ValueError, match=r"`fa9`: use uneven, greedy or fa3"):
-        make("fa9", PlanSpec(2, 78), 4, "cpu")
+        make("fa9", SplitPlanSpec(2, 78), 4, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("planner", HOST)
 def test_a_captured_graph_plans_the_lengths_it_finds(planner: str) -> None:
     random = np.random.default_rng(0)
-    spec = PlanSpec(8, 264, max_q_len=4)
+    spec = SplitPlanSpec(8, 264, max_q_len=4)
     device_planner = make(planner, spec, 256, "cuda")
     cu_seqlens_q = torch.zeros(257, dtype=torch.int32, device="cuda")
     kv_lens = torch.zeros(256, dtype=torch.int32, device="cuda")

@@ -18,10 +18,10 @@ from attention.planner.split_plan import (
     PARTIAL,
     Q_LEN,
     Q_START,
-    PlanSpec,
+    SplitPlanSpec,
     planned_rows,
 )
-from attention.planner.stream_k import heads_abreast, plan_uneven
+from attention.planner.stream_k import interleaved_heads, plan_stream_k
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -36,18 +36,18 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
     assert set(units) == wanted
     places = {row: place for place, row in enumerate(rows.row.tolist())}
     for (row, _), indices in units.items():
-        pieces, place = plan.work[indices], places[row]
+        work_tiles, place = plan.work[indices], places[row]
         begin, kv_len = rows.first_block[place] * spec.block, rows.kv_len[place]
         assert (np.diff(indices) == 1).all(), "pieces of a row and head are not neighbours"
-        assert pieces[0, FIRST] == begin
-        assert pieces[-1, END] == kv_len
-        assert (pieces[1:, FIRST] == pieces[:-1, END]).all()
-        assert (pieces[:, FIRST] % spec.block == 0).all()
-        assert (pieces[:, FIRST] < pieces[:, END]).all() or len(pieces) == 1
-        assert (pieces[:, PARTIAL] == (len(pieces) > 1)).all()
-        assert (pieces[:, Q_START] == cu_seqlens_q[row]).all()
-        assert (pieces[:, Q_LEN] == rows.q_len[place]).all()
-        assert (pieces[:, KV_LEN] == kv_len).all()
+        assert work_tiles[0, FIRST] == begin
+        assert work_tiles[-1, END] == kv_len
+        assert (work_tiles[1:, FIRST] == work_tiles[:-1, END]).all()
+        assert (work_tiles[:, FIRST] % spec.block == 0).all()
+        assert (work_tiles[:, FIRST] < work_tiles[:, END]).all() or len(work_tiles) == 1
+        assert (work_tiles[:, PARTIAL] == (len(work_tiles) > 1)).all()
+        assert (work_tiles[:, Q_START] == cu_seqlens_q[row]).all()
+        assert (work_tiles[:, Q_LEN] == rows.q_len[place]).all()
+        assert (work_tiles[:, KV_LEN] == kv_len).all()
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -69,16 +69,16 @@ def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
 @settings(max_examples=60, deadline=None)
 @given(batch=batches(), spec=specs())
 def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec):
-    plan = plan_uneven(*batch, spec)
+    plan = plan_stream_k(*batch, spec)
     rows = planned_rows(*batch, spec)
-    unit_cost = np.maximum(rows.blocks.astype(np.int64) * 8 + spec.piece_cost, 1)
-    abreast = heads_abreast(spec)  # so many plans, each of its own heads and programs
-    total = int(unit_cost.sum()) * spec.kv_heads // abreast
-    used = min(max(total // (8 * spec.min_blocks), 1), spec.programs // abreast)
+    unit_cost = np.maximum(rows.blocks.astype(np.int64) * 8 + spec.work_tile_cost, 1)
+    interleaved = interleaved_heads(spec)  # so many plans, each of its own heads and programs
+    total = int(unit_cost.sum()) * spec.kv_heads // interleaved
+    used = min(max(total // (8 * spec.min_blocks), 1), spec.programs // interleaved)
     blocks = -(-plan.work[:, END] // spec.block) - plan.work[:, FIRST] // spec.block
-    costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.piece_cost))
+    costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.work_tile_cost))
     loads = np.diff(costs[plan.starts])
-    assert (loads <= total / used + 8 + spec.piece_cost).all()
+    assert (loads <= total / used + 8 + spec.work_tile_cost).all()
     partials = np.diff(np.append(0, np.cumsum(plan.work[:, PARTIAL]))[plan.starts])
     assert (partials <= 2).all()
 
@@ -86,22 +86,22 @@ def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec
 @settings(max_examples=60, deadline=None)
 @given(batch=batches(), spec=specs())
 def test_neighbouring_heads_are_read_alike_by_programs_that_run_abreast(batch, spec):
-    plan = plan_uneven(*batch, spec)
-    abreast = heads_abreast(spec)
-    work = plan.work.reshape(abreast, -1, 8)
+    plan = plan_stream_k(*batch, spec)
+    interleaved = interleaved_heads(spec)
+    work = plan.work.reshape(interleaved, -1, 8)
     heads = work[:, :, HEAD]
-    assert (heads[0] % abreast == 0).all()
-    assert (heads == heads[0] + np.arange(abreast)[:, None]).all()
+    assert (heads[0] % interleaved == 0).all()
+    assert (heads == heads[0] + np.arange(interleaved)[:, None]).all()
     assert (np.delete(work, HEAD, axis=2) == np.delete(work[0], HEAD, axis=1)).all()
-    loads = np.diff(plan.starts).reshape(abreast, -1)
+    loads = np.diff(plan.starts).reshape(interleaved, -1)
     assert (loads == loads[0]).all()
 
 
 def test_as_many_heads_are_abreast_as_divide_heads_and_programs():
     heads = [1, 2, 5, 8, 12, 16]
-    assert [heads_abreast(PlanSpec(n, 132)) for n in heads] == [1, 2, 1, 4, 12, 4]
-    assert [heads_abreast(PlanSpec(n, 264)) for n in heads] == [1, 2, 1, 8, 12, 8]
-    assert [heads_abreast(PlanSpec(n, 78)) for n in heads] == [1, 2, 1, 2, 6, 2]
+    assert [interleaved_heads(SplitPlanSpec(n, 132)) for n in heads] == [1, 2, 1, 4, 12, 4]
+    assert [interleaved_heads(SplitPlanSpec(n, 264)) for n in heads] == [1, 2, 1, 8, 12, 8]
+    assert [interleaved_heads(SplitPlanSpec(n, 78)) for n in heads] == [1, 2, 1, 2, 6, 2]
 
 
 @pytest.mark.parametrize("name", ["fa3", "greedy"])
@@ -118,7 +118,7 @@ def test_a_queue_holds_the_longest_pieces_first(name, batch, spec):
 
 def test_fa3_counts_are_those_of_the_published_example():
     # 32 requests of 4096 tokens in blocks of 176 on 78 multiprocessors: 3 parts, two waves.
-    spec = PlanSpec(kv_heads=1, programs=78, block=176)
+    spec = SplitPlanSpec(kv_heads=1, programs=78, block=176)
     blocks = np.full(32, 24, dtype=np.int32)
     assert fa3_counts(blocks, spec, split_cap(1, 78, 24)).tolist() == [3] * 32
     plan = plan_fa3(np.arange(33, dtype=np.int32), np.full(32, 4096, dtype=np.int32), spec)
@@ -131,7 +131,7 @@ def test_fa3_caps_are_those_of_its_heuristic():
 
 
 def test_fa3_cuts_no_batch_of_more_rows_than_it_plans():
-    spec = PlanSpec(kv_heads=1, programs=132)
+    spec = SplitPlanSpec(kv_heads=1, programs=132)
     blocks = np.ones(993, dtype=np.int32)
     blocks[0] = 1000
     assert fa3_counts(blocks[:992], spec, 109)[0] == 59
@@ -147,7 +147,7 @@ def test_greedy_is_never_dearer_than_fa3_by_its_own_price(batch, spec):
     assert price(blocks, counts, spec) <= price(blocks, fa3_counts(blocks, spec, cap), spec)
 
 
-def one_split_at_a_time(blocks: np.ndarray, counts: np.ndarray, spec: PlanSpec) -> np.ndarray:
+def one_split_at_a_time(blocks: np.ndarray, counts: np.ndarray, spec: SplitPlanSpec) -> np.ndarray:
     """The published strategy: take a part from where the others stay shortest, until one wave."""
     counts = counts.copy()
     while counts.sum() * spec.kv_heads > spec.programs and (counts > 1).any():
@@ -163,7 +163,7 @@ def one_split_at_a_time(blocks: np.ndarray, counts: np.ndarray, spec: PlanSpec) 
     programs=st.sampled_from([78, 132]),
 )
 def test_one_wave_is_what_taking_one_part_at_a_time_ends_with(blocks, kv_heads, programs):
-    spec = PlanSpec(kv_heads=kv_heads, programs=programs)
+    spec = SplitPlanSpec(kv_heads=kv_heads, programs=programs)
     rows = np.array(blocks, dtype=np.int32)
     fa3 = fa3_counts(rows, spec, 1 << 20)
     if fa3.sum() * kv_heads <= programs or len(rows) * kv_heads > programs:
@@ -175,7 +175,7 @@ def test_one_wave_is_what_taking_one_part_at_a_time_ends_with(blocks, kv_heads, 
 
 
 def test_greedy_counts_are_those_of_the_published_examples():
-    spec = PlanSpec(kv_heads=1, programs=78, block=176)
+    spec = SplitPlanSpec(kv_heads=1, programs=78, block=176)
     assert greedy_counts(np.full(32, 24, dtype=np.int32), spec, 21).tolist() == [2] * 32
     for num_rows in range(20, 24):  # 36,864 tokens: two waves of a quarter each, or fewer blocks
         blocks = np.full(num_rows, 210, dtype=np.int32)
@@ -189,5 +189,5 @@ def test_greedy_counts_are_those_of_the_published_examples():
 
 def test_greedy_takes_a_second_wave_where_one_is_half_empty():
     # 50 rows on 78 programs: whole, one wave of 100 blocks; in three parts, two waves of 34.
-    spec = PlanSpec(kv_heads=1, programs=78)
+    spec = SplitPlanSpec(kv_heads=1, programs=78)
     assert greedy_counts(np.full(50, 100, dtype=np.int32), spec, 67).tolist() == [3] * 50

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention.planner import prefill_tiles as columns
-from attention.planner.prefill_tiles import Ints, TileSpec, plan_tiles
+from attention.planner.prefill_tiles import Int32Array, TileSpec, plan_tiles
 from attention.planner.prefill_tiles_device import DeviceTiler
 
 SPECS = {
@@ -20,7 +20,7 @@ SPECS = {
 }
 
 
-def batch(rng: np.random.Generator, rows: int, longest: int) -> tuple[Ints, Ints]:
+def batch(rng: np.random.Generator, rows: int, longest: int) -> tuple[Int32Array, Int32Array]:
     """cu_seqlens_q, cache_seqlens of rows with and without a prefix, some of no or one token."""
     q_len = rng.integers(0, longest, rows) * rng.integers(0, 2, rows) + rng.integers(0, 3, rows)
     prefix = rng.integers(0, 4 * longest, rows) * rng.integers(0, 2, rows)
@@ -51,17 +51,17 @@ def test_every_query_is_in_one_tile_that_visits_all_it_sees_once(
             for tile in range(-(-int(q_len) * spec.group // spec.block_m))
         }
         assert set(visits) == expected
-        for (row, tile), pieces in visits.items():
-            pieces.sort()
-            assert cut[row, tile] == (len(pieces) > 1)
-            assert all(end == first for (_, end), (first, _) in pairwise(pieces))
+        for (row, tile), splits in visits.items():
+            splits.sort()
+            assert cut[row, tile] == (len(splits) > 1)
+            assert all(end == first for (_, end), (first, _) in pairwise(splits))
             first_query = tile * spec.block_m // spec.group
             last_query = min(((tile + 1) * spec.block_m - 1) // spec.group, int(q_lens[row]) - 1)
             position = int(cache_seqlens[row] - q_lens[row])
-            assert pieces[-1][1] == position + last_query + 1
+            assert splits[-1][1] == position + last_query + 1
             seen = position + first_query + 1 - spec.window if spec.window else 0
-            assert max(seen, 0) // spec.block_n * spec.block_n == pieces[0][0]
-            assert all(first % spec.block_n == 0 for first, _ in pieces)
+            assert max(seen, 0) // spec.block_n * spec.block_n == splits[0][0]
+            assert all(first % spec.block_n == 0 for first, _ in splits)
 
 
 @pytest.mark.parametrize("name", SPECS)

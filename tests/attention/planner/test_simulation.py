@@ -10,10 +10,10 @@ from plan_cases import PLANNERS, batches, specs
 
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
-from attention.planner.simulation import combine_time, lower_bound, makespan, piece_blocks
+from attention.planner.simulation import combine_time, lower_bound, makespan, work_tile_blocks
 from attention.planner.split_counts import plan_of_counts
-from attention.planner.split_plan import HostPlan, PlanSpec, planned_rows
-from attention.planner.stream_k import plan_uneven
+from attention.planner.split_plan import HostSplitPlan, SplitPlanSpec, planned_rows
+from attention.planner.stream_k import plan_stream_k
 from benchmarks.attention import bench_planner
 
 
@@ -21,14 +21,14 @@ def equal_rows(num_rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(num_rows + 1, dtype=np.int32), np.full(num_rows, tokens, dtype=np.int32)
 
 
-def plan_with(blocks: list[int], counts: list[int], spec: PlanSpec) -> HostPlan:
+def plan_with(blocks: list[int], counts: list[int], spec: SplitPlanSpec) -> HostSplitPlan:
     cache_seqlens = np.array(blocks, dtype=np.int32) * spec.block
     rows = planned_rows(np.arange(len(blocks) + 1, dtype=np.int32), cache_seqlens, spec)
     return plan_of_counts(rows, np.array(counts, dtype=np.int32), spec)
 
 
 def test_a_queue_gives_the_next_piece_to_whoever_is_free():
-    spec = PlanSpec(kv_heads=1, programs=2, piece_cost=8)
+    spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=8)
     plan = plan_with([6, 3, 3, 1], [1, 1, 1, 1], spec)
     # Each piece costs a block more: 7 | 4 + 4, then 2 after the 7.
     assert makespan(plan, spec) == 9.0
@@ -36,15 +36,15 @@ def test_a_queue_gives_the_next_piece_to_whoever_is_free():
 
 
 def test_assigned_pieces_wait_for_nobody():
-    spec = PlanSpec(kv_heads=1, programs=2, piece_cost=4)
+    spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=4)
     queued = plan_with([6, 3, 3, 1], [1, 1, 1, 1], spec)
     starts = np.array([0, 1, 4], dtype=np.int32)
-    plan = HostPlan(queued.work, starts, queued.merges, queued=False)
+    plan = HostSplitPlan(queued.work, starts, queued.merges, queued=False)
     assert makespan(plan, spec) == 7 + 1.5
 
 
 def test_those_who_still_work_take_the_bandwidth_of_those_who_ended():
-    spec = PlanSpec(kv_heads=1, programs=2, piece_cost=0)
+    spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=0)
     plan = plan_with([4, 2], [1, 1], spec)
     assert makespan(plan, spec) == 4.0
     assert makespan(plan, spec, rho=2.0) == 3.0  # 2 blocks at speed 1, 2 more at speed 2
@@ -52,7 +52,7 @@ def test_those_who_still_work_take_the_bandwidth_of_those_who_ended():
 
 
 def test_a_piece_that_begins_reads_nothing_meanwhile():
-    spec = PlanSpec(kv_heads=1, programs=2, piece_cost=8)
+    spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=8)
     plan = plan_with([4, 2, 2], [1, 1, 1], spec)
     # To 3 both fill and read 2 blocks; then one reads alone, at speed 2, and ends at 4; the other
     # has filled again by then and reads its 2 blocks alone.
@@ -60,13 +60,13 @@ def test_a_piece_that_begins_reads_nothing_meanwhile():
 
 
 def test_combining_costs_once_and_by_the_partial_results():
-    spec = PlanSpec(kv_heads=2, programs=4, merge_cost=8, merge_piece_cost=2)
+    spec = SplitPlanSpec(kv_heads=2, programs=4, merge_cost=8, merge_tile_cost=2)
     plan = plan_with([4, 3, 1], [2, 3, 1], spec)
     assert combine_time(plan, spec) == 1 + 2 * 10 / 4 / 8
 
 
 def test_the_published_example_takes_twelve_blocks_instead_of_sixteen():
-    spec = PlanSpec(kv_heads=1, programs=78, block=176, piece_cost=0, merge_cost=0)
+    spec = SplitPlanSpec(kv_heads=1, programs=78, block=176, work_tile_cost=0, merge_cost=0)
     batch = equal_rows(32, 4096)
     assert makespan(plan_fa3(*batch, spec), spec) == 16
     assert makespan(plan_greedy(*batch, spec), spec) == 12
@@ -79,14 +79,14 @@ def test_the_published_example_takes_twelve_blocks_instead_of_sixteen():
 
 @pytest.mark.parametrize("programs", [78, 108, 132])
 def test_second_waves_of_equal_rows_are_where_fa3_loses(programs):
-    spec = PlanSpec(kv_heads=1, programs=programs, piece_cost=0, merge_cost=0)
+    spec = SplitPlanSpec(kv_heads=1, programs=programs, work_tile_cost=0, merge_cost=0)
     lost = []
     for num_rows in range(1, programs + 1):
         batch = equal_rows(num_rows, 1000 * spec.block)
         bound = lower_bound(*batch, spec)
         fa3 = makespan(plan_fa3(*batch, spec), spec) / bound
         assert makespan(plan_greedy(*batch, spec), spec) / bound <= max(fa3, 1.0)
-        assert makespan(plan_uneven(*batch, spec), spec) / bound <= 1.05
+        assert makespan(plan_stream_k(*batch, spec), spec) / bound <= 1.05
         lost.append(fa3)
     assert max(lost) > 1.9
     assert np.mean(lost) > 1.25
@@ -108,7 +108,7 @@ def test_sharing_the_bandwidth_never_takes_longer(name, batch, spec, rho):
     plan = PLANNERS[name](*batch, spec)
     if not plan.queued:  # a queue's order of service may change with its times
         assert makespan(plan, spec, rho) <= makespan(plan, spec) + 1e-6
-    blocks = piece_blocks(plan, spec)
+    blocks = work_tile_blocks(plan, spec)
     rows = planned_rows(*batch, spec)
     assert blocks.sum() == int(rows.blocks.sum(dtype=np.int64)) * spec.kv_heads
 

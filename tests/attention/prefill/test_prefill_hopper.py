@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import Case, check, make_case
+from attention_oracle import OracleCase, check, make_case
 from prefill_kernel_runner import host_plan
 from prefill_kernel_runner import run as run_prefill
 from torch import Tensor
@@ -20,7 +20,7 @@ def name(change: Any) -> str:
     return "+".join(f"{key} {value}" for key, value in change.items())
 
 
-def run(case: Case, **options: Any) -> tuple[Tensor, Tensor, TilePlan]:
+def run(case: OracleCase, **options: Any) -> tuple[Tensor, Tensor, TilePlan]:
     return run_prefill(case, prefill_hopper, **{"block_m": 128, "block_n": 128, **options})
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attention.kv_pool import FP8, KVPool
 from model_zoo.layers.kernels.qk_norm_rope_write import (
     FEW_TOKENS,
-    TurnConfig,
+    QKNormRopeConfig,
     qk_norm_rope_write,
 )
 from model_zoo.layers.norm import RMSNorm
@@ -26,7 +26,7 @@ NEAR = {FP32: 2e-6, FP16: 2e-3, BF16: 3e-2}
 
 
 @dataclass
-class Case:
+class RopeCase:
     """One layer's shape; `norm` and `turn` say what is done to queries and keys."""
 
     heads: int = 4
@@ -47,11 +47,11 @@ class Case:
         for norm in norms:
             norm.weight.normal_(1, 0.1)
         self.q_norm, self.k_norm = (norm.to(device) for norm in norms)
-        self.rotation = None
+        self.cos_sin = None
         if self.turn:
             positions = torch.randint(0, 40_000, (self.tokens,), device=device)
             rope = Rope(RopeConfig(theta=1e6), self.head_dim).to(device)
-            self.rotation = rope.rows(positions, self.dtype)
+            self.cos_sin = rope.rows(positions, self.dtype)
         self.slots = torch.randperm(PAGES * self.page)[: self.tokens].to(device)
 
     def pool(self, device: str, dtype: torch.dtype | None = None) -> KVPool:
@@ -69,14 +69,14 @@ class Case:
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
         if self.norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotation is not None:
-            q, k = rotate(q, self.rotation), rotate(k, self.rotation)
+        if self.cos_sin is not None:
+            q, k = rotate(q, self.cos_sin), rotate(k, self.cos_sin)
         return q, k, v
 
-    def run(self, kv: KVPool, config: TurnConfig | None = None) -> Tensor:
+    def run(self, kv: KVPool, config: QKNormRopeConfig | None = None) -> Tensor:
         k_scale, v_scale = kv.scales(1)
         return qk_norm_rope_write(
-            self.qkv, kv.k[1], kv.v[1], self.slots, heads=self.heads, rotation=self.rotation,
+            self.qkv, kv.k[1], kv.v[1], self.slots, heads=self.heads, cos_sin=self.cos_sin,
             q_weight=self.q_norm.weight if self.norm else None,
             k_weight=self.k_norm.weight if self.norm else None,
             eps=1e-6, k_scale=k_scale, v_scale=v_scale, config=config,
@@ -88,14 +88,16 @@ class Case:
 
 
 CASES = {
-    "norm and rotation": Case(dtype=BF16, head_dim=128),
-    "no norm": Case(dtype=BF16, norm=False, heads=8, kv_heads=1, page=64),
-    "no rotation": Case(dtype=FP16, turn=False, head_dim=96, page=128),
-    "the write alone": Case(dtype=BF16, norm=False, turn=False, heads=3, kv_heads=3, head_dim=80),
-    "wide heads": Case(head_dim=256, heads=2, kv_heads=2),
-    "heads that fill no tile": Case(heads=15, kv_heads=5, head_dim=64, dtype=FP16, page=32),
-    "narrow heads": Case(heads=4, kv_heads=1, head_dim=24, dtype=FP32),
-    "fp32": Case(head_dim=128, heads=6, kv_heads=3),
+    "norm and rotation": RopeCase(dtype=BF16, head_dim=128),
+    "no norm": RopeCase(dtype=BF16, norm=False, heads=8, kv_heads=1, page=64),
+    "no rotation": RopeCase(dtype=FP16, turn=False, head_dim=96, page=128),
+    "the write alone": RopeCase(
+        dtype=BF16, norm=False, turn=False, heads=3, kv_heads=3, head_dim=80
+    ),
+    "wide heads": RopeCase(head_dim=256, heads=2, kv_heads=2),
+    "heads that fill no tile": RopeCase(heads=15, kv_heads=5, head_dim=64, dtype=FP16, page=32),
+    "narrow heads": RopeCase(heads=4, kv_heads=1, head_dim=24, dtype=FP32),
+    "fp32": RopeCase(head_dim=128, heads=6, kv_heads=3),
 }
 
 
@@ -122,16 +124,18 @@ def test_queries_and_stored_keys_and_values_are_those_of_separate_operations(
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, pytest.param(BF16, marks=pytest.mark.gpu)])
 def test_rotation_alone_is_equal_to_the_bit(device: str, dtype: torch.dtype):
-    case = Case(dtype=dtype, norm=False, head_dim=128)
+    case = RopeCase(dtype=dtype, norm=False, head_dim=128)
     case.make(device)
     kv = case.pool(device)
     q, k, _ = (part.clone() for part in case.heads_wanted())
     assert torch.equal(case.run(kv), q) and torch.equal(case.stored(kv.k), k)
 
 
-@pytest.mark.parametrize("config", [TurnConfig(1, 1), TurnConfig(2, 1), TurnConfig(16, 4)])
-def test_every_tile_of_heads_gives_the_same_bits(device: str, config: TurnConfig):
-    case = Case(dtype=BF16, heads=12, kv_heads=3)
+@pytest.mark.parametrize(
+    "config", [QKNormRopeConfig(1, 1), QKNormRopeConfig(2, 1), QKNormRopeConfig(16, 4)]
+)
+def test_every_tile_of_heads_gives_the_same_bits(device: str, config: QKNormRopeConfig):
+    case = RopeCase(dtype=BF16, heads=12, kv_heads=3)
     case.make(device)
     kv, other = case.pool(device), case.pool(device)
     before = case.qkv.clone()
@@ -143,14 +147,14 @@ def test_every_tile_of_heads_gives_the_same_bits(device: str, config: TurnConfig
 
 def test_a_token_has_the_same_bits_alone_and_among_many(device: str):
     """Of which the kernel makes larger programs."""
-    case = Case(dtype=FP16, heads=2, kv_heads=1, head_dim=32, page=64, tokens=FEW_TOKENS + 1)
+    case = RopeCase(dtype=FP16, heads=2, kv_heads=1, head_dim=32, page=64, tokens=FEW_TOKENS + 1)
     case.make(device)
     alone = replace(case, tokens=1)
     alone.make(device)
     alone.qkv.copy_(case.qkv[7:8])
     alone.q_norm, alone.k_norm = case.q_norm, case.k_norm
-    assert case.rotation is not None
-    alone.rotation, alone.slots = case.rotation[7:8], case.slots[7:8]
+    assert case.cos_sin is not None
+    alone.cos_sin, alone.slots = case.cos_sin[7:8], case.slots[7:8]
     kv, kv_alone = case.pool(device), case.pool(device)
     queries, query = case.run(kv), alone.run(kv_alone)
     assert torch.equal(queries[7:8], query)
@@ -158,7 +162,7 @@ def test_a_token_has_the_same_bits_alone_and_among_many(device: str):
 
 
 def test_padding_tokens_are_not_stored(device: str):
-    case = Case(dtype=BF16)
+    case = RopeCase(dtype=BF16)
     case.make(device)
     case.slots[1], case.slots[3] = -1, -(2**40)
     kv = case.pool(device)
@@ -172,7 +176,7 @@ def test_padding_tokens_are_not_stored(device: str):
 
 
 def test_columns_beyond_the_product_stay_as_they_are(device: str):
-    case = Case(dtype=FP32)
+    case = RopeCase(dtype=FP32)
     case.make(device)
     outside = case.qkv._base[:, case.qkv.shape[1] :]  # type: ignore[index]
     before, after_queries = outside.clone(), case.qkv[:, case.heads * case.head_dim :].clone()
@@ -184,7 +188,7 @@ def test_columns_beyond_the_product_stay_as_they_are(device: str):
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_fp8_pages_hold_value_over_scale_of_each_head(device: str, dtype: torch.dtype):
     """Of numbers that e4m3 holds exactly: the interpreter does not round it."""
-    case = Case(dtype=dtype, norm=False, turn=False, heads=2, kv_heads=3, head_dim=80)
+    case = RopeCase(dtype=dtype, norm=False, turn=False, heads=2, kv_heads=3, head_dim=80)
     case.make(device)
     kv = case.pool(device, FP8)
     assert kv.k_scale is not None and kv.v_scale is not None
@@ -201,7 +205,7 @@ def test_fp8_pages_hold_value_over_scale_of_each_head(device: str, dtype: torch.
 
 @pytest.mark.gpu
 def test_fp8_keys_are_rounded_from_the_turned_keys():
-    case = Case(dtype=BF16, norm=False, head_dim=128, tokens=300, page=128)
+    case = RopeCase(dtype=BF16, norm=False, head_dim=128, tokens=300, page=128)
     case.make("cuda")
     kv = case.pool("cuda", FP8)
     assert kv.k_scale is not None
@@ -214,6 +218,6 @@ def test_fp8_keys_are_rounded_from_the_turned_keys():
 
 
 def test_no_tokens_are_no_error(device: str):
-    case = Case(tokens=0)
+    case = RopeCase(tokens=0)
     case.make(device)
     assert case.run(case.pool(device)).shape == (0, 4, 64)

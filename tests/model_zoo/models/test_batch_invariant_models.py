@@ -14,20 +14,20 @@ from tiny_checkpoints import write_checkpoint
 
 from attention.backend import Capacity, Shape
 from attention.batch_invariant import backend, kernel
-from attention.batch_invariant.backend import FixedBackend
-from attention.batch_invariant.kernel import FixedConfig
-from attention.batch_invariant.plan import FixedSpec
+from attention.batch_invariant.backend import BatchInvariantBackend
+from attention.batch_invariant.kernel import BatchInvariantConfig
+from attention.batch_invariant.plan import BatchInvariantSpec
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import linear
-from model_zoo.layers.gemm.batch_invariant import use_invariant_products
+from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 
 LENGTH = 22
 # A prompt at once; a part, and then one after the other, as if each had been sampled; both in turn.
 STEPS = [[], list(range(14, LENGTH)), [1, 2, 17, 18]]
-SMALL = FixedConfig(block_m=16, block_n=16, piece=16, warps=4, stages=1, resident=1)
+SMALL = BatchInvariantConfig(block_m=16, block_n=16, split=16, warps=4, stages=1, ctas_per_sm=1)
 
 
-def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> FixedBackend:
+def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> BatchInvariantBackend:
     shape = Shape(
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
@@ -36,7 +36,7 @@ def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> FixedBacke
         dtype=dtype,
         kv_dtype=dtype,
     )
-    return FixedBackend(shape, Capacity(rows=1, tokens=LENGTH), torch.device(device))
+    return BatchInvariantBackend(shape, Capacity(rows=1, tokens=LENGTH), torch.device(device))
 
 
 @pytest.mark.usefixtures("ordered_dot")
@@ -52,14 +52,14 @@ def test_a_token_of_an_answer_has_the_bits_of_one_of_a_prompt(
 ):
     """So a sequence that is preempted, and computed again as a prompt, goes on as it would have."""
     for module in (kernel, backend):
-        monkeypatch.setattr(module, "fixed_config", lambda head_dim, dtype: SMALL)
+        monkeypatch.setattr(module, "batch_invariant_config", lambda head_dim, dtype: SMALL)
     # Room for few pieces: the interpreter takes long to plan for many.
-    monkeypatch.setattr(backend, "FixedSpec", partial(FixedSpec, units=16))
+    monkeypatch.setattr(backend, "BatchInvariantSpec", partial(BatchInvariantSpec, units=16))
     monkeypatch.setattr(linear, "can_pack", lambda weight: False)
     write_checkpoint(kind, tmp_path)
     config = read_config(tmp_path)
     model = load_model(config, tmp_path, dtype=dtype, device=torch.device(device))
-    use_invariant_products(model)
+    use_batch_invariant_gemms(model)
     tokens = torch.randint(config.vocab_size, (LENGTH,), device=device)
     whole, *others = (
         PagedRow(

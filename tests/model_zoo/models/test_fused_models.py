@@ -20,8 +20,8 @@ from attention.backend import Capacity
 from attention.dispatch import choose
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import fused_kernels
-from model_zoo.layers.gemm.swiglu import SIZES, Gated
-from model_zoo.layers.linear import GatedLinear
+from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm
+from model_zoo.layers.linear import SwigluLinear
 from model_zoo.model import Model
 
 CPU = torch.device("cpu")
@@ -44,7 +44,9 @@ def test_logits_are_those_of_separate_operations_where_kernels_are_interpreted(
 ):
     config, model, tokens, wanted = on_cpu(kind, tmp_path)
     used: list[torch.device] = []
-    monkeypatch.setattr(fused_kernels, "fuses", lambda device: used.append(device) or True)
+    monkeypatch.setattr(
+        fused_kernels, "use_fused_kernels", lambda device: used.append(device) or True
+    )
     logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, CUTS)
     assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max() and used
 
@@ -80,11 +82,11 @@ def test_bfloat16_errs_no_more_with_fused_kernels_at_the_shapes_of_a_large_model
     for name, place in exact.weights().items():
         place.copy_(rounded.weights()[name])
     tokens = torch.randint(config.vocab_size, (length,), device=device)
-    gated = [layer for layer in rounded.modules() if isinstance(layer, GatedLinear)]
-    assert gated
+    swiglu = [layer for layer in rounded.modules() if isinstance(layer, SwigluLinear)]
+    assert swiglu
     if torch.cuda.get_device_capability() == (9, 0):
-        for layer in gated:
-            layer.use_gated(dict.fromkeys(SIZES, Gated()))
+        for layer in swiglu:
+            layer.use_swiglu(dict.fromkeys(SIZES, SwigluGemm()))
 
     def logits(model: Model, dtype: torch.dtype) -> Tensor:
         backend = choose(device, "flash2", shape_of(config, dtype), Capacity(rows=1, tokens=2048))
@@ -92,9 +94,9 @@ def test_bfloat16_errs_no_more_with_fused_kernels_at_the_shapes_of_a_large_model
         return row.feed_in_steps(tokens, [length - 20, length - 19]).float()
 
     fused = logits(rounded, torch.bfloat16)
-    for layer in gated:
-        layer.use_gated({})
-    monkeypatch.setattr(fused_kernels, "fuses", lambda device: False)
+    for layer in swiglu:
+        layer.use_swiglu({})
+    monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: False)
     wanted, separate = logits(exact, torch.float32), logits(rounded, torch.bfloat16)
     errors = [(found - wanted).abs().mean() for found in (fused, separate)]
     assert errors[0] <= 1.1 * errors[1] and errors[1] < 0.05 * wanted.abs().mean()
@@ -104,8 +106,8 @@ def test_models_need_no_triton_where_they_do_not_fuse():
     """On a CPU neither the package nor a kernel of ours is loaded."""
     code = (
         "import sys, torch; import model_zoo.models.llama, model_zoo.models.gpt2\n"
-        "from model_zoo.layers.fused_kernels import fuses\n"
-        "assert not fuses(torch.device('cpu'))\n"
+        "from model_zoo.layers.fused_kernels import use_fused_kernels\n"
+        "assert not use_fused_kernels(torch.device('cpu'))\n"
         "found = [m for m in sys.modules if m == 'triton' or 'kernels' in m.split('.')]\n"
         "assert not found, found"
     )

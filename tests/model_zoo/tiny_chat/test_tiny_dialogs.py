@@ -23,7 +23,7 @@ from model_zoo.tiny_chat.training.dialogs import (
     held_dialogs,
 )
 from model_zoo.tiny_chat.training.phrases import CHOICE, read_sections
-from model_zoo.tiny_chat.training.rendering import CHAT_TEMPLATE, answer_text, pieces_of
+from model_zoo.tiny_chat.training.rendering import CHAT_TEMPLATE, answer_text, segments_of
 from model_zoo.tiny_chat.training.skills import is_held
 from server.prompt.chat_template import ChatTemplate
 from server.tool_calls.detect import detect
@@ -63,7 +63,7 @@ def functions(each: Dialog) -> dict[str, dict[str, Any]]:
 def split(each: Dialog) -> Split:
     """The last answer as the server reads it."""
     formats = detect(CHAT_TEMPLATE)
-    learned = "".join(text for text, _ in pieces_of(each)[-1:]).removesuffix("<|im_end|>")
+    learned = "".join(text for text, _ in segments_of(each)[-1:]).removesuffix("<|im_end|>")
     parser = AnswerParser(
         formats.tools,
         formats.reasoning,
@@ -95,7 +95,7 @@ def test_the_server_sees_how_it_calls_and_thinks():
 @pytest.mark.parametrize("kind", SHARES)
 def test_training_reads_what_the_template_prints(kind: str):
     for each in trained(kind):
-        pieces = pieces_of(each)
+        pieces = segments_of(each)
         prompt = rendered(each, prompt=True, enable_thinking=each.thinking)
         assert "".join(text for text, _ in pieces).startswith(prompt)
         assert each.keys_given or prompt == "".join(text for text, _ in pieces[:-1])
@@ -135,7 +135,7 @@ def test_calls_are_read_as_they_are_meant(kind: str):
         assert [(name, json.loads(text)) for name, text in found.calls] == [
             (call["name"], call["arguments"]) for call in meant
         ]
-        assert found.reasoning == each.thought
+        assert found.reasoning == each.reasoning
         assert found.content == last["content"]
 
 
@@ -204,7 +204,7 @@ def test_json_holds_what_the_text_says():
 
 def test_of_json_whose_keys_are_given_the_values_are_learned():
     for each in trained("JSON values"):
-        learned = [text for text, is_learned in pieces_of(each) if is_learned]
+        learned = [text for text, is_learned in segments_of(each) if is_learned]
         values = json.loads(each.messages[-1]["content"]).values()
         assert learned == [*map(str, values), "<|im_end|>"]
         for value in values:
@@ -214,14 +214,14 @@ def test_of_json_whose_keys_are_given_the_values_are_learned():
 def test_thoughts_are_right_and_lead_to_the_answer():
     for each in held_dialogs("thinking", 3 * COUNT) + list(trained("thinking", 3 * COUNT)):
         found = split(each)
-        assert found.reasoning == each.thought
+        assert found.reasoning == each.reasoning
         assert found.content == each.messages[-1]["content"]
-        for a, sign, b, c in SUM.findall(each.thought):
+        for a, sign, b, c in SUM.findall(each.reasoning):
             assert int(a) + (int(b) if sign == "+" else -int(b)) == int(c)
-        for a, sign, b in COMPARISON.findall(each.thought.replace(" = ", " -> ")):
+        for a, sign, b in COMPARISON.findall(each.reasoning.replace(" = ", " -> ")):
             assert {"<": int(a) < int(b), ">": int(a) > int(b), "=": a == b}[sign]
         if said := re.match(r"The answer is (\d+)\.", found.content):
-            assert each.thought.endswith(f"= {said[1]}")
+            assert each.reasoning.endswith(f"= {said[1]}")
 
 
 def expansions(template: str) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from model_zoo.layers.gemm.implementations import BUCKETS
 from model_zoo.layers.gemm.swiglu import SIZES
-from runtime.cuda_graph.buckets import MOST_MIXED, TILE, Bucket, Buckets, mixed_sizes
+from runtime.cuda_graph.buckets import MAX_MIXED, TILE, Bucket, Buckets, mixed_sizes
 
 SERVERS = [(256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100)]
 
@@ -40,10 +40,10 @@ def test_all_buckets_but_those_of_long_steps_get_graphs(rows: int, tokens: int) 
     buckets = Buckets(rows, tokens)
     graphs = set(buckets.graphs())
     assert len(graphs) == len(buckets.graphs())
-    for step_tokens in range(1, min(tokens, MOST_MIXED) + 1):
+    for step_tokens in range(1, min(tokens, MAX_MIXED) + 1):
         for step_rows in {1, min(rows, step_tokens)}:
             assert buckets.fit(step_tokens, step_rows) in graphs
-    assert set(buckets.early()) <= graphs
+    assert set(buckets.startup_set()) <= graphs
     assert buckets.graphs()[0].tokens == max(bucket.tokens for bucket in graphs)
 
 
@@ -53,6 +53,6 @@ def test_small_steps_of_rows_that_decode_are_not_padded() -> None:
 
 
 def test_a_server_begins_with_a_graph_of_at_most_twice_the_rows_for_any_that_decode() -> None:
-    sizes = sorted(bucket.tokens for bucket in Buckets(256, 8192).early() if bucket.decode)
+    sizes = sorted(bucket.tokens for bucket in Buckets(256, 8192).startup_set() if bucket.decode)
     assert sizes[0] == 1 and sizes[-1] == 256
     assert all(larger <= 2 * smaller for smaller, larger in pairwise(sizes))

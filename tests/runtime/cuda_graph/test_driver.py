@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.cuda_graph.driver import Mark, Queue
-from runtime.cuda_graph.output_ring import RING, Results
+from runtime.cuda_graph.driver import CudaEvent, CudaStream
+from runtime.cuda_graph.output_ring import RING, OutputRing
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -16,7 +16,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def test_results_that_wait_in_the_ring_are_those_of_their_own_steps(device: torch.device) -> None:
-    results = Results(9, device)
+    results = OutputRing(9, device)
     tokens, usable = results.outputs(7)
     arrivals = []
     for step in range(RING):
@@ -32,10 +32,10 @@ def test_results_that_wait_in_the_ring_are_those_of_their_own_steps(device: torc
 @pytest.mark.gpu
 def test_copies_go_both_ways_in_the_order_of_the_calls() -> None:
     device = torch.device("cuda")
-    queue = Queue(device)
+    queue = CudaStream(device)
     there = torch.zeros(1000, dtype=torch.int32, device=device)
     host, back = (torch.zeros(1000, dtype=torch.int32, pin_memory=True) for _ in range(2))
-    mark = Mark(queue)
+    mark = CudaEvent(queue)
     for step in range(5):
         host.numpy()[:] = np.arange(1000) + step
         queue.to_device(there.data_ptr(), host.data_ptr(), 4000)
@@ -48,6 +48,6 @@ def test_copies_go_both_ways_in_the_order_of_the_calls() -> None:
 
 @pytest.mark.gpu
 def test_what_the_driver_refuses_is_raised() -> None:
-    queue = Queue(torch.device("cuda"))
+    queue = CudaStream(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="could not copy to the device: error"):
         queue.to_device(0, 0, 4)

@@ -10,13 +10,13 @@ import torch
 
 from runtime.cuda_graph import graphs as module
 from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.graphs import MISSES, RESERVE_BYTES, Captured, Graphs
-from runtime.cuda_graph.step import Outcome
+from runtime.cuda_graph.graphs import MISSES, RESERVE_BYTES, CapturedGraph, Graphs
+from runtime.cuda_graph.step import StepTensors
 
-NOTHING = Outcome(torch.zeros(0), torch.zeros(0))
+NOTHING = StepTensors(torch.zeros(0), torch.zeros(0))
 
 
-class Replayed:
+class ReplayedGraph:
     def replay(self) -> None:
         pass
 
@@ -29,7 +29,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     made._waiting = buckets.graphs()
 
     def note(bucket: Bucket) -> None:
-        made._keep(bucket, Captured(Replayed(), NOTHING))  # type: ignore[arg-type]
+        made._keep(bucket, CapturedGraph(ReplayedGraph(), NOTHING))  # type: ignore[arg-type]
 
     monkeypatch.setattr(made, "_capture", note)
     monkeypatch.setattr(module, "free_bytes", lambda device: RESERVE_BYTES)
@@ -37,7 +37,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
 
 
 def test_a_step_without_a_graph_takes_the_next_larger_one(graphs: Graphs) -> None:
-    graphs.capture_early()
+    graphs.capture_startup_set()
     assert graphs.fit(5, 5) == Bucket(8, 8, True)
     assert graphs.fit(129, 129) == Bucket(256, 256, True)
     assert graphs.fit(200, 3) == Bucket(256, 256, False)
@@ -67,7 +67,7 @@ def test_a_loaded_server_captures_what_it_misses_most(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    graphs.capture_early()
+    graphs.capture_startup_set()
     known = len(graphs.captured)
 
     def step(rows: int) -> None:
@@ -91,7 +91,7 @@ def test_a_loaded_server_captures_what_it_misses_most(
 def test_nothing_is_captured_when_memory_is_short(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs.capture_early()
+    graphs.capture_startup_set()
     known = len(graphs.captured)
     monkeypatch.setattr(module, "free_bytes", lambda device: RESERVE_BYTES - 1)
     assert not graphs.capture_next()
@@ -101,7 +101,7 @@ def test_nothing_is_captured_when_memory_is_short(
 def test_a_graph_that_cannot_be_captured_ends_capturing_and_nothing_else(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graphs.capture_early()
+    graphs.capture_startup_set()
     known = dict(graphs.captured)
 
     def fail(bucket: Bucket) -> None:
@@ -126,7 +126,7 @@ def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
     monkeypatch.setattr(graphs, "_capture", fail)
     assert graphs.measure() == 0
     assert "not permitted" in caplog.text
-    graphs.capture_early()
+    graphs.capture_startup_set()
     assert not graphs.capture_next() and not graphs.captured
 
 
@@ -144,7 +144,7 @@ def test_lack_of_memory_for_the_first_graphs_is_told_to_who_plans_it(
 def test_what_cannot_be_captured_says_itself_what_is_wrong(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken:
+    class BrokenGraph:
         """A stream whose capture has been broken off."""
 
         def capture_begin(self, **options: object) -> None:
@@ -153,11 +153,11 @@ def test_what_cannot_be_captured_says_itself_what_is_wrong(
         def capture_end(self) -> None:
             raise RuntimeError("capture was invalidated")
 
-    def cause(bucket: Bucket) -> Outcome:
+    def cause(bucket: Bucket) -> StepTensors:
         raise RuntimeError("a copy from pageable memory")
 
     monkeypatch.undo()
-    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", Broken)
+    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", BrokenGraph)
     monkeypatch.setattr(module.torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(module.torch.cuda, "stream", lambda stream: nullcontext())
     graphs._run, graphs._stream, graphs._pool = cause, MagicMock(), None  # type: ignore[assignment]
@@ -168,7 +168,7 @@ def test_what_cannot_be_captured_says_itself_what_is_wrong(
 def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one(
     graphs: Graphs,
 ) -> None:
-    graphs.capture_early()
+    graphs.capture_startup_set()
     for _ in range(2 * MISSES):
         graphs.fit(8000, 3)
     for _ in range(MISSES):

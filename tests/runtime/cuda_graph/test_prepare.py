@@ -15,7 +15,7 @@ from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.input_block import HostBlock, Layout, StepBuffers
 from runtime.executor.inputs import build_input
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
 from runtime.sampling.state import ROW_WORDS, SamplerState
 from runtime.scheduler.batch import LAST, Batch, NewRow, make_batch
@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-class Sequences:
+class NewSequences:
     """Random batches that a scheduler could have made: rows go on, or their slot starts over."""
 
     def __init__(self, seed: int) -> None:
@@ -78,7 +78,9 @@ class Sequences:
         )
 
 
-def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuffers, batch: Batch):
+def padded(
+    device: torch.device, bucket: Bucket, slots: SequenceSlots, buffers: StepBuffers, batch: Batch
+):
     """Send the batch and prepare its step; everything is junk before.  Checks what the sampler
     has learnt of new sequences."""
 
@@ -96,7 +98,7 @@ def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuff
     found = {
         "tokens": junk(bucket.tokens),
         "positions": junk(bucket.tokens),
-        "write_slots": junk(bucket.tokens),
+        "slot_mapping": junk(bucket.tokens),
         "logit_rows": junk(bucket.rows),
         "row_pages": junk(bucket.rows, MAX_PAGES, dtype=torch.int32),
     }
@@ -121,8 +123,8 @@ def padded(device: torch.device, bucket: Bucket, slots: Slots, buffers: StepBuff
 
 @pytest.mark.parametrize("decode", [True, False])
 def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode: bool) -> None:
-    sequences = Sequences(seed=decode)
-    slots, plain = (Slots(SLOTS, MAX_PAGES, VOCAB, device) for _ in range(2))
+    sequences = NewSequences(seed=decode)
+    slots, plain = (SequenceSlots(SLOTS, MAX_PAGES, VOCAB, device) for _ in range(2))
     kv = KVPool.allocate(
         layers=1, pages=1, kv_heads=1, page_size=PAGE, head_dim=2, dtype=torch.float32,
         device=device,
@@ -146,7 +148,7 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         padding, empty = tokens - total, rows - count
         assert found["tokens"] == wanted.tokens.tolist() + [0] * padding
         assert found["positions"] == wanted.positions.tolist() + [0] * padding
-        assert found["write_slots"] == meta.write_slots.tolist() + [-1] * padding
+        assert found["slot_mapping"] == meta.slot_mapping.tolist() + [-1] * padding
         sums = meta.cu_seqlens_q.tolist()
         assert found["cu_q"] == sums + [total] * empty
         assert found["logit_rows"][:count] == [end - 1 for end in sums[1:]]
@@ -160,14 +162,14 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
 
 
 def test_step_without_rows_changes_nothing(device: torch.device) -> None:
-    slots = Slots(SLOTS, MAX_PAGES, VOCAB, device)
+    slots = SequenceSlots(SLOTS, MAX_PAGES, VOCAB, device)
     slots.page_table.fill_(JUNK)
     nothing = make_batch()
     for bucket in (Bucket(4, 4, True), Bucket(16, 3, False)):
         buffers = StepBuffers([bucket], device)
         buffers.block.fill_(JUNK)
         found = padded(device, bucket, slots, buffers, nothing)
-        assert found["write_slots"] == [-1] * bucket.tokens
+        assert found["slot_mapping"] == [-1] * bucket.tokens
         assert found["tokens"] == found["positions"] == [0] * bucket.tokens
         assert found["cu_q"] == [0] * (bucket.rows + 1)
         assert found["sample_slots"] == [-1] * bucket.rows
@@ -178,7 +180,7 @@ def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(device: to
     total = 2 * prepare.BLOCK + 3
     pages = list(range(5, 5 + total))
     batch = make_batch([1], [0], [total], [7] * total, [total], pages, [True], 0, [])
-    slots = Slots(2, total + 5, VOCAB, device)
+    slots = SequenceSlots(2, total + 5, VOCAB, device)
     bucket = Bucket(total + prepare.BLOCK + 1, 2, False)
     layout = Layout.of(bucket)
     layout = replace(layout, end=layout.pages_at + total)
@@ -186,15 +188,17 @@ def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(device: to
     sampler = SamplerState(2, VOCAB, device)
     host_block = HostBlock(block.numpy(), layout)
     host_block.fill(batch, np.zeros(1, np.int32), np.ones(1, np.int32))
-    tokens, positions, write_slots = torch.zeros(3, bucket.tokens, dtype=torch.int64, device=device)
+    tokens, positions, slot_mapping = torch.zeros(
+        3, bucket.tokens, dtype=torch.int64, device=device
+    )
     row_pages = torch.zeros(2, total + 5, dtype=torch.int32, device=device)
     prepare.prepare(
         block.to(device), slots.page_table, slots.last_token, sampler.rows, stride=layout.stride,
         new_rows_at=layout.new_rows_at, num_new_rows=layout.num_new_rows,
         tokens_at=layout.tokens_at, pages_at=layout.pages_at, tokens=tokens, positions=positions,
-        write_slots=write_slots, logit_rows=torch.zeros(2, dtype=torch.int64, device=device),
+        slot_mapping=slot_mapping, logit_rows=torch.zeros(2, dtype=torch.int64, device=device),
         row_pages=row_pages, page_size=1,
     )  # fmt: skip
     assert positions.tolist() == [*range(total)] + [0] * (bucket.tokens - total)
-    assert write_slots.tolist() == pages + [-1] * (bucket.tokens - total)
+    assert slot_mapping.tolist() == pages + [-1] * (bucket.tokens - total)
     assert row_pages[0, :total].tolist() == slots.page_table[1, :total].tolist() == pages

@@ -17,16 +17,16 @@ from attention.backend import Capacity, Shape
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import read_config
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.cuda_graph import input_block
-from runtime.cuda_graph.executor import Steps
+from runtime.cuda_graph.executor import GraphStepRunner
 from runtime.cuda_graph.input_block import Layout
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import Runner
-from runtime.messages import Output, Pooling, Request, SamplingParams
-from runtime.sampling.constrained_rows import Left
-from runtime.sampling.eager import Allowed
-from runtime.sampling.sampler_output import Drawn
+from runtime.executor.torch_executor import ModelRunner
+from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
+from runtime.sampling.constrained_rows import UnfinishedRows
+from runtime.sampling.eager import AllowedMasks
+from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import Batch
 
 # A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
@@ -46,7 +46,7 @@ WISHES = (
     SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1),
     SamplingParams(max_tokens=4, temperature=0.7, min_tokens=3, stop_ids=tuple(range(0, 12, 2))),
     SamplingParams(max_tokens=3, temperature=0, banned=((7,), (8, 9)), allowed_ids=(3, 7, 8, 9)),
-    SamplingParams(max_tokens=0, pooling=Pooling("mean")),
+    SamplingParams(max_tokens=0, pooling=PoolingParams("mean")),
 )
 
 
@@ -76,19 +76,19 @@ def make_engine(
     checkpoint: Path,
     device: torch.device,
     *,
-    whole_steps: bool,
+    graph_steps: bool,
     dtype: torch.dtype = torch.float32,
     pages: int = 7,
     budget: int = 24,
-) -> tuple[Engine, Runner]:
+) -> tuple[Engine, ModelRunner]:
     """With kernels and whole steps on memory full of junk, or in plain torch."""
     config = read_config(checkpoint)
-    name = "flash2" if whole_steps else "mha"
+    name = "flash2" if graph_steps else "mha"
     shape = Shape(
         heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
         page_size=PAGE, dtype=dtype, kv_dtype=dtype,
     )  # fmt: skip
-    resolved = Resolved(
+    resolved = ResolvedConfig(
         model="", device="cpu", dtype="float32", kv_dtype="float32", attention=name,
         load_format="auto", max_model_len=MAX_LEN, max_num_seqs=SLOTS, max_batched_tokens=budget,
         page_size=PAGE, num_pages=pages, prefix_cache=True, threads=1, seed=0,
@@ -97,24 +97,24 @@ def make_engine(
         layers=config.num_layers, pages=pages, kv_heads=config.num_kv_heads, page_size=PAGE,
         head_dim=config.head_dim, dtype=dtype, device=device,
     )  # fmt: skip
-    runner = Runner(
+    runner = ModelRunner(
         model_of(checkpoint, device, dtype),  # type: ignore[arg-type]
         resolved=resolved,
         vocab_size=config.vocab_size,
         kv=kv,
         backend=choose(device, name, shape, Capacity(rows=SLOTS, tokens=budget)),
         device=device,
-        whole_steps=whole_steps,
+        graph_steps=graph_steps,
     )
     if runner.steps is not None:
         kv.k.fill_(torch.nan)
         kv.v.fill_(torch.nan)
         spoil(runner.steps)
-    runner.overlap = whole_steps
+    runner.overlap = graph_steps
     return Engine(resolved, config.vocab_size, runner), runner
 
 
-def spoil(steps: Steps) -> None:
+def spoil(steps: GraphStepRunner) -> None:
     """Junk in everything that a step or a new sequence must write before it is read."""
     for part in (steps._step, steps._step.results, steps._buffers, steps._sampler, steps._slots):
         for value in vars(part).values():
@@ -122,33 +122,37 @@ def spoil(steps: Steps) -> None:
                 value.fill_(JUNK % 100 if value.element_size() == 1 else JUNK % 30000)
 
 
-def capture_all(steps: Steps) -> None:
+def capture_all(steps: GraphStepRunner) -> None:
     """Without a GPU there is nothing to capture."""
     while steps.graphs.capture_next():
         pass
 
 
-def requests(seed: int, count: int) -> list[Request]:
+def requests(seed: int, count: int) -> list[EngineRequest]:
     """Prompts of all lengths; a third begin alike, so that pages are shared."""
-    draw = random.Random(seed)
-    common = [draw.randrange(131) for _ in range(40)]
-    found: list[Request] = []
+    sample_tokens = random.Random(seed)
+    common = [sample_tokens.randrange(131) for _ in range(40)]
+    found: list[EngineRequest] = []
     for id in range(count):
-        length = 47 if id < 2 else draw.randint(1, 30)  # the first two do not fit side by side
-        prompt = [draw.randrange(131) for _ in range(length)]
-        if id >= 2 and draw.random() < 0.3:
-            prompt = common[: draw.randint(1, 40)] + prompt[:9]
+        length = (
+            47 if id < 2 else sample_tokens.randint(1, 30)
+        )  # the first two do not fit side by side
+        prompt = [sample_tokens.randrange(131) for _ in range(length)]
+        if id >= 2 and sample_tokens.random() < 0.3:
+            prompt = common[: sample_tokens.randint(1, 40)] + prompt[:9]
         params = WISHES[id % len(WISHES)]
-        found.append(Request(id, 0, prompt[:50], params))
+        found.append(EngineRequest(id, 0, prompt[:50], params))
     return found
 
 
-def answers(engine: Engine, wanted: list[Request], draw: random.Random) -> dict[int, list[Output]]:
+def answers(
+    engine: Engine, wanted: list[EngineRequest], sample_tokens: random.Random
+) -> dict[int, list[RequestOutput]]:
     """All outputs by request; requests come one after the other."""
-    got: dict[int, list[Output]] = {request.id: [] for request in wanted}
+    got: dict[int, list[RequestOutput]] = {request.id: [] for request in wanted}
     coming = list(wanted)
     while coming or engine.has_work:
-        for _ in range(min(draw.randint(0, 2), len(coming))):
+        for _ in range(min(sample_tokens.randint(0, 2), len(coming))):
             engine.add(coming.pop(0))
         for output in engine.step():
             assert output.error is None
@@ -156,14 +160,18 @@ def answers(engine: Engine, wanted: list[Request], draw: random.Random) -> dict[
     return got
 
 
-def told(outputs: list[Output]) -> tuple[list[int], list[float], torch.Tensor]:
+def told(outputs: list[RequestOutput]) -> tuple[list[int], list[float], torch.Tensor]:
     """Tokens, all log-probabilities, and the vector."""
     tokens = [token for output in outputs for token in output.tokens]
     scores = [score.logprob for output in outputs for score in output.logprobs or ()]
     for output in outputs:
         scores += [score.logprob for score in output.prompt_logprobs or () if score is not None]
-    vector = b"".join(output.vector for output in outputs)
-    return tokens, scores, torch.frombuffer(bytearray(vector or b"\0\0\0\0"), dtype=torch.float32)
+    embedding = b"".join(output.embedding for output in outputs)
+    return (
+        tokens,
+        scores,
+        torch.frombuffer(bytearray(embedding or b"\0\0\0\0"), dtype=torch.float32),
+    )
 
 
 def test_whole_steps_answer_as_the_plain_runner_does(
@@ -190,15 +198,15 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
 ) -> None:
     """Five sequences begin at once, with more pages than a page a row."""
     wanted = [
-        Request(id, 0, [id * 9 + place for place in range(length)], WISHES[1 + id % 2])
+        EngineRequest(id, 0, [id * 9 + place for place in range(length)], WISHES[1 + id % 2])
         for id, length in enumerate([1, 1, 1, 33, 1])
     ]
     found: list[list[list[int]]] = []
-    for whole_steps in (True, False):
-        engine, _ = make_engine(checkpoint, device, whole_steps=whole_steps, pages=20)
+    for graph_steps in (True, False):
+        engine, _ = make_engine(checkpoint, device, graph_steps=graph_steps, pages=20)
         for request in wanted:
             engine.add(request)
-        got: dict[int, list[Output]] = {request.id: [] for request in wanted}
+        got: dict[int, list[RequestOutput]] = {request.id: [] for request in wanted}
         while engine.has_work:
             for output in engine.step():
                 got[output.id].append(output)
@@ -210,18 +218,22 @@ def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
     checkpoint: Path, device: torch.device
 ) -> None:
     """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
-    engine, runner = make_engine(checkpoint, device, whole_steps=True, pages=20)
+    engine, runner = make_engine(checkpoint, device, graph_steps=True, pages=20)
     assert runner.steps is not None
-    behind, found = runner.steps.special_rows, list[tuple[list[int], list[int]]]()
-    draw = behind.draw
+    behind, found = runner.steps.constrained_rows, list[tuple[list[int], list[int]]]()
+    sample_tokens = behind.sample_tokens
 
-    def note(logits: torch.Tensor, left: Left, batch: Batch, allowed: Allowed | None) -> Drawn:
-        found.append((batch.slots[left.special].tolist(), batch.slots[left.scored].tolist()))
-        return draw(logits, left, batch, allowed)
+    def note(
+        logits: torch.Tensor, unfinished: UnfinishedRows, batch: Batch, allowed: AllowedMasks | None
+    ) -> SamplerOutput:
+        found.append(
+            (batch.slots[unfinished.constrained].tolist(), batch.slots[unfinished.scored].tolist())
+        )
+        return sample_tokens(logits, unfinished, batch, allowed)
 
-    behind.draw = note  # type: ignore[method-assign]
+    behind.sample_tokens = note  # type: ignore[method-assign]
     for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
-        engine.add(Request(id, 0, [id + 1], wishes))
+        engine.add(EngineRequest(id, 0, [id + 1], wishes))
     while engine.has_work:
         engine.step()
     # They have the slots 0 to 3; of five steps, three have such rows.
@@ -240,21 +252,21 @@ def test_whole_steps_serve_models_of_every_kind(kind: str, tmp_path: Path) -> No
     )
 
 
-def check_answers(checkpoint: Path, device: torch.device, wanted: list[Request]) -> None:
-    found: list[dict[int, list[Output]]] = []
-    for whole_steps in (True, False):
-        engine, runner = make_engine(checkpoint, device, whole_steps=whole_steps)
+def check_answers(checkpoint: Path, device: torch.device, wanted: list[EngineRequest]) -> None:
+    found: list[dict[int, list[RequestOutput]]] = []
+    for graph_steps in (True, False):
+        engine, runner = make_engine(checkpoint, device, graph_steps=graph_steps)
         if runner.steps is not None:
             capture_all(runner.steps)
         found.append(answers(engine, wanted, random.Random(1)))
         assert engine.scheduler.num_preemptions > 0
     for request in wanted:
-        (tokens, scores, vector), (plain, plain_scores, plain_vector) = (
+        (tokens, scores, embedding), (plain, plain_scores, plain_vector) = (
             told(answer[request.id]) for answer in found
         )
         assert tokens == plain, request
         assert scores == pytest.approx(plain_scores, abs=1e-4)
-        assert torch.allclose(vector, plain_vector, atol=1e-4)
+        assert torch.allclose(embedding, plain_vector, atol=1e-4)
 
 
 def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
@@ -262,17 +274,17 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
 ) -> None:
     """Their slots and pages go to others while the device still writes to them."""
     wanted = requests(seed=5, count=6 if device.type == "cpu" else 150)
-    engine, _ = make_engine(checkpoint, device, whole_steps=False)
+    engine, _ = make_engine(checkpoint, device, graph_steps=False)
     plain = answers(engine, wanted, random.Random(1))
-    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    engine, runner = make_engine(checkpoint, device, graph_steps=True)
     assert runner.steps is not None
     capture_all(runner.steps)
-    draw, run = random.Random(5), engine.step
+    sample_tokens, run = random.Random(5), engine.step
 
-    def step_and_abort() -> list[Output]:
+    def step_and_abort() -> list[RequestOutput]:
         outputs = run()
-        if draw.random() < 0.2:
-            engine.abort(draw.randrange(len(wanted)))
+        if sample_tokens.random() < 0.2:
+            engine.abort(sample_tokens.randrange(len(wanted)))
         return outputs
 
     engine.step = step_and_abort  # type: ignore[method-assign]
@@ -289,7 +301,7 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
 def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
     checkpoint: Path, device: torch.device
 ) -> None:
-    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    engine, runner = make_engine(checkpoint, device, graph_steps=True)
     weight = model_of(checkpoint, device, torch.float32).embedding.weight
     assert runner.steps is not None and isinstance(weight, torch.Tensor)
     capture_all(runner.steps)
@@ -297,8 +309,8 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its
     weight[130] = torch.nan
     try:
         bad, good = [1] * 10 + [130] + [2] * 39, [3] * 5
-        engine.add(Request(0, 0, good, WISHES[0]))
-        engine.add(Request(1, 0, bad, WISHES[0]))
+        engine.add(EngineRequest(0, 0, good, WISHES[0]))
+        engine.add(EngineRequest(1, 0, bad, WISHES[0]))
         outputs = [output for _ in range(3) for output in engine.step()]
     finally:
         weight[130] = before
@@ -315,9 +327,9 @@ def test_graphs_answer_as_the_same_steps_without_graphs(
     """To the bit: the same kernels run on the same padded steps."""
     device = torch.device("cuda", torch.cuda.current_device())
     wanted = requests(seed=2, count=150)
-    found: list[dict[int, list[Output]]] = []
+    found: list[dict[int, list[RequestOutput]]] = []
     for with_graphs in (True, False):
-        engine, runner = make_engine(checkpoint, device, whole_steps=True, dtype=dtype)
+        engine, runner = make_engine(checkpoint, device, graph_steps=True, dtype=dtype)
         assert runner.steps is not None
         if with_graphs:
             capture_all(runner.steps)
@@ -332,14 +344,14 @@ def test_graphs_answer_as_the_same_steps_without_graphs(
 def test_graphs_that_are_captured_between_steps_change_no_answer(checkpoint: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     wanted = requests(seed=3, count=40)
-    engine, _ = make_engine(checkpoint, device, whole_steps=True)
+    engine, _ = make_engine(checkpoint, device, graph_steps=True)
     plain = answers(engine, wanted, random.Random(1))
-    engine, runner = make_engine(checkpoint, device, whole_steps=True)
+    engine, runner = make_engine(checkpoint, device, graph_steps=True)
     assert runner.steps is not None
     graphs = runner.steps.graphs
     run = engine.step
 
-    def step_and_capture() -> list[Output]:
+    def step_and_capture() -> list[RequestOutput]:
         graphs.capture_next()
         return run()
 

@@ -13,8 +13,8 @@ from tiny_checkpoints import write_checkpoint
 
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Output, Request, SamplingParams, TokenLogprob
-from runtime.startup.deterministic import wanted_attention
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams, TokenLogprob
+from runtime.startup.deterministic import requested_attention
 from runtime.startup.loading import Loaded, load
 
 VOCAB = 5003
@@ -45,20 +45,20 @@ LENGTHS = (5, 700, 90, 1300, 300)
 Answer = tuple[list[int], list[TokenLogprob], list[TokenLogprob | None]]
 
 
-def requests() -> list[Request]:
+def requests() -> list[EngineRequest]:
     """One for each of WISHES; the second is longer than a piece of keys."""
     draw = random.Random(1)
     return [
-        Request(id, 0, [draw.randrange(2, VOCAB) for _ in range(length)], params)
+        EngineRequest(id, 0, [draw.randrange(2, VOCAB) for _ in range(length)], params)
         for id, (params, length) in enumerate(zip(WISHES, LENGTHS, strict=True))
     ]
 
 
-def crowd(*tokens: int) -> list[Request]:
+def crowd(*tokens: int) -> list[EngineRequest]:
     """59 others, so that all are 64; answers have one of these numbers of tokens."""
     draw = random.Random(2)
     return [
-        Request(
+        EngineRequest(
             100 + id, 0, [draw.randrange(2, VOCAB) for _ in range(draw.choice([3, 40, 200, 900]))],
             replace(draw.choice([GREEDY, SEEDED]), max_tokens=draw.choice(tokens)),
         )
@@ -66,7 +66,7 @@ def crowd(*tokens: int) -> list[Request]:
     ]  # fmt: skip
 
 
-def answers(loaded: Loaded, asked: Iterable[Request]) -> tuple[dict[int, Answer], Engine]:
+def answers(loaded: Loaded, asked: Iterable[EngineRequest]) -> tuple[dict[int, Answer], Engine]:
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     found: dict[int, Answer] = {}
     for request in asked:
@@ -78,7 +78,7 @@ def answers(loaded: Loaded, asked: Iterable[Request]) -> tuple[dict[int, Answer]
     return found, engine
 
 
-def take(output: Output, answer: Answer) -> None:
+def take(output: RequestOutput, answer: Answer) -> None:
     assert output.error is None, output.error
     answer[0].extend(output.tokens)
     answer[1].extend(output.logprobs or [])
@@ -182,10 +182,10 @@ def test_a_cpu_is_refused(tmp_path: Path):
 def test_what_is_not_known_to_be_invariant_is_refused():
     wish = EngineConfig(model="", deterministic=True)
     hopper = (9, 0)
-    assert wanted_attention(wish, hopper) == "fixed"
-    assert wanted_attention(replace(wish, attention="flash1"), hopper) == "flash1"
+    assert requested_attention(wish, hopper) == "fixed"
+    assert requested_attention(replace(wish, attention="flash1"), hopper) == "flash1"
     with pytest.raises(ConfigError, match="--attention flash2 rounds by what else is in a step"):
-        wanted_attention(replace(wish, attention="flash2"), hopper)
+        requested_attention(replace(wish, attention="flash2"), hopper)
     with pytest.raises(ConfigError, match=r"capability 8\.0 to 9\.0, this one has 10\.0"):
-        wanted_attention(wish, (10, 0))
-    assert wanted_attention(replace(wish, deterministic=False, attention="mha"), hopper) == "mha"
+        requested_attention(wish, (10, 0))
+    assert requested_attention(replace(wish, deterministic=False, attention="mha"), hopper) == "mha"

@@ -6,7 +6,7 @@ import pytest
 from fake_model import VOCAB_SIZE, Bench, request
 
 from runtime.messages import TokenLogprob
-from runtime.scheduler.batch import Batch, Masks, Sampled
+from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 
 
 def prompt(length: int, *, first: int = 1) -> list[int]:
@@ -213,7 +213,7 @@ class WrongToken:
         self._pending = self._true.sample(batch)
         return self
 
-    def wait(self) -> Sampled:
+    def wait(self) -> ModelRunnerOutput:
         sampled = self._pending.wait()
         if self._step == 3:
             sampled.tokens[0] = 2**31 - 1
@@ -229,7 +229,7 @@ def test_a_sampled_id_that_is_no_token_ends_its_request_only() -> None:
     assert bench.tokens(2) == bench.plain(good)
 
 
-class Broken:
+class BrokenExecutor:
     overlap = False
 
     def forward(self, batch: Batch) -> None:
@@ -241,7 +241,7 @@ class Broken:
 
 def test_what_the_executor_raises_ends_the_engine() -> None:
     bench = Bench()
-    bench.engine = type(bench.engine)(bench.config, VOCAB_SIZE, Broken())
+    bench.engine = type(bench.engine)(bench.config, VOCAB_SIZE, BrokenExecutor())
     bench.add(request(1, prompt(5)))
     with pytest.raises(RuntimeError, match="the device is gone"):
         bench.step()

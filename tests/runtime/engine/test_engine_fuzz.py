@@ -7,7 +7,7 @@ from collections.abc import Callable
 import hypothesis
 import pytest
 from fuzz_mutations import MISTAKES, SCHEDULERS
-from fuzz_workloads import Play, Workload, workloads
+from fuzz_workloads import FuzzWorkload, Play, workloads
 from hypothesis import HealthCheck, Phase, given, settings
 
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 @settings(
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
-def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: Workload) -> None:
+def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: FuzzWorkload) -> None:
     Play(workload).run()
 
 
@@ -30,7 +30,7 @@ def test_the_oracle_sees_a_mistake(
 ) -> None:
     monkeypatch.setattr(owner, name, mistake(getattr(owner, name)))
 
-    def fails(workload: Workload) -> bool:
+    def fails(workload: FuzzWorkload) -> bool:
         play = Play(workload)
         SCHEDULERS[:] = [play.engine.scheduler]
         try:

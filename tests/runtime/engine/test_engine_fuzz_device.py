@@ -17,9 +17,16 @@ import torch
 from device_engine import POISON, device_engine, sizes
 from tiny_checkpoints import write_checkpoint
 
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.messages import BACKGROUND, Output, Pooling, Request, SamplingParams, TokenLogprob
+from runtime.messages import (
+    BACKGROUND,
+    EngineRequest,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+)
 
 # A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
 pytestmark = [
@@ -38,13 +45,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Visit:
-    request: Request
+class DeviceVisit:
+    request: EngineRequest
     arrives: int
     leaves: int | None  # step of its abort
 
 
-def random_sizes(draw: random.Random, page_sizes: list[int]) -> Resolved:
+def random_sizes(draw: random.Random, page_sizes: list[int]) -> ResolvedConfig:
     """Few pages, so that sequences make way for each other; but a request of full length fits."""
     page_size, slots = draw.choice(page_sizes), draw.randint(1, 6)
     max_len = draw.choice([40, 64])
@@ -61,7 +68,9 @@ def random_sizes(draw: random.Random, page_sizes: list[int]) -> Resolved:
 
 def random_params(draw: random.Random, vocab: int) -> SamplingParams:
     if draw.random() < 0.1:
-        return SamplingParams(0, pooling=Pooling(draw.choice(["last", "mean"]), normalize=False))
+        return SamplingParams(
+            0, pooling=PoolingParams(draw.choice(["last", "mean"]), normalize=False)
+        )
 
     def ids(count: int) -> tuple[int, ...]:
         return tuple(draw.sample(range(vocab), count))
@@ -91,11 +100,11 @@ def random_params(draw: random.Random, vocab: int) -> SamplingParams:
     return SamplingParams(most, **wishes)  # type: ignore[arg-type]
 
 
-def random_visits(draw: random.Random, resolved: Resolved, count: int) -> list[Visit]:
+def random_visits(draw: random.Random, resolved: ResolvedConfig, count: int) -> list[DeviceVisit]:
     """Prompts of all lengths, of which many begin alike; a few hold what spoils their sequence."""
     vocab = 131
     common = [draw.randrange(POISON) for _ in range(resolved.max_model_len)]
-    visits: list[Visit] = []
+    visits: list[DeviceVisit] = []
     for id in range(count):
         longest = resolved.max_model_len - 2
         shared = draw.choice([0, 0, resolved.page_size, draw.randint(0, longest)])
@@ -106,7 +115,7 @@ def random_visits(draw: random.Random, resolved: Resolved, count: int) -> list[V
             prompt[draw.randrange(len(prompt))] = POISON
             # 0 * NaN is NaN: earlier pages of its prompt hold NaN, too, until it has failed.
             salt = b"spoilt"
-        request = Request(
+        request = EngineRequest(
             id,
             0,
             prompt,
@@ -116,13 +125,13 @@ def random_visits(draw: random.Random, resolved: Resolved, count: int) -> list[V
         )
         arrives = draw.randint(0, count)
         leaves = arrives + draw.randint(0, 12) if draw.random() < 0.15 else None
-        visits.append(Visit(request, arrives, leaves))
+        visits.append(DeviceVisit(request, arrives, leaves))
     return visits
 
 
-def play(engine: Engine, visits: list[Visit]) -> dict[int, list[Output]]:
+def play(engine: Engine, visits: list[DeviceVisit]) -> dict[int, list[RequestOutput]]:
     """All outputs by request."""
-    got: dict[int, list[Output]] = {visit.request.id: [] for visit in visits}
+    got: dict[int, list[RequestOutput]] = {visit.request.id: [] for visit in visits}
     step, last = 0, max(max(visit.arrives, visit.leaves or 0) for visit in visits)
     tokens = sum(len(v.request.tokens) + v.request.params.max_tokens for v in visits)
     while step <= last or engine.has_work:
@@ -141,16 +150,18 @@ def play(engine: Engine, visits: list[Visit]) -> dict[int, list[Output]]:
     return got
 
 
-class Told:
+class ReceivedOutputs:
     """What the outputs of a request come to."""
 
-    def __init__(self, outputs: list[Output]) -> None:
+    def __init__(self, outputs: list[RequestOutput]) -> None:
         end = outputs[-1]
         self.tokens = [token for output in outputs for token in output.tokens]
         self.end = end.finish, end.stop_id, end.error
         self.scores = [score for output in outputs for score in output.logprobs or ()]
         self.prompt_scores = outputs[0].prompt_logprobs
-        self.vector = torch.frombuffer(bytearray(end.vector or b"\0\0\0\0"), dtype=torch.float32)
+        self.embedding = torch.frombuffer(
+            bytearray(end.embedding or b"\0\0\0\0"), dtype=torch.float32
+        )
 
 
 def numbers(scores: list[TokenLogprob] | list[TokenLogprob | None] | None) -> list[float]:
@@ -163,8 +174,8 @@ def numbers(scores: list[TokenLogprob] | list[TokenLogprob | None] | None) -> li
     ]
 
 
-def check(visit: Visit, got: list[Output], alone: list[Output]) -> None:
-    found, wanted = Told(got), Told(alone)
+def check(visit: DeviceVisit, got: list[RequestOutput], alone: list[RequestOutput]) -> None:
+    found, wanted = ReceivedOutputs(got), ReceivedOutputs(alone)
     if found.end[0] == "abort":
         assert visit.leaves is not None
         assert found.tokens == wanted.tokens[: len(found.tokens)]
@@ -174,22 +185,22 @@ def check(visit: Visit, got: list[Output], alone: list[Output]) -> None:
     scores, expected = found.prompt_scores, wanted.prompt_scores
     assert (scores is None) == (expected is None)
     assert numbers(scores) == pytest.approx(numbers(expected), abs=TOLERANCE, nan_ok=True)
-    assert torch.allclose(found.vector, wanted.vector, atol=TOLERANCE, equal_nan=True)
+    assert torch.allclose(found.embedding, wanted.embedding, atol=TOLERANCE, equal_nan=True)
 
 
 class Alone:
     """Answers to one request at a time, with room for all of it and nothing remembered."""
 
-    def __init__(self, checkpoint: Path, device: torch.device, resolved: Resolved) -> None:
+    def __init__(self, checkpoint: Path, device: torch.device, resolved: ResolvedConfig) -> None:
         longest = resolved.max_model_len
         room = sizes(
             slots=1, budget=longest, pages=-(-longest // 16), page_size=16, max_len=longest,
             prefix_cache=False,
         )  # fmt: skip
-        self._make = lambda: device_engine(checkpoint, device, room, whole_steps=False)[0]
+        self._make = lambda: device_engine(checkpoint, device, room, graph_steps=False)[0]
 
-    def answer(self, request: Request) -> list[Output]:
-        return play(self._make(), [Visit(request, 0, None)])[request.id]
+    def answer(self, request: EngineRequest) -> list[RequestOutput]:
+        return play(self._make(), [DeviceVisit(request, 0, None)])[request.id]
 
 
 def seeds(count: int) -> list[int]:
@@ -203,7 +214,7 @@ def run_workload(
     device: torch.device,
     seed: int,
     *,
-    whole_steps: bool,
+    graph_steps: bool,
     count: int,
     page_sizes: list[int],
 ) -> int:
@@ -211,7 +222,7 @@ def run_workload(
     draw = random.Random(seed)
     resolved = random_sizes(draw, page_sizes)
     visits = random_visits(draw, resolved, count)
-    engine, runner = device_engine(checkpoint, device, resolved, whole_steps=whole_steps)
+    engine, runner = device_engine(checkpoint, device, resolved, graph_steps=graph_steps)
     if runner.steps is not None and draw.random() < 0.7:
         while runner.steps.graphs.capture_next():  # without a GPU there is nothing to capture
             pass
@@ -230,7 +241,7 @@ def test_answers_in_plain_torch_are_those_that_each_request_has_alone(checkpoint
     device = torch.device("cpu")
     preemptions = [
         run_workload(
-            checkpoint, device, seed, whole_steps=False, count=8, page_sizes=[1, 3, 4, 8, 16]
+            checkpoint, device, seed, graph_steps=False, count=8, page_sizes=[1, 3, 4, 8, 16]
         )
         for seed in seeds(25)
     ]
@@ -246,7 +257,7 @@ def test_answers_of_whole_steps_are_those_that_each_request_has_alone(
             checkpoint,
             torch.device(device, torch.cuda.current_device() if device == "cuda" else None),
             seed,
-            whole_steps=True,
+            graph_steps=True,
             count=6 if device == "cpu" else 30,
             page_sizes=[16] if device == "cpu" else [16, 32],
         )

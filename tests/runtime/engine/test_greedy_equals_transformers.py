@@ -9,9 +9,9 @@ import torch
 from tiny_checkpoints import KINDS, write_checkpoint
 from transformers import AutoModelForCausalLM
 
-from runtime.config import Device, EngineConfig
+from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import load
 
 STEPS = 64
@@ -26,7 +26,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Device:
+def device(request: pytest.FixtureRequest) -> DeviceOption:
     return request.param
 
 
@@ -55,7 +55,7 @@ def wanted(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def make_engine(checkpoint: Path, device: Device, *, kv_tokens: int, batched: int) -> Engine:
+def make_engine(checkpoint: Path, device: DeviceOption, *, kv_tokens: int, batched: int) -> Engine:
     config = EngineConfig(
         model=str(checkpoint), device=device, dtype="float32", kv_tokens=kv_tokens,
         max_num_seqs=4, max_batched_tokens=batched, threads=1,
@@ -68,7 +68,7 @@ def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     params = SamplingParams(max_tokens=STEPS, temperature=0)
     answers: list[list[int]] = [[] for _ in prompts]
     for id, prompt in enumerate(prompts):
-        engine.add(Request(id, 0, prompt, params))
+        engine.add(EngineRequest(id, 0, prompt, params))
     while engine.has_work:
         for output in engine.step():
             answers[output.id] += output.tokens
@@ -76,7 +76,7 @@ def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def test_chunks_of_prompts_among_decoding_rows_change_no_token(
-    checkpoint: Path, device: Device, prompts: list[list[int]], wanted: list[list[int]]
+    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], wanted: list[list[int]]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=1024, batched=7)
     assert answer(engine, prompts) == wanted
@@ -86,7 +86,7 @@ def test_chunks_of_prompts_among_decoding_rows_change_no_token(
 
 
 def test_preempted_sequences_go_on_with_the_same_tokens(
-    checkpoint: Path, device: Device, prompts: list[list[int]], wanted: list[list[int]]
+    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], wanted: list[list[int]]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=208, batched=16)
     assert answer(engine, prompts) == wanted

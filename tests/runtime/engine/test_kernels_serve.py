@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
-from runtime.config import Attention, DType, EngineConfig
+from runtime.config import AttentionOption, DType, EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Pooling, Request, SamplingParams
+from runtime.messages import EngineRequest, PoolingParams, SamplingParams
 from runtime.startup.loading import Loaded, load
 
 PROMPTS = [[5, 9, 60], [44, 3, 17, 17, 80, 9, 12, 30, 7, 51, 29]]
@@ -22,8 +22,8 @@ WISHES = (
     SamplingParams(max_tokens=9, temperature=0),
     SamplingParams(max_tokens=7, logprobs=2, prompt_logprobs=2, logit_bias={5: 2.0}),
     SamplingParams(max_tokens=5, allowed_ids=(5, 6, 7), banned=((5, 6), (7,))),
-    SamplingParams(max_tokens=0, pooling=Pooling("mean")),
-    SamplingParams(max_tokens=0, pooling=Pooling("last")),
+    SamplingParams(max_tokens=0, pooling=PoolingParams("mean")),
+    SamplingParams(max_tokens=0, pooling=PoolingParams("last")),
 )
 
 
@@ -34,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def loaded(checkpoint: Path, attention: Attention, device: str, **wishes: object) -> Loaded:
+def loaded(checkpoint: Path, attention: AttentionOption, device: str, **wishes: object) -> Loaded:
     config = EngineConfig(
         model=str(checkpoint), device=device, dtype="float32", attention=attention, kv_tokens=128,
         max_num_seqs=2, max_batched_tokens=7, max_model_len=64, threads=1, **wishes,
@@ -47,7 +47,7 @@ def answers(loaded: Loaded) -> list[list[int]]:
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     found: list[list[int]] = [[] for _ in PROMPTS]
     for id, prompt in enumerate(PROMPTS):
-        engine.add(Request(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
+        engine.add(EngineRequest(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
     while engine.has_work:
         for output in engine.step():
             assert output.error is None
@@ -63,7 +63,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("name", ["flash1", "flash2"])
-def test_kernels_and_torch_say_the_same_tokens(checkpoint: Path, name: Attention, device: str):
+def test_kernels_and_torch_say_the_same_tokens(
+    checkpoint: Path, name: AttentionOption, device: str
+):
     kernels, torch_itself = (loaded(checkpoint, which, device) for which in (name, "mha"))
     assert kernels.ready.attention.startswith(f"{name} (")
     assert answers(kernels) == answers(torch_itself)
@@ -82,7 +84,9 @@ def test_fp8_pages_take_a_quarter_of_what_float32_takes(checkpoint: Path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["flash1", "flash2"])
-def test_no_kernel_is_compiled_after_the_warm_up(checkpoint: Path, name: Attention, dtype: DType):
+def test_no_kernel_is_compiled_after_the_warm_up(
+    checkpoint: Path, name: AttentionOption, dtype: DType
+):
     """A compilation would stop every answer for a second."""
     import triton
 
@@ -94,7 +98,7 @@ def test_no_kernel_is_compiled_after_the_warm_up(checkpoint: Path, name: Attenti
     engine = Engine(ready.resolved, ready.ready.vocab_size, ready.executor)
     for id in range(40):
         prompt = [(id + place) % 90 + 3 for place in range(1 + id * 7 % 301)]
-        engine.add(Request(id, 0, prompt, WISHES[id % len(WISHES)]))
+        engine.add(EngineRequest(id, 0, prompt, WISHES[id % len(WISHES)]))
     compiled: list[str] = []
     hook = triton.knobs.runtime.jit_post_compile_hook
     triton.knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["repr"])

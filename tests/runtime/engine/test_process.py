@@ -24,12 +24,12 @@ from runtime.engine.process import one_line_errors
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
     Abort,
+    EngineRequest,
     FromEngine,
     Hello,
-    Output,
     Progress,
     Ready,
-    Request,
+    RequestOutput,
     SamplingParams,
     StepOutput,
     ToEngine,
@@ -91,22 +91,22 @@ class Played:
             assert heard[index:] or self.process.poll() is None, "the engine process ended"
         raise AssertionError("the message did not come")
 
-    def end_of(self, id: int, client: int = 0) -> tuple[list[int], Output]:
+    def end_of(self, id: int, client: int = 0) -> tuple[list[int], RequestOutput]:
         """All tokens of a request, and its last Output."""
-        last: Output = self.wait_for(lambda message: ended(message, id), client)
+        last: RequestOutput = self.wait_for(lambda message: ended(message, id), client)
         steps = [m for m in self.heard[client] if isinstance(m, StepOutput)]
         own = [output for step in steps for output in outputs_of(step) if output.id == id]
         assert [output for output in own if output.finish is not None] == [last]
         return [token for output in own for token in output.tokens], last
 
 
-def outputs_of(step: StepOutput) -> list[Output]:
+def outputs_of(step: StepOutput) -> list[RequestOutput]:
     """All that a step tells, the columns first."""
     columns = zip(array("q", step.ids), array("i", step.tokens), strict=True)
-    return [Output(id, [token]) for id, token in columns] + step.outputs
+    return [RequestOutput(id, [token]) for id, token in columns] + step.outputs
 
 
-def ended(message: FromEngine, id: int) -> Output | None:
+def ended(message: FromEngine, id: int) -> RequestOutput | None:
     if not isinstance(message, StepOutput):
         return None
     own = [output for output in message.outputs if output.id == id]
@@ -153,8 +153,8 @@ def test_loading_is_reported_before_ready_to_every_client(played: Played) -> Non
 
 def test_request_is_answered_to_its_own_client_only(played: Played) -> None:
     played.wait_for(as_ready)
-    played.sender.send(Request(10, 0, [1, 2, 3], GREEDY))
-    played.sender.send(Request(11, 1, [1, 2, 3], GREEDY))
+    played.sender.send(EngineRequest(10, 0, [1, 2, 3], GREEDY))
+    played.sender.send(EngineRequest(11, 1, [1, 2, 3], GREEDY))
     first, second = played.end_of(10)[0], played.end_of(11, client=1)[0]
     assert len(first) == 5 and first == second
     others = [m for m in played.heard[0] if isinstance(m, StepOutput)]
@@ -164,18 +164,18 @@ def test_request_is_answered_to_its_own_client_only(played: Played) -> None:
 def test_abort_ends_a_request_and_the_next_one_is_answered(played: Played) -> None:
     ready: Ready = played.wait_for(as_ready)
     long = SamplingParams(max_tokens=ready.max_model_len, temperature=0)
-    played.sender.send(Request(20, 0, [5, 6], long))
+    played.sender.send(EngineRequest(20, 0, [5, 6], long))
     played.sender.send(Abort(20))
     assert played.end_of(20)[1].finish == "abort"
-    played.sender.send(Request(21, 0, [5, 6], GREEDY))
+    played.sender.send(EngineRequest(21, 0, [5, 6], GREEDY))
     assert len(played.end_of(21)[0]) == 5
 
 
 def test_an_api_process_that_begins_anew_drops_its_requests_and_no_others(played: Played) -> None:
     ready: Ready = played.wait_for(as_ready)
     long = SamplingParams(max_tokens=ready.max_model_len, temperature=0)
-    played.sender.send(Request(25, 0, [5, 6], long))
-    played.sender.send(Request(26, 1, [1, 2, 3], GREEDY))
+    played.sender.send(EngineRequest(25, 0, [5, 6], long))
+    played.sender.send(EngineRequest(26, 1, [1, 2, 3], GREEDY))
     played.sender.send(Hello(0))
     assert played.end_of(25)[1].finish == "abort"
     assert len(played.end_of(26, client=1)[0]) == 5
@@ -188,17 +188,17 @@ def test_an_api_process_that_begins_anew_drops_its_requests_and_no_others(played
 
 def test_request_that_cannot_run_is_refused_and_harms_nobody(played: Played) -> None:
     ready: Ready = played.wait_for(as_ready)
-    played.sender.send(Request(30, 0, [ready.vocab_size], GREEDY))
+    played.sender.send(EngineRequest(30, 0, [ready.vocab_size], GREEDY))
     assert played.end_of(30)[1].finish == "error"
-    played.sender.send(Request(31, 0, [1], GREEDY))
+    played.sender.send(EngineRequest(31, 0, [1], GREEDY))
     assert len(played.end_of(31)[0]) == 5
 
 
 def test_second_request_of_an_id_is_refused_and_the_first_goes_on(played: Played) -> None:
     ready: Ready = played.wait_for(as_ready)
     long = SamplingParams(max_tokens=min(200, ready.max_model_len - 8), temperature=0)
-    played.sender.send(Request(40, 0, [5, 6], long))
-    played.sender.send(Request(40, 1, [7, 8], GREEDY))
+    played.sender.send(EngineRequest(40, 0, [5, 6], long))
+    played.sender.send(EngineRequest(40, 1, [7, 8], GREEDY))
     tokens, last = played.end_of(40, client=1)
     assert (tokens, last.finish) == ([], "error") and last.refused
     assert last.error == "a request of this id is under way already"

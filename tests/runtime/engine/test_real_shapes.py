@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES
-from runtime.config import Device, EngineConfig
+from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import load
 
 STEPS = 24
@@ -30,7 +30,7 @@ def prompts(vocab: int) -> list[list[int]]:
     return [torch.randint(vocab, (length,), generator=noise).tolist() for length in PROMPT_LENS]
 
 
-def write_and_ask(shape: dict[str, Any], directory: Path, device: Device) -> list[list[int]]:
+def write_and_ask(shape: dict[str, Any], directory: Path, device: DeviceOption) -> list[list[int]]:
     """A checkpoint of random weights, and what transformers answers, one prompt at a time."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -58,7 +58,7 @@ def write_and_ask(shape: dict[str, Any], directory: Path, device: Device) -> lis
     return answers
 
 
-def check(shape: dict[str, Any], directory: Path, device: Device) -> None:
+def check(shape: dict[str, Any], directory: Path, device: DeviceOption) -> None:
     wanted = write_and_ask(shape, directory, device)
     gc.collect()
     if device == "cuda":
@@ -71,7 +71,7 @@ def check(shape: dict[str, Any], directory: Path, device: Device) -> None:
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     found: list[list[int]] = [[] for _ in wanted]
     for id, prompt in enumerate(prompts(shape["vocab_size"])):
-        engine.add(Request(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
+        engine.add(EngineRequest(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
     while engine.has_work:
         for output in engine.step():
             assert output.error is None

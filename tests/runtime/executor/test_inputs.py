@@ -10,8 +10,8 @@ from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.executor.inputs import build_input
-from runtime.executor.slots import Slots
-from runtime.messages import Pooling, SamplingParams
+from runtime.executor.slots import SequenceSlots
+from runtime.messages import PoolingParams, SamplingParams
 from runtime.scheduler.batch import LAST, Batch, NewRow, make_batch
 
 CPU = torch.device("cpu")
@@ -22,15 +22,15 @@ KV = KVPool.allocate(
 )
 
 
-def make_slots() -> Slots:
-    return Slots(8, 8, 97, CPU)
+def make_slots() -> SequenceSlots:
+    return SequenceSlots(8, 8, 97, CPU)
 
 
 def start(*slots: int) -> list[NewRow]:
     return [NewRow(slot, PARAMS, 0, 1, []) for slot in slots]
 
 
-def build(batch: Batch, slots: Slots) -> ModelInput:
+def build(batch: Batch, slots: SequenceSlots) -> ModelInput:
     slots.begin(batch)
     return build_input(batch, slots, KV, ReferenceBackend())
 
@@ -45,7 +45,7 @@ def test_whole_prompts_are_laid_end_to_end() -> None:
     assert inp.tokens.tolist() == [*range(8)]
     assert inp.ends is not None and inp.ends.tolist() == [2, 7]
     assert inp.meta.page_table.tolist() == [[9, 0], [4, 6]]
-    assert inp.meta.write_slots.tolist() == [36, 37, 38, 16, 17, 18, 19, 24]
+    assert inp.meta.slot_mapping.tolist() == [36, 37, 38, 16, 17, 18, 19, 24]
     assert inp.meta.max_seqlen_q == 5
 
 
@@ -63,7 +63,7 @@ def test_decoding_rows_count_up_by_one() -> None:
     assert inp.meta.cache_seqlens.tolist() == [5, 3]
     assert inp.tokens.tolist() == [51, 33]
     assert inp.positions.tolist() == [4, 2]
-    assert inp.meta.write_slots.tolist() == [20, 34]
+    assert inp.meta.slot_mapping.tolist() == [20, 34]
     assert (inp.meta.decode_rows, inp.meta.num_rows) == (2, 2)
 
 
@@ -75,7 +75,7 @@ def test_chunk_behind_a_prefix_is_written_behind_it() -> None:
     assert inp.meta.cu_seqlens_q.tolist() == [0, 2, 5]
     assert inp.ends is not None and inp.ends.tolist() == [1, 4]
     assert inp.meta.q_lens == (2, 3) and inp.meta.kv_lens == (2, 11)
-    assert inp.meta.write_slots.tolist() == [4, 5, 8, 9, 10]
+    assert inp.meta.slot_mapping.tolist() == [4, 5, 8, 9, 10]
 
 
 def test_tensors_have_the_types_that_kernels_expect() -> None:
@@ -83,7 +83,7 @@ def test_tensors_have_the_types_that_kernels_expect() -> None:
     meta = inp.meta
     for tensor in (meta.cu_seqlens_q, meta.cache_seqlens, meta.page_table):
         assert tensor.dtype == torch.int32
-    for tensor in (inp.tokens, inp.positions, inp.ends, meta.write_slots):
+    for tensor in (inp.tokens, inp.positions, inp.ends, meta.slot_mapping):
         assert tensor is not None and tensor.dtype == torch.int64
 
 
@@ -122,24 +122,24 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
             for slot, first, q_len in zip(rows, starts, q_lens, strict=True)
             for position in range(first, first + q_len)
         ]
-        assert meta.write_slots.tolist() == wanted
+        assert meta.slot_mapping.tolist() == wanted
         for row, slot in enumerate(rows):
             assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
 
 
 def test_all_states_are_wanted_of_prompts_that_run_and_not_of_those_that_were_given_up() -> None:
     slots = make_slots()
-    mean = SamplingParams(0, pooling=Pooling("mean"))
+    mean = SamplingParams(0, pooling=PoolingParams("mean"))
     scored = SamplingParams(4, prompt_logprobs=1)
     rows = [NewRow(0, mean, 0, 9, []), NewRow(1, scored, 0, 5, []), NewRow(2, PARAMS, 0, 4, [])]
     first = make_batch(
         [0, 1, 2], [0] * 3, [4] * 3, [7] * 12, [1] * 3, [3, 4, 5], [False, False, True], 0, rows
     )
     slots.begin(first)
-    assert slots.wants_every_state(first)
+    assert slots.needs_all_hidden_states(first)
     of_mean, of_scored, plain = (
         make_batch([slot], [4], [1], [7], [1], [6 + slot], [True]) for slot in (0, 1, 2)
     )
-    assert slots.wants_every_state(of_mean) and slots.wants_every_state(of_scored)
-    assert not slots.wants_every_state(plain), "though the others lie in their slots"
-    assert not slots.wants_every_state(make_batch([1], [5], [1], [7], [1], [8], [True]))
+    assert slots.needs_all_hidden_states(of_mean) and slots.needs_all_hidden_states(of_scored)
+    assert not slots.needs_all_hidden_states(plain), "though the others lie in their slots"
+    assert not slots.needs_all_hidden_states(make_batch([1], [5], [1], [7], [1], [8], [True]))

@@ -10,7 +10,7 @@ from tiny_checkpoints import SHAPE
 
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Pooling, Request, SamplingParams
+from runtime.messages import EngineRequest, PoolingParams, SamplingParams
 from runtime.startup.loading import load
 
 FEATURES = (
@@ -21,8 +21,8 @@ FEATURES = (
     SamplingParams(max_tokens=40, prompt_logprobs=2),
     SamplingParams(max_tokens=40, allowed_ids=(5, 6, 7), banned=((5, 6), (7,))),
     SamplingParams(max_tokens=40, logprobs=2, logprob_ids=(5, 9)),
-    SamplingParams(max_tokens=0, pooling=Pooling("last")),
-    SamplingParams(max_tokens=0, pooling=Pooling("mean", dimensions=20)),
+    SamplingParams(max_tokens=0, pooling=PoolingParams("last")),
+    SamplingParams(max_tokens=0, pooling=PoolingParams("mean", dimensions=20)),
 )
 
 
@@ -40,7 +40,9 @@ def test_queueing_a_step_waits_for_nothing(tmp_path: Path, tied: bool) -> None:
     loaded = load(config, lambda phase, done, total: None)
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     for id, params in enumerate(FEATURES):
-        engine.add(Request(id, 0, [(id + place) % 90 + 3 for place in range(9 + 17 * id)], params))
+        engine.add(
+            EngineRequest(id, 0, [(id + place) % 90 + 3 for place in range(9 + 17 * id)], params)
+        )
     torch.cuda.set_sync_debug_mode("error")
     try:
         while engine.has_work:

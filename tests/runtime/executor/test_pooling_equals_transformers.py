@@ -10,9 +10,9 @@ import torch
 from tiny_checkpoints import write_checkpoint
 from transformers import AutoModelForCausalLM
 
-from runtime.config import Device, EngineConfig
+from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Output, Pooling, Request, SamplingParams
+from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.startup.loading import load
 
 LENGTHS = (1, 5, 16, 33, 47)
@@ -27,7 +27,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Device:
+def device(request: pytest.FixtureRequest) -> DeviceOption:
     return request.param
 
 
@@ -50,7 +50,7 @@ def states(checkpoint: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
         ]
 
 
-def make_engine(checkpoint: Path, device: Device, *, kv_tokens: int, batched: int) -> Engine:
+def make_engine(checkpoint: Path, device: DeviceOption, *, kv_tokens: int, batched: int) -> Engine:
     config = EngineConfig(
         model=str(checkpoint), device=device, dtype="float32", kv_tokens=kv_tokens,
         max_num_seqs=4, max_batched_tokens=batched, threads=1,
@@ -60,14 +60,14 @@ def make_engine(checkpoint: Path, device: Device, *, kv_tokens: int, batched: in
     return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
 
 
-def pool(states: torch.Tensor, wanted: Pooling) -> torch.Tensor:
-    vector = states[-1] if wanted.kind == "last" else states.mean(0)
-    vector = vector[: wanted.dimensions or None]
-    return vector / vector.norm() if wanted.normalize else vector
+def pool(states: torch.Tensor, wanted: PoolingParams) -> torch.Tensor:
+    embedding = states[-1] if wanted.kind == "last" else states.mean(0)
+    embedding = embedding[: wanted.dimensions or None]
+    return embedding / embedding.norm() if wanted.normalize else embedding
 
 
-def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
-    got: dict[int, list[Output]] = {request.id: [] for request in requests}
+def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[RequestOutput]]:
+    got: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
     for request in requests:
         engine.add(request)
     while engine.has_work:
@@ -77,49 +77,49 @@ def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
     return got
 
 
-def check(outputs: list[Output], states: torch.Tensor, wanted: Pooling) -> None:
+def check(outputs: list[RequestOutput], states: torch.Tensor, wanted: PoolingParams) -> None:
     [output] = outputs
     assert output.finish == "stop" and not output.tokens and output.started
-    vector = torch.from_numpy(np.frombuffer(output.vector, "<f4").copy())
-    torch.testing.assert_close(vector, pool(states, wanted), atol=1e-4, rtol=1e-4)
+    embedding = torch.from_numpy(np.frombuffer(output.embedding, "<f4").copy())
+    torch.testing.assert_close(embedding, pool(states, wanted), atol=1e-4, rtol=1e-4)
 
 
 WANTED = (
-    Pooling("last"),
-    Pooling("mean"),
-    Pooling("last", dimensions=24),
-    Pooling("mean", dimensions=24, normalize=False),
+    PoolingParams("last"),
+    PoolingParams("mean"),
+    PoolingParams("last", dimensions=24),
+    PoolingParams("mean", dimensions=24, normalize=False),
 )
 
 
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 def test_one_prompt_alone(
     checkpoint: Path,
-    device: Device,
+    device: DeviceOption,
     prompts: list[list[int]],
     states: list[torch.Tensor],
-    wanted: Pooling,
+    wanted: PoolingParams,
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=1024, batched=64)
     params = SamplingParams(max_tokens=0, pooling=wanted)
     for id, prompt in enumerate(prompts):
-        check(run(engine, [Request(id, 0, prompt, params)])[id], states[id], wanted)
+        check(run(engine, [EngineRequest(id, 0, prompt, params)])[id], states[id], wanted)
     assert engine.stats().generated_tokens == 0
 
 
 def test_chunks_among_answers_that_are_generated(
-    checkpoint: Path, device: Device, prompts: list[list[int]], states: list[torch.Tensor]
+    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], states: list[torch.Tensor]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=1024, batched=7)
     answer = SamplingParams(max_tokens=30, temperature=0)
-    alone = run(engine, [Request(0, 0, prompts[3], answer)])[0]
+    alone = run(engine, [EngineRequest(0, 0, prompts[3], answer)])[0]
     for _ in range(2):  # the second time, pages are found in the prefix cache
         requests = [
-            Request(10 * id + place, 0, prompt, SamplingParams(max_tokens=0, pooling=wanted))
+            EngineRequest(10 * id + place, 0, prompt, SamplingParams(max_tokens=0, pooling=wanted))
             for id, prompt in enumerate(prompts)
             for place, wanted in enumerate(WANTED)
         ]
-        got = run(engine, [Request(99, 0, prompts[3], answer), *requests])
+        got = run(engine, [EngineRequest(99, 0, prompts[3], answer), *requests])
         for id in range(len(prompts)):
             for place, wanted in enumerate(WANTED):
                 check(got[10 * id + place], states[id], wanted)
@@ -131,14 +131,14 @@ def test_chunks_among_answers_that_are_generated(
 
 
 def test_preempted_prompts_give_the_same_vectors(
-    checkpoint: Path, device: Device, prompts: list[list[int]], states: list[torch.Tensor]
+    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], states: list[torch.Tensor]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=176, batched=4)
     answer = SamplingParams(max_tokens=60, temperature=0)
     # They leave one token a step for the prompts, and take their pages meanwhile.
-    talk = [Request(id, 0, prompts[0], answer, priority=-1) for id in (90, 91, 92)]
+    talk = [EngineRequest(id, 0, prompts[0], answer, priority=-1) for id in (90, 91, 92)]
     requests = [
-        Request(10 * id + place, 0, prompts[id], SamplingParams(max_tokens=0, pooling=wanted))
+        EngineRequest(10 * id + place, 0, prompts[id], SamplingParams(max_tokens=0, pooling=wanted))
         for id in (3, 4)
         for place, wanted in enumerate(WANTED)
     ]

@@ -19,10 +19,10 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
-from runtime.config import Resolved
+from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import Runner
-from runtime.messages import Output, Request, SamplingParams
+from runtime.executor.torch_executor import ModelRunner
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.scheduler.batch import LAST, NewRow, make_batch
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ class StrictModel:
         self.logit_calls: list[int] = []
 
     def __call__(self, inp: ModelInput) -> Tensor:
-        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.write_slots
+        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.slot_mapping
         pool[slots // PAGE, slots % PAGE] = inp.tokens.to(pool.dtype)
         cells = pool.flatten()
         hidden: list[Tensor] = []
@@ -90,7 +90,7 @@ def where(request: pytest.FixtureRequest) -> Where:
 def make_engine(
     where: Where, model: StrictModel, *, pages: int = 64, slots: int = 4, budget: int = 32
 ) -> Engine:
-    resolved = Resolved(
+    resolved = ResolvedConfig(
         model="",
         device="cpu",
         dtype="float32",
@@ -110,7 +110,7 @@ def make_engine(
         layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
         dtype=torch.float32, device=where.device,
     )  # fmt: skip
-    runner = Runner(
+    runner = ModelRunner(
         model,
         resolved=resolved,
         vocab_size=VOCAB,
@@ -122,8 +122,8 @@ def make_engine(
     return Engine(resolved, VOCAB, runner)
 
 
-def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
-    got: dict[int, list[Output]] = {request.id: [] for request in requests}
+def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[RequestOutput]]:
+    got: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
     for request in requests:
         engine.add(request)
     for _ in range(5000):
@@ -135,7 +135,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[int, list[Output]]:
     raise AssertionError("no progress")
 
 
-def tokens_of(outputs: list[Output]) -> list[int]:
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
     assert [output.finish is not None for output in outputs].count(True) == 1
     return [token for output in outputs for token in output.tokens]
 
@@ -158,7 +158,7 @@ def test_any_mix_of_requests_gets_the_tokens_of_plain_decoding(
     """Chunks, preemption and prefix hits: few slots, few pages, small steps."""
     common = data.draw(prompts)
     requests = [
-        Request(
+        EngineRequest(
             number,
             0,
             (common if data.draw(st.booleans()) else []) + data.draw(prompts),
@@ -188,13 +188,15 @@ def test_seeded_samples_do_not_depend_on_what_runs_beside_them(
         frequency_penalty=0.5, repetition_penalty=1.2,
     )  # fmt: skip
     prompt = data.draw(prompts)
-    alone = tokens_of(run(make_engine(where, StrictModel()), [Request(0, 0, prompt, params)])[0])
+    alone = tokens_of(
+        run(make_engine(where, StrictModel()), [EngineRequest(0, 0, prompt, params)])[0]
+    )
     others = [
-        Request(number, 0, data.draw(prompts), SamplingParams(max_tokens=15, temperature=0.7))
+        EngineRequest(number, 0, data.draw(prompts), SamplingParams(max_tokens=15, temperature=0.7))
         for number in range(1, 5)
     ]
     crowd = make_engine(where, StrictModel(), pages=9, slots=3, budget=7)
-    requests = [*others, Request(0, 0, prompt, params)]
+    requests = [*others, EngineRequest(0, 0, prompt, params)]
     assert tokens_of(run(crowd, requests)[0]) == alone
 
 
@@ -204,7 +206,7 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(where: Where) ->
     for budget in (5, 36, 64):
         engine = make_engine(where, StrictModel(), budget=budget)
         for id in (0, 1):  # the second finds the first one's pages remembered
-            outputs = run(engine, [Request(id, 0, prompt, params)])[id]
+            outputs = run(engine, [EngineRequest(id, 0, prompt, params)])[id]
             scores = outputs[0].prompt_logprobs
             assert scores is not None and scores[0] is None and len(scores) == len(prompt)
             for position, scored in enumerate(scores[1:], 1):
@@ -219,14 +221,14 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(where: Where) ->
 
 def test_prompt_of_one_token_has_one_prompt_logprob_and_that_is_none(where: Where) -> None:
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    outputs = run(make_engine(where, StrictModel()), [Request(0, 0, [5], params)])[0]
+    outputs = run(make_engine(where, StrictModel()), [EngineRequest(0, 0, [5], params)])[0]
     assert outputs[0].prompt_logprobs == [None]
 
 
 def test_logits_that_are_not_finite_end_only_their_own_request(where: Where) -> None:
     engine = make_engine(where, StrictModel(poison=60))
     params = SamplingParams(max_tokens=3, temperature=0)
-    got = run(engine, [Request(0, 0, [1, 60], params), Request(1, 0, [1, 2], params)])
+    got = run(engine, [EngineRequest(0, 0, [1, 60], params), EngineRequest(1, 0, [1, 2], params)])
     assert [output.finish for output in got[0]] == ["error"]
     assert got[0][0].error == "the model's output is not a number for this request"
     assert tokens_of(got[1]) == greedy([1, 2], 3)
@@ -242,13 +244,13 @@ def test_a_row_that_may_take_no_token_is_the_requests_own_mistake_and_its_pages_
     stuck = SamplingParams(
         max_tokens=9, temperature=0, allowed_ids=(7,), stop_ids=(7,), min_tokens=2, logprobs=1
     )
-    got = run(engine, [Request(0, 0, prompt, plain), Request(1, 0, [1, 2], plain)])
-    got |= run(engine, [Request(2, 0, prompt, stuck), Request(3, 0, [1, 2], plain)])
+    got = run(engine, [EngineRequest(0, 0, prompt, plain), EngineRequest(1, 0, [1, 2], plain)])
+    got |= run(engine, [EngineRequest(2, 0, prompt, stuck), EngineRequest(3, 0, [1, 2], plain)])
     [end] = got[2]
     assert end.finish == "error" and end.refused
     assert end.error is not None and "no token is left to choose from" in end.error
     assert tokens_of(got[3]) == tokens_of(got[1])
-    [first, *_] = run(engine, [Request(4, 0, prompt, plain)])[4]
+    [first, *_] = run(engine, [EngineRequest(4, 0, prompt, plain)])[4]
     assert first.cached == 2 * PAGE, "the pages of the prompt are as good as ever"
 
 
@@ -258,8 +260,8 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its
     engine = make_engine(where, StrictModel(poison=60), budget=16)
     params = SamplingParams(max_tokens=2, temperature=0)
     prompt = [1] * 20 + [60] + [2] * 180
-    engine.add(Request(0, 0, prompt, params))
-    outputs: list[Output] = []
+    engine.add(EngineRequest(0, 0, prompt, params))
+    outputs: list[RequestOutput] = []
     for _ in range(4):
         outputs += engine.step()
     assert [output.finish for output in outputs] == ["error"]
@@ -271,7 +273,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its
 def test_chunks_that_do_not_sample_make_no_logits(where: Where) -> None:
     model = StrictModel()
     engine = make_engine(where, model, budget=8)
-    run(engine, [Request(0, 0, [1] * 30, SamplingParams(max_tokens=2, temperature=0))])
+    run(engine, [EngineRequest(0, 0, [1] * 30, SamplingParams(max_tokens=2, temperature=0))])
     assert set(model.logit_calls) == {1}
 
 

@@ -28,8 +28,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.loop import Engine
-from runtime.grammar.manager import Grammars
-from runtime.messages import Output, Request
+from runtime.grammar.manager import GrammarManager
+from runtime.messages import EngineRequest, RequestOutput
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
 
 
 @pytest.fixture(scope="module")
-def grammars(texts: Texts) -> Iterator[Grammars]:
+def grammars(texts: Texts) -> Iterator[GrammarManager]:
     """One grammar process for all engines of this file, as one has no use for two."""
-    grammars = Grammars(texts.file, VOCAB)
+    grammars = GrammarManager(texts.file, VOCAB)
     yield grammars
     grammars.close()
 
@@ -99,7 +99,12 @@ schemas = st.recursive(scalars, _nested, max_leaves=5)
     pages=st.sampled_from([40, 256]),
 )
 def test_whatever_the_logits_an_answer_fulfils_its_schema(
-    texts: Texts, grammars: Grammars, wanted: list[object], model: int, overlap: bool, pages: int
+    texts: Texts,
+    grammars: GrammarManager,
+    wanted: list[object],
+    model: int,
+    overlap: bool,
+    pages: int,
 ) -> None:
     engine = make_engine(grammars, overlap=overlap, pages=pages, seed=model)
     requests = [ask(id, json_grammar(schema)) for id, schema in enumerate(wanted)]
@@ -114,7 +119,7 @@ REGEXES = ["[ab]{2,5}c", "(yes|no|maybe)!?", r"\d{4}-\d{2}", "x*y", "(a|b)*abb"]
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_answers_match_their_regular_expressions_and_choices(
-    texts: Texts, grammars: Grammars, overlap: bool
+    texts: Texts, grammars: GrammarManager, overlap: bool
 ) -> None:
     engine = make_engine(grammars, overlap=overlap)
     forms = [*REGEXES, "red|green|dark blue"]
@@ -139,7 +144,7 @@ FIELDS = {
 }
 
 
-def mixed(first: int = 0) -> list[Request]:
+def mixed(first: int = 0) -> list[EngineRequest]:
     """Requests with and without grammars, and with all that else bends the logits."""
     form = json_grammar(FIELDS)
     return [
@@ -156,7 +161,7 @@ def mixed(first: int = 0) -> list[Request]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_rows_with_and_without_grammars_do_not_influence_each_other(
-    grammars: Grammars, overlap: bool
+    grammars: GrammarManager, overlap: bool
 ) -> None:
     together = run(make_engine(grammars, overlap=overlap), mixed())
     for request in mixed():
@@ -164,7 +169,7 @@ def test_rows_with_and_without_grammars_do_not_influence_each_other(
         assert tokens_of(together[request.id]) == tokens_of(alone[request.id])
 
 
-def test_the_overlapped_loop_says_the_same(grammars: Grammars) -> None:
+def test_the_overlapped_loop_says_the_same(grammars: GrammarManager) -> None:
     plain = run(make_engine(grammars, overlap=False), mixed())
     overlapped = run(make_engine(grammars, overlap=True), mixed())
     assert [tokens_of(o) for o in plain.values()] == [tokens_of(o) for o in overlapped.values()]
@@ -172,7 +177,7 @@ def test_the_overlapped_loop_says_the_same(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preempted_answers_go_on_where_they_were(
-    texts: Texts, grammars: Grammars, overlap: bool
+    texts: Texts, grammars: GrammarManager, overlap: bool
 ) -> None:
     flags = {"type": "array", "items": {"type": "boolean"}, "minItems": 20, "maxItems": 25}
     form = json_grammar(flags)
@@ -187,7 +192,7 @@ def test_preempted_answers_go_on_where_they_were(
 
 
 def test_a_grammar_that_takes_no_more_ends_the_answer_without_an_end_token(
-    texts: Texts, grammars: Grammars
+    texts: Texts, grammars: GrammarManager
 ) -> None:
     got = run(make_engine(grammars, overlap=True), [ask(1, regex_grammar("abc"), stop_ids=())])
     end = got[1][-1]
@@ -196,7 +201,7 @@ def test_a_grammar_that_takes_no_more_ends_the_answer_without_an_end_token(
 
 
 def test_without_end_tokens_an_open_grammar_goes_on_to_the_limit(
-    texts: Texts, grammars: Grammars
+    texts: Texts, grammars: GrammarManager
 ) -> None:
     wanted = ask(1, regex_grammar("a+"), stop_ids=(), max_tokens=20)
     got = run(make_engine(grammars, overlap=False), [wanted])
@@ -206,7 +211,7 @@ def test_without_end_tokens_an_open_grammar_goes_on_to_the_limit(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_end_before_min_tokens_unless_the_grammar_has_nothing_else(
-    texts: Texts, grammars: Grammars, seed: int
+    texts: Texts, grammars: GrammarManager, seed: int
 ) -> None:
     engine = make_engine(grammars, overlap=True, seed=seed)
     got = run(
@@ -221,13 +226,13 @@ def test_no_end_before_min_tokens_unless_the_grammar_has_nothing_else(
     assert re.fullmatch("[ab]{1,2}", texts.of(got[2]))
 
 
-def test_max_tokens_cuts_an_answer_short(grammars: Grammars) -> None:
+def test_max_tokens_cuts_an_answer_short(grammars: GrammarManager) -> None:
     got = run(make_engine(grammars, overlap=True), [ask(1, json_grammar(FIELDS), max_tokens=4)])
     assert got[1][-1].finish == "length"
     assert len(tokens_of(got[1])) == 4
 
 
-def test_logprobs_are_among_the_tokens_that_the_grammar_allows(grammars: Grammars) -> None:
+def test_logprobs_are_among_the_tokens_that_the_grammar_allows(grammars: GrammarManager) -> None:
     got = run(make_engine(grammars, overlap=False), [ask(1, regex_grammar("ab|ac"), logprobs=5)])
     scores = [score for output in got[1] for score in output.logprobs or []]
     first = scores[0]
@@ -236,7 +241,7 @@ def test_logprobs_are_among_the_tokens_that_the_grammar_allows(grammars: Grammar
     assert all(logprob > -float("inf") for score in scores for _, logprob in score.top)
 
 
-def test_equal_seeds_give_equal_answers(grammars: Grammars) -> None:
+def test_equal_seeds_give_equal_answers(grammars: GrammarManager) -> None:
     form = json_grammar(FIELDS)
     requests = [ask(1, form, seed=7), ask(2, form, seed=7), ask(3, form, seed=8)]
     for request in requests:
@@ -246,7 +251,7 @@ def test_equal_seeds_give_equal_answers(grammars: Grammars) -> None:
 
 
 def test_a_grammar_that_cannot_be_used_ends_its_request_only(
-    texts: Texts, grammars: Grammars
+    texts: Texts, grammars: GrammarManager
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     wanted = [ask(1, lark_grammar("start: nothing")), ask(2, regex_grammar("abc")), ask(3, "[")]
@@ -265,7 +270,7 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_only(
     ],
 )
 def test_a_grammar_that_leads_nowhere_ends_its_request_only(
-    grammars: Grammars, grammar: str
+    grammars: GrammarManager, grammar: str
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     got = run(engine, [ask(1, lark_grammar(grammar)), ask(2, max_tokens=9)])
@@ -276,7 +281,7 @@ def test_a_grammar_that_leads_nowhere_ends_its_request_only(
 
 
 def test_a_fault_of_ours_while_a_grammar_is_compiled_ends_its_request_only(
-    grammars: Grammars,
+    grammars: GrammarManager,
 ) -> None:
     schema = json_grammar({"type": "boolean"})
     unknown = VOCAB + 4096  # no token: the engine refuses such a request, but later
@@ -285,12 +290,15 @@ def test_a_fault_of_ours_while_a_grammar_is_compiled_ends_its_request_only(
     done: dict[int, tuple[str | None, bool]] = {}
     until = time.monotonic() + 20
     while len(done) < 2 and time.monotonic() < until:
-        done |= {one.id: (error, blame) for one, error, blame in grammars.compiled(0.1)}
-    grammars.forget(1)
-    grammars.forget(2)
+        done |= {
+            one.id: (error, is_request_error)
+            for one, error, is_request_error in grammars.compiled(0.1)
+        }
+    grammars.release(1)
+    grammars.release(2)
     assert done[2][0] is None
-    error, blame = done[1]
-    assert error is not None and error.startswith("internal error: ") and not blame
+    error, is_request_error = done[1]
+    assert error is not None and error.startswith("internal error: ") and not is_request_error
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:
@@ -298,8 +306,8 @@ def test_an_engine_without_grammars_refuses_them() -> None:
     assert (got[1][-1].finish, got[1][-1].refused) == ("error", True)
 
 
-def step_until(engine: Engine, id: int, count: int) -> list[Output]:
-    outputs: list[Output] = []
+def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
     for _ in range(10_000):
         outputs += engine.step()
         if len([output for output in outputs if output.id == id]) >= count:
@@ -308,7 +316,7 @@ def step_until(engine: Engine, id: int, count: int) -> list[Output]:
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it compiles", "while it runs"])
-def test_an_aborted_request_is_forgotten(grammars: Grammars, early: bool) -> None:
+def test_an_aborted_request_is_forgotten(grammars: GrammarManager, early: bool) -> None:
     engine = make_engine(grammars, overlap=True)
     # Ids of its own, as in a server: what the process still says of this one is for nobody else.
     id = 1001 if early else 1002
@@ -326,7 +334,7 @@ def test_an_aborted_request_is_forgotten(grammars: Grammars, early: bool) -> Non
 
 @pytest.mark.parametrize(("id", "regex"), [(1003, "[a-z]{50}"), (1004, "[")])
 def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
-    grammars: Grammars, id: int, regex: str
+    grammars: GrammarManager, id: int, regex: str
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     engine.add(ask(1, regex_grammar("[a-z]{50}")))
@@ -335,7 +343,7 @@ def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
     while not grammars._compiled:
         grammars._receive(0.1)  # as a step does that waits for masks
     engine.abort(id)
-    outputs: list[Output] = []
+    outputs: list[RequestOutput] = []
     while engine.has_work:
         outputs += engine.step()
         assert id not in [one.request_id for one in engine.scheduler.running.all()]
@@ -345,7 +353,7 @@ def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
 
 
 def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
-    texts: Texts, grammars: Grammars
+    texts: Texts, grammars: GrammarManager
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     engine.add(ask(1, regex_grammar("[a-z]{100}")))
@@ -364,7 +372,7 @@ def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
 
 
 def test_a_grammar_process_that_died_while_nobody_needed_it_is_nobodys_fault(
-    texts: Texts, grammars: Grammars
+    texts: Texts, grammars: GrammarManager
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     run(engine, [ask(1, regex_grammar("abc"))])
@@ -376,7 +384,7 @@ def test_a_grammar_process_that_died_while_nobody_needed_it_is_nobodys_fault(
 
 
 def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
-    texts: Texts, grammars: Grammars
+    texts: Texts, grammars: GrammarManager
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     run(engine, [ask(1, regex_grammar("abc"))])
@@ -385,7 +393,7 @@ def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
         assert worker is not None
         os.kill(worker.process.pid, signal.SIGSTOP)  # it shall not answer first
         engine.add(ask(times, regex_grammar("abe")))
-        outputs: list[Output] = []
+        outputs: list[RequestOutput] = []
         for _ in range(times):
             worker = grammars._worker
             assert worker is not None
@@ -401,6 +409,6 @@ def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
 
 
 def test_a_model_without_a_tokenizer_file_has_no_grammars(tmp_path: Path) -> None:
-    engine = make_engine(Grammars(tmp_path / "tokenizer.json", VOCAB), overlap=True)
+    engine = make_engine(GrammarManager(tmp_path / "tokenizer.json", VOCAB), overlap=True)
     got = run(engine, [ask(1, regex_grammar("a"))])
     assert "tokenizer.json" in (got[1][-1].error or "")

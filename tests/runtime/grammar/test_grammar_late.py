@@ -15,22 +15,22 @@ from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, request, resolv
 from grammar_engine import Texts, ask, make_engine, regex_grammar, run, tokens_of
 
 from runtime.engine.loop import Engine
-from runtime.grammar.manager import PATIENCE_SECONDS, SILENT, STEP_WAIT_SECONDS, Grammars
-from runtime.messages import Output, Request
+from runtime.grammar.manager import REPLY_TIMEOUT_SECONDS, SILENT, STEP_WAIT_SECONDS, GrammarManager
+from runtime.messages import EngineRequest, RequestOutput
 from runtime.scheduler.scheduler import HELD_SECONDS
 
 HUNG = 1000.0  # seconds to an answer: there will be none
 
 
 @pytest.fixture
-def grammars(tmp_path: Path) -> Iterator[Grammars]:
-    grammars = Grammars(Texts(tmp_path).file, VOCAB)
+def grammars(tmp_path: Path) -> Iterator[GrammarManager]:
+    grammars = GrammarManager(Texts(tmp_path).file, VOCAB)
     yield grammars
     grammars.close()
 
 
-def step_until(engine: Engine, id: int, count: int) -> list[Output]:
-    outputs: list[Output] = []
+def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
     while sum(output.id == id for output in outputs) < count:
         outputs += engine.step()
     return outputs
@@ -38,7 +38,7 @@ def step_until(engine: Engine, id: int, count: int) -> list[Output]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
-    grammars: Grammars, overlap: bool
+    grammars: GrammarManager, overlap: bool
 ) -> None:
     wanted = [ask(id, regex_grammar("[a-z]{60}"), repetition_penalty=1.2) for id in (1, 2)]
     undisturbed = run(make_engine(grammars, overlap=overlap), wanted)
@@ -52,7 +52,7 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     engine.add(ask(3, max_tokens=100, stop_ids=()))
     began = time.monotonic()
     outputs += step_until(engine, 3, 100)
-    assert time.monotonic() - began < PATIENCE_SECONDS / 2
+    assert time.monotonic() - began < REPLY_TIMEOUT_SECONDS / 2
     assert grammars.late == {1, 2}
     os.kill(worker.process.pid, signal.SIGCONT)
     while engine.has_work:
@@ -64,7 +64,7 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
 
 
 def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     engine.add(ask(1, regex_grammar("[a-z]{100}")))
@@ -75,7 +75,7 @@ def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
     engine.add(ask(2, max_tokens=40, stop_ids=()))
     outputs += step_until(engine, 2, 10)
     engine.add(ask(3, regex_grammar("abc")))
-    monkeypatch.setattr("runtime.grammar.manager.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("runtime.grammar.manager.REPLY_TIMEOUT_SECONDS", 0.0)
     outputs += step_until(engine, 1, 1)
     monkeypatch.undo()
     while engine.has_work:
@@ -97,18 +97,18 @@ class Late:
         self.engine = Engine(
             self.config, VOCAB_SIZE, self.executor, grammars=self.grammars, clock=self.clock
         )
-        self.outputs: list[Output] = []
+        self.outputs: list[RequestOutput] = []
 
     def step(self, seconds: float = 0.0) -> None:
         self.clock.now += seconds
         self.outputs += self.engine.step()
         self.engine.scheduler.check_integrity()
 
-    def end(self, id: int) -> Output | None:
+    def end(self, id: int) -> RequestOutput | None:
         ends = [output for output in self.outputs if output.id == id and output.finish]
         return ends[0] if ends else None
 
-    def is_right(self, one: Request) -> bool:
+    def is_right(self, one: EngineRequest) -> bool:
         tokens = [
             token for output in self.outputs if output.id == one.id for token in output.tokens
         ]
@@ -166,7 +166,7 @@ def test_who_waits_for_a_slot_gets_that_of_a_request_that_is_held_for_long() -> 
     while late.end(2) is None:
         late.step(0.01)
     assert late.is_right(plain) and late.end(1) is None
-    late.step(1.5 * PATIENCE_SECONDS)
+    late.step(1.5 * REPLY_TIMEOUT_SECONDS)
     assert (end := late.end(1)) is not None and end.error == SILENT
     assert late.engine.idle and late.engine.stats().pages_used == 0
 
@@ -196,7 +196,7 @@ def test_a_held_request_can_be_aborted(slots: int) -> None:
     late.engine.abort(1)
     late.step()
     assert (end := late.end(1)) is not None and end.finish == "abort"
-    late.step(1.5 * PATIENCE_SECONDS)
+    late.step(1.5 * REPLY_TIMEOUT_SECONDS)
     assert late.engine.idle and late.engine.stats().pages_used == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import VOCAB
 from grammar_engine import Texts, ask, json_grammar, make_engine, run
 
-from runtime.grammar.manager import Grammars
+from runtime.grammar.manager import GrammarManager
 from server.process.launcher import MAX_DIRECTORY_BYTES
 
 
@@ -22,7 +22,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
 def test_where_there_can_be_no_process_its_request_ends_and_others_run_on(
     texts: Texts, tmp_path: Path
 ) -> None:
-    grammars = Grammars(texts.file, VOCAB, folder=tmp_path / "swept away")
+    grammars = GrammarManager(texts.file, VOCAB, folder=tmp_path / "swept away")
     engine = make_engine(grammars, overlap=True)
     outputs = run(engine, [ask(1, json_grammar({"type": "boolean"})), ask(2, "")])
     assert "cannot be started" in (outputs[1][-1].error or "") and not outputs[1][-1].refused
@@ -36,7 +36,7 @@ def test_a_process_that_cannot_be_started_leaves_no_folder_behind(
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr("runtime.grammar.manager.subprocess.Popen", no_more_processes)
-    grammars = Grammars(texts.file, VOCAB, folder=tmp_path)
+    grammars = GrammarManager(texts.file, VOCAB, folder=tmp_path)
     for id in (1, 2):
         grammars.begin(ask(id, json_grammar({"type": "boolean"})))
     assert [bool(error) for _, error, _ in grammars.compiled()] == [True, True]
@@ -49,7 +49,7 @@ def test_sockets_fit_into_the_longest_directory_that_the_launcher_takes(
 ) -> None:
     letters = MAX_DIRECTORY_BYTES - len("/tmp/12345678") + (not longest)
     folder = Path(tempfile.mkdtemp(prefix="w" * letters, dir="/tmp"))
-    grammars = Grammars(texts.file, VOCAB, folder=folder)
+    grammars = GrammarManager(texts.file, VOCAB, folder=folder)
     try:
         grammars.begin(ask(1, json_grammar({"type": "boolean"})))
         assert (grammars._worker is not None) == longest

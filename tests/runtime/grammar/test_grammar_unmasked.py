@@ -10,26 +10,26 @@ from fake_engine import VOCAB
 from grammar_engine import Texts, ask, make_engine, regex_grammar
 
 from runtime.engine.loop import UNMASKED
-from runtime.grammar.manager import Grammars
-from runtime.messages import Output
+from runtime.grammar.manager import GrammarManager
+from runtime.messages import RequestOutput
 
 
 @pytest.fixture
-def grammars(tmp_path: Path) -> Iterator[Grammars]:
-    grammars = Grammars(Texts(tmp_path).file, VOCAB)
+def grammars(tmp_path: Path) -> Iterator[GrammarManager]:
+    grammars = GrammarManager(Texts(tmp_path).file, VOCAB)
     yield grammars
     grammars.close()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_one_whose_mask_is_missing_ends_before_the_next_token(
-    grammars: Grammars, overlap: bool
+    grammars: GrammarManager, overlap: bool
 ) -> None:
     engine = make_engine(grammars, overlap=overlap)
     for id in (1, 2):
         engine.add(ask(id, regex_grammar("[a-z]{40}")))
     engine.add(ask(3, max_tokens=30))
-    outputs: list[Output] = []
+    outputs: list[RequestOutput] = []
     while sum(output.id == 1 for output in outputs) < 3:
         outputs += engine.step()
     known = sum(len(output.tokens) for output in outputs if output.id == 1)
@@ -46,7 +46,7 @@ def test_one_whose_mask_is_missing_ends_before_the_next_token(
     assert engine.scheduler.pool.num_used == 0 and not grammars.open
 
 
-def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: Grammars) -> None:
+def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: GrammarManager) -> None:
     engine = make_engine(grammars, overlap=False)
     engine.add(ask(1, regex_grammar("[a-z]{40}")))
     while not grammars._compiled:
@@ -56,7 +56,7 @@ def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: Gram
     worker.process.kill()
     worker.process.wait()
     engine.add(ask(2, regex_grammar("[a-z]{4}")))  # finds that the process has ended
-    outputs: list[Output] = []
+    outputs: list[RequestOutput] = []
     while engine.has_work:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}

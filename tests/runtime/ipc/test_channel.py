@@ -14,11 +14,11 @@ from runtime.ipc.channel import AsyncReceiver, Receiver, Sender
 from runtime.messages import (
     Abort,
     EngineDown,
+    EngineRequest,
     FromEngine,
-    Output,
     Progress,
     Ready,
-    Request,
+    RequestOutput,
     SamplingParams,
     Stats,
     StepOutput,
@@ -29,7 +29,7 @@ from runtime.messages import (
 TO_ENGINE = msgspec.msgpack.Decoder(ToEngine)
 FROM_ENGINE = msgspec.msgpack.Decoder(FromEngine)
 
-REQUEST = Request(
+REQUEST = EngineRequest(
     id=(3 << 40) + 7,
     client=3,
     tokens=[1, 2, 151_935],
@@ -44,8 +44,8 @@ FROM = [
     Ready(0, "qwen3", "cpu", "float32", "mha", 97, 64, 16, 8, 4, 32, 1000, 2000, 0.5),
     StepOutput(
         [
-            Output(7, [1, 2], logprobs=[TokenLogprob(-0.5, 1, [(1, -0.5)])]),
-            Output(8, [], finish="error", error="logits are not finite"),
+            RequestOutput(7, [1, 2], logprobs=[TokenLogprob(-0.5, 1, [(1, -0.5)])]),
+            RequestOutput(8, [], finish="error", error="logits are not finite"),
         ],
         Stats(running=2),
     ),
@@ -189,8 +189,8 @@ def test_a_patient_channel_passes_messages_on_in_a_thread_that_takes_no_core(
 ) -> None:
     before = set(os.listdir("/proc/self/task"))
     with (
-        closing(Receiver(f"ipc://{tmp_path}/patient", TO_ENGINE, patient=True)) as receiver,
-        closing(Sender[ToEngine](f"ipc://{tmp_path}/patient", patient=True)) as sender,
+        closing(Receiver(f"ipc://{tmp_path}/patient", TO_ENGINE, low_priority=True)) as receiver,
+        closing(Sender[ToEngine](f"ipc://{tmp_path}/patient", low_priority=True)) as sender,
     ):
         sender.send(Abort(7))
         assert receiver.receive(10.0) == [Abort(7)]

@@ -18,12 +18,12 @@ from runtime.messages import (
     BACKGROUND,
     Abort,
     EngineDown,
+    EngineRequest,
     FromEngine,
     Hello,
-    Output,
     Progress,
     Ready,
-    Request,
+    RequestOutput,
     SamplingParams,
     Stats,
     StepOutput,
@@ -45,7 +45,7 @@ class PlayedEngine:
     sender: Sender[FromEngine]
     notifier: ClientNotifier
 
-    def step(self, *outputs: Output) -> None:
+    def step(self, *outputs: RequestOutput) -> None:
         self.sender.send(StepOutput(list(outputs), Stats(steps=1)))
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
@@ -99,7 +99,7 @@ async def serve(engine: PlayedEngine, client: EngineClient) -> None:
     await until(lambda: client.ready is not None)
 
 
-async def get(mailbox: Mailbox) -> Output:
+async def get(mailbox: Mailbox) -> RequestOutput:
     return await asyncio.wait_for(mailbox.get(), 5)
 
 
@@ -110,12 +110,12 @@ async def test_tokens_reach_the_mailbox_of_their_request(
     first, second = client.submit([1, 2], PARAMS), client.submit([3], PARAMS, salt=b"s")
     requests = await engine.read(2)
     assert requests == [first.request, second.request]
-    assert isinstance(requests[1], Request) and requests[1].salt == b"s"
-    engine.step(Output(second.id, [7]), Output(first.id, [8]))
+    assert isinstance(requests[1], EngineRequest) and requests[1].salt == b"s"
+    engine.step(RequestOutput(second.id, [7]), RequestOutput(first.id, [8]))
     assert (await get(first)).tokens == [8]
     assert (await get(second)).tokens == [7]
-    engine.step(Output(first.id, [9], finish="length"))
-    assert await get(first) == Output(first.id, [9], finish="length")
+    engine.step(RequestOutput(first.id, [9], finish="length"))
+    assert await get(first) == RequestOutput(first.id, [9], finish="length")
     assert client.pending == 1
 
 
@@ -144,13 +144,13 @@ async def test_outputs_nobody_read_are_merged_into_one(
 ) -> None:
     await serve(engine, client)
     mailbox, other = client.submit([1], PARAMS), client.submit([1], PARAMS)
-    engine.step(Output(mailbox.id, [1], cached=16, started=2.5))
+    engine.step(RequestOutput(mailbox.id, [1], cached=16, started=2.5))
     for token in range(2, 200):
-        engine.step(Output(mailbox.id, [token]))
-    engine.step(Output(mailbox.id, [0], finish="stop", stop_id=0))
-    engine.step(Output(other.id, [5]))
+        engine.step(RequestOutput(mailbox.id, [token]))
+    engine.step(RequestOutput(mailbox.id, [0], finish="stop", stop_id=0))
+    engine.step(RequestOutput(other.id, [5]))
     await get(other)
-    assert await get(mailbox) == Output(
+    assert await get(mailbox) == RequestOutput(
         mailbox.id, [*range(1, 200), 0], finish="stop", stop_id=0, cached=16, started=2.5
     )
 
@@ -160,11 +160,11 @@ async def test_output_of_an_unknown_request_is_dropped(
 ) -> None:
     await serve(engine, client)
     mailbox = client.submit([1], PARAMS)
-    engine.step(Output(12345, [1]), Output(mailbox.id, [2], finish="length"))
+    engine.step(RequestOutput(12345, [1]), RequestOutput(mailbox.id, [2], finish="length"))
     assert (await get(mailbox)).tokens == [2]
-    engine.step(Output(mailbox.id, [3]))
+    engine.step(RequestOutput(mailbox.id, [3]))
     other = client.submit([1], PARAMS)
-    engine.step(Output(other.id, [4]))
+    engine.step(RequestOutput(other.id, [4]))
     assert (await get(other)).tokens == [4]
     assert mailbox._output is None
 
@@ -178,7 +178,7 @@ async def test_abort_is_sent_once_and_answered_by_the_engine(
     client.abort(mailbox.id)
     client.abort(999)
     assert await engine.read(2) == [mailbox.request, Abort(mailbox.id)]
-    engine.step(Output(mailbox.id, [], finish="abort"))
+    engine.step(RequestOutput(mailbox.id, [], finish="abort"))
     assert (await get(mailbox)).finish == "abort"
     assert client.pending == 0
     assert engine.receive(0.05) == []
@@ -202,7 +202,7 @@ async def test_a_cancelled_reader_leaves_the_mailbox_usable(
     mailbox = client.submit([1], PARAMS)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(mailbox.get(), 0.02)
-    engine.step(Output(mailbox.id, [2]))
+    engine.step(RequestOutput(mailbox.id, [2]))
     assert (await get(mailbox)).tokens == [2]
 
 
@@ -211,7 +211,7 @@ async def test_dead_engine_fails_streams_that_began_and_reruns_the_others(
 ) -> None:
     await serve(engine, client)
     began, unread, queued, gone = (client.submit([n], PARAMS) for n in range(4))
-    engine.step(Output(began.id, [1]), Output(unread.id, [2]))
+    engine.step(RequestOutput(began.id, [1]), RequestOutput(unread.id, [2]))
     assert (await get(began)).tokens == [1]
     client.abort(gone.id)
     old_id = unread.id
@@ -220,7 +220,9 @@ async def test_dead_engine_fails_streams_that_began_and_reruns_the_others(
     engine.notifier.engine_down("killed by signal 9", epoch=0)
     await until(lambda: client.down is not None)
     assert client.unhealthy() == "killed by signal 9"
-    assert await get(began) == Output(began.id, [], finish="error", error="killed by signal 9")
+    assert await get(began) == RequestOutput(
+        began.id, [], finish="error", error="killed by signal 9"
+    )
     assert (await get(gone)).finish == "abort"
     assert client.pending == 2
 
@@ -229,8 +231,8 @@ async def test_dead_engine_fails_streams_that_began_and_reruns_the_others(
     assert unread.request.tokens == [1] and queued.request.tokens == [2]
     assert client.unhealthy() is None
     # A late word of the dead engine cannot reach the request that runs again.
-    engine.step(Output(old_id, [66]), Output(unread.id, [7], finish="length"))
-    assert await get(unread) == Output(unread.id, [7], finish="length")
+    engine.step(RequestOutput(old_id, [66]), RequestOutput(unread.id, [7], finish="length"))
+    assert await get(unread) == RequestOutput(unread.id, [7], finish="length")
 
 
 async def test_outputs_that_come_while_the_engine_is_down_are_dropped(
@@ -240,10 +242,10 @@ async def test_outputs_that_come_while_the_engine_is_down_are_dropped(
     mailbox = client.submit([1], PARAMS)
     engine.notifier.engine_down("gone", epoch=0)
     await until(lambda: client.down is not None)
-    engine.step(Output(mailbox.id, [1]))
+    engine.step(RequestOutput(mailbox.id, [1]))
     engine.sender.send(ready(epoch=1))
     await until(lambda: client.ready is not None)
-    engine.step(Output(mailbox.id, [2]))
+    engine.step(RequestOutput(mailbox.id, [2]))
     assert (await get(mailbox)).tokens == [2]
 
 
@@ -259,7 +261,7 @@ async def test_word_of_an_older_engine_does_not_stop_a_newer_one(
     await until(lambda: client.progress is not None)
     await asyncio.sleep(0.05)
     assert client.down is None
-    engine.step(Output(mailbox.id, [2]))
+    engine.step(RequestOutput(mailbox.id, [2]))
     assert (await get(mailbox)).tokens == [2]
 
 
@@ -276,7 +278,7 @@ async def test_a_silent_engine_is_unhealthy_until_it_speaks(
     assert "pending: 0" in (client.unhealthy() or "")
     mailbox = client.submit([1], PARAMS)
     assert "pending: 1" in (client.unhealthy() or "")
-    engine.step(Output(mailbox.id, [2]))
+    engine.step(RequestOutput(mailbox.id, [2]))
     await get(mailbox)
     assert client.unhealthy() is None
     assert client.stats == Stats(steps=1)
@@ -299,7 +301,7 @@ async def test_work_in_the_background_is_not_counted_as_pending(
     boxes = [client.submit([1], PARAMS, priority=BACKGROUND) for _ in range(3)]
     plain = client.submit([1], PARAMS)
     assert client.pending == 1
-    client._handle(StepOutput([Output(boxes[0].id, [5], finish="stop")], Stats()))
+    client._handle(StepOutput([RequestOutput(boxes[0].id, [5], finish="stop")], Stats()))
     assert client.pending == 1
     client._handle(EngineDown("it died", epoch=1))
     assert client.pending == 1
@@ -316,10 +318,10 @@ async def test_tokens_in_columns_are_outputs_of_one_token(
     await serve(engine, client)
     first, second = client.submit([1], PARAMS), client.submit([2], PARAMS)
     ids, tokens = array("q", [second.id, 77, first.id]), array("i", [7, 6, 2**31 - 1])
-    other = Output(second.id, [9], finish="length")
+    other = RequestOutput(second.id, [9], finish="length")
     engine.sender.send(StepOutput([other], Stats(), ids.tobytes(), tokens.tobytes()))
-    assert await get(first) == Output(first.id, [2**31 - 1])
-    assert await get(second) == Output(second.id, [7, 9], finish="length")
+    assert await get(first) == RequestOutput(first.id, [2**31 - 1])
+    assert await get(second) == RequestOutput(second.id, [7, 9], finish="length")
 
 
 async def test_steps_that_arrived_while_this_process_was_busy_are_told_together(
@@ -328,16 +330,16 @@ async def test_steps_that_arrived_while_this_process_was_busy_are_told_together(
     await serve(engine, client)
     mailbox, taken = client.submit([1], PARAMS), []
 
-    def take(output: Output) -> bool:
+    def take(output: RequestOutput) -> bool:
         taken.append(output.tokens)
         return output.finish is None
 
-    pouring = asyncio.ensure_future(mailbox.pour(take))
+    pouring = asyncio.ensure_future(mailbox.drain(take))
     await asyncio.sleep(0.05)
     for token in range(5):
         ids, tokens = array("q", [mailbox.id]), array("i", [token])
         engine.sender.send(StepOutput([], Stats(steps=token), ids.tobytes(), tokens.tobytes()))
-    engine.step(Output(mailbox.id, [5], finish="length"))
+    engine.step(RequestOutput(mailbox.id, [5], finish="length"))
     time.sleep(0.1)  # as busy as a process can be
     await asyncio.wait_for(pouring, 5)
     assert taken == [[0, 1, 2, 3, 4, 5]]

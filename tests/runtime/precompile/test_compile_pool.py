@@ -18,7 +18,7 @@ from paths import ROOT, SUPPORT
 from benchmarks.shapes import SHAPES
 from runtime.config import EngineConfig
 from runtime.precompile import pool, preimport
-from runtime.precompile.predict import Forecast, forecasts
+from runtime.precompile.predict import PredictedKernels, predicted_kernels
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
@@ -32,22 +32,22 @@ from shipped_kernels import SHIPPED
 from triton import knobs
 from triton.runtime.driver import driver
 
-from runtime import compilers, early
+from runtime.precompile import pool, preimport
 from runtime.precompile.compiling import compiling_only
 from runtime.config import EngineConfig
 
 names = json.loads(sys.argv[1])
-compilers.COMMAND = json.loads(sys.argv[2]) or compilers.COMMAND
+pool.COMMAND = json.loads(sys.argv[2]) or pool.COMMAND
 kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
 driver.set_active(CompileOnly())
-begun = early.begin(EngineConfig(model="/nowhere"), ["/dev/null"])
+begun = preimport.begin(EngineConfig(model="/nowhere"), ["/dev/null"])
 with compiling_only(begun, threads=2):
     for name in names:
         SHIPPED[name]()
 print(json.dumps(kept))
 """
-FORECAST = """
+PREDICTION = """
 import json
 import sys
 from functools import partial
@@ -55,29 +55,29 @@ from pathlib import Path
 
 from runtime.precompile.pool import Compilers
 from runtime.config import EngineConfig
-from runtime.precompile.predict import forecasts
+from runtime.precompile.predict import predicted_kernels
 
 process = Compilers()
-for forecast in forecasts(EngineConfig(model=sys.argv[1]), (9, 0)):
-    process.begin(forecast)
+for prediction in predicted_kernels(EngineConfig(model=sys.argv[1]), (9, 0)):
+    process.begin(prediction)
 
 from compile_for_hopper import CompileOnly
 from shipped_kernels import *
-from attention.common import launch
+from attention.common import dependent_launch
 from runtime.precompile.compiling import compiling_only
 from triton import knobs
 from triton.runtime.driver import driver
 
-launch.can_depend = lambda device: True
+dependent_launch.can_depend = lambda device: True
 for answered in list(process._asked.values()):
     assert answered.wait(100)
 kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
 driver.set_active(CompileOnly())
-step, tiles = Step(128, BF16), tile_plan(tile_spec(128, 128), 128)
+step, tiles = ShippedStep(128, BF16), tile_plan(tile_spec(128, 128), 128)
 with compiling_only(threads=2):
     prefill_hopper(
-        step.q, step.k, step.k, step.table, tiles, step.out, scale=0.1, beside=True
+        step.q, step.k, step.k, step.table, tiles, step.out, scale=0.1, overlap=True
     )
     logits, last_token = tensor(ROWS, 151936), tensor(ROWS, dtype=torch.int64)
     numbers, usable = tensor(ROWS, dtype=INT32), tensor(ROWS, dtype=torch.int8)
@@ -86,20 +86,20 @@ with compiling_only(threads=2):
 process.close()
 print(json.dumps(kept))
 """
-FORKS = """
+FORK_POOL = """
 import json
 import os
 import select
 import time
 
-from runtime.precompile.worker import Forks, Wanted
+from runtime.precompile.worker import CompileRequest, ForkPool
 
 answers = []
-forks = Forks(2, answers.append)
-forks.add(0, Wanted(lambda: time.sleep(0.5), kernels=("slow",)))
-forks.add(1, Wanted(lambda: None, "slow"))
-forks.add(2, Wanted(lambda: os.kill(os.getpid(), 9), "bad"))
-forks.add(3, Wanted(lambda: None, "quick"))
+forks = ForkPool(2, answers.append)
+forks.add(0, CompileRequest(lambda: time.sleep(0.5), kernels=("slow",)))
+forks.add(1, CompileRequest(lambda: None, "slow"))
+forks.add(2, CompileRequest(lambda: os.kill(os.getpid(), 9), "bad"))
+forks.add(3, CompileRequest(lambda: None, "quick"))
 while forks.ends:
     for end in select.select(forks.ends, [], [])[0]:
         forks.take(end)
@@ -150,7 +150,7 @@ def test_without_the_process_the_engine_compiles(tmp_path: Path, command: tuple[
 def test_who_cannot_even_ask_waits_no_longer_than_who_gets_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(pool, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(pool, "MAX_SECONDS", 0.5)
     monkeypatch.setattr(pool, "_request", lambda make: bytes(40_000))  # two fill the pipe
     process = pool.Compilers(sys.executable, "-c", "import time; time.sleep(600)")
     askers = [Thread(target=process.compile, args=(lambda: None,), daemon=True) for _ in range(4)]
@@ -168,7 +168,7 @@ def test_what_is_begun_after_the_end_is_sent_to_no_other_file_of_that_number():
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     process._requests = writer  # whatever has been opened since
-    process.begin(Forecast(gc.enable, ()))
+    process.begin(PredictedKernels(gc.enable, ()))
     with pytest.raises(BlockingIOError):
         os.read(reader, 1)
     os.close(reader)
@@ -177,7 +177,7 @@ def test_what_is_begun_after_the_end_is_sent_to_no_other_file_of_that_number():
 
 def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
-    kept = run(tmp_path, FORECAST, str(tmp_path))
+    kept = run(tmp_path, PREDICTION, str(tmp_path))
     assert {"_prefill_hopper", "_merge", "trim_rows", "finish_rows"} < kept.keys()
     assert all(kept.values()), kept
 
@@ -185,7 +185,7 @@ def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: P
 def test_who_wants_what_is_being_forecast_waits_for_it_and_a_job_that_dies_is_answered(
     tmp_path: Path,
 ):
-    assert run(tmp_path, FORKS) == [2, 3, 0, 1]
+    assert run(tmp_path, FORK_POOL) == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_who_wants_what_is_being_forecast_waits_for_it_and_a_job_that_dies_is_an
 def test_only_what_will_be_used_is_forecast(tmp_path: Path, wish: dict[str, object], number: int):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
     config = replace(EngineConfig(model=str(tmp_path)), **wish)
-    assert len(forecasts(config, (9, 0))) == number
-    assert forecasts(config, (8, 0)) == []
+    assert len(predicted_kernels(config, (9, 0))) == number
+    assert predicted_kernels(config, (8, 0)) == []
 
 
 def test_no_process_is_started_where_there_is_no_driver():

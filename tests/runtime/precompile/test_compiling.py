@@ -122,9 +122,9 @@ def test_a_place_for_kernels_that_cannot_be_written_is_named(
         check_cache()
 
 
-@pytest.mark.parametrize("name", ["prefill_hopper", "decode_hopper"])
+@pytest.mark.parametrize("name", ["prefill.prefill_hopper", "decode.decode_hopper"])
 def test_a_kernel_compiled_on_a_few_pages_serves_any_number_of_them(name: str):
-    kernel = getattr(importlib.import_module(f"attention.common.{name}"), f"_{name}")
+    kernel = getattr(importlib.import_module(f"attention.{name}"), f"_{name.split('.')[1]}")
     specialized = [param.name for param in kernel.params if not param.do_not_specialize]
     assert "q_token" in specialized and "num_pages" not in specialized
 

@@ -1,4 +1,5 @@
-"""Rows that ask for more than a step does get the tokens and scores that runtime/sampling/eager.py gives.
+"""Rows that ask for more than a step does get the tokens and scores that runtime/sampling/eager.py
+gives.
 
 It is asked on a CPU, where tests/runtime/sampling/test_sampler.py holds it to the definitions.
 """
@@ -15,15 +16,15 @@ from constrained_rows_cases import Behind, Masks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sampler_cases import Row, is_right, params
+from sampler_cases import SamplerRow, is_right, params
 from torch import Tensor
 
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams, TokenLogprob
-from runtime.sampling.eager import Allowed, draw
-from runtime.sampling.logprobs import Scores, token_logprobs
-from runtime.sampling.sampler_output import Drawn
-from runtime.sampling.state import is_special
+from runtime.sampling.eager import AllowedMasks, sample_tokens
+from runtime.sampling.logprobs import LogprobsTensors, token_logprobs
+from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.state import is_constrained
 from runtime.scheduler.batch import LAST, make_batch
 
 VOCAB = 1111  # some groups of 256, the last one cut, as is the last byte of a mask
@@ -42,20 +43,22 @@ KINDS = [
 ]
 
 
-def draw_eagerly(rows: list[Row], logits: Tensor, masks: Masks) -> tuple[Drawn, Slots]:
-    slots = Slots(len(rows), 4, logits.shape[1], torch.device("cpu"))
+def draw_eagerly(
+    rows: list[SamplerRow], logits: Tensor, masks: Masks
+) -> tuple[SamplerOutput, SequenceSlots]:
+    slots = SequenceSlots(len(rows), 4, logits.shape[1], torch.device("cpu"))
     slots.begin(make_batch(new_rows=[row.new(slot) for slot, row in enumerate(rows)]))
     ends = np.array([len(row.history) for row in rows])
     bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
-    allowed = Allowed(np.array(list(masks)), np.stack(bits)) if masks else None
-    return draw(logits.float().clone(), slots, np.arange(len(rows)), ends, allowed), slots
+    allowed = AllowedMasks(np.array(list(masks)), np.stack(bits)) if masks else None
+    return sample_tokens(logits.float().clone(), slots, np.arange(len(rows)), ends, allowed), slots
 
 
 def noise(rows: int, vocab: int = VOCAB, seed: int = 0) -> Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def some_masks(rows: list[Row], vocab: int, seed: int = 0) -> Masks:
+def some_masks(rows: list[SamplerRow], vocab: int, seed: int = 0) -> Masks:
     """For rows with a grammar; all of them allow token 0."""
     chance = np.random.default_rng(seed)
     masks = {
@@ -68,15 +71,17 @@ def some_masks(rows: list[Row], vocab: int, seed: int = 0) -> Masks:
     return masks
 
 
-def rows_of(kinds: list[SamplingParams], repeats: int = 1) -> list[Row]:
+def rows_of(kinds: list[SamplingParams], repeats: int = 1) -> list[SamplerRow]:
     history = (1, 2, 3, 5, 2, 3)
     return [
-        Row(kind, seed=2**33 * number + 12345, history=history, prompt_len=4)
+        SamplerRow(kind, seed=2**33 * number + 12345, history=history, prompt_len=4)
         for number, kind in enumerate(kinds * repeats)
     ]
 
 
-def changed(row: Row, logits: Tensor, mask: NDArray[np.bool_] | None) -> tuple[Row, Tensor]:
+def changed(
+    row: SamplerRow, logits: Tensor, mask: NDArray[np.bool_] | None
+) -> tuple[SamplerRow, Tensor]:
     """The row without what only special rows ask for, and logits that say the same."""
     values, wanted = logits.double().clone(), row.params
     for token, bias in wanted.logit_bias.items():
@@ -85,8 +90,8 @@ def changed(row: Row, logits: Tensor, mask: NDArray[np.bool_] | None) -> tuple[R
         said, before = row.history[row.prompt_len :], ids[:-1]
         if not before or said[-len(before) :] == before:
             values[ids[-1]] = -1e30
-    early = len(row.history) - row.prompt_len < wanted.min_tokens and mask is None
-    if early and len(wanted.stop_ids) > 8:
+    below_min_tokens = len(row.history) - row.prompt_len < wanted.min_tokens and mask is None
+    if below_min_tokens and len(wanted.stop_ids) > 8:
         values[list(wanted.stop_ids)] = -math.inf
     if wanted.allowed_ids:
         others = np.setdiff1d(np.arange(len(values)), wanted.allowed_ids)
@@ -112,7 +117,7 @@ def likeliest(logits: Tensor, mask: NDArray[np.bool_] | None, count: int) -> lis
     return np.argsort(-values, kind="stable")[:count].tolist()
 
 
-def told(drawn: Drawn) -> dict[int, TokenLogprob]:
+def told(drawn: SamplerOutput) -> dict[int, TokenLogprob]:
     if drawn.scores is None:
         return {}
     arrived = [tensor.cpu() for tensor in drawn.scores.tensors()]
@@ -133,13 +138,13 @@ def test_rows_of_all_kinds_get_their_tokens_and_scores(device: str, dtype: torch
     # Those that are only scored have their tokens.
     behind.slots.last_token.copy_(eager.tokens)
     before = logits.clone()
-    drawn, order = behind.draw(logits, [6] * len(rows), masks)
+    drawn, order = behind.sample_tokens(logits, [6] * len(rows), masks)
     assert torch.equal(logits, before), "a step's logits are only read"
     assert drawn.usable.all()
-    special = [row for row in range(len(rows)) if is_special(rows[row].params)]
-    assert order[: len(special)] == special
+    constrained = [row for row in range(len(rows)) if is_constrained(rows[row].params)]
+    assert order[: len(constrained)] == constrained
     differ: set[int] = set()
-    for row, token in zip(special, drawn.tokens.tolist(), strict=True):
+    for row, token in zip(constrained, drawn.tokens.tolist(), strict=True):
         assert behind.slots.last_token[row] == token
         if token != eager.tokens[row]:
             differ.add(row)
@@ -159,7 +164,7 @@ def test_rows_of_all_kinds_get_their_tokens_and_scores(device: str, dtype: torch
 def check_score(
     score: TokenLogprob,
     wanted: TokenLogprob,
-    row: Row,
+    row: SamplerRow,
     logits: Tensor,
     mask: NDArray[np.bool_] | None,
 ) -> None:
@@ -193,7 +198,7 @@ some_params = st.builds(
     grammar=st.sampled_from(["", "any"]),
 )
 some_rows = st.builds(
-    Row,
+    SamplerRow,
     some_params,
     seed=st.integers(0, 2**64 - 1),
     history=st.lists(st.integers(0, 3), min_size=1, max_size=6).map(tuple),
@@ -205,14 +210,14 @@ fixture_is_a_name = [HealthCheck.function_scoped_fixture]
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=fixture_is_a_name)
 @given(rows=st.lists(some_rows, min_size=1, max_size=4), seed=st.integers(0, 2**32))
 def test_every_row_gets_the_token_that_the_definitions_give(
-    device: str, rows: list[Row], seed: int
+    device: str, rows: list[SamplerRow], seed: int
 ) -> None:
     rows = [replace(row, prompt_len=min(row.prompt_len, len(row.history))) for row in rows]
     logits, masks = noise(len(rows), seed=seed).to(torch.bfloat16), some_masks(rows, VOCAB, seed)
     for row, flags in masks.items():  # a list and a grammar that have nothing in common are errors
         flags[list(rows[row].params.allowed_ids[:1])] = True
     behind = Behind(rows, VOCAB, device)
-    drawn, order = behind.draw(logits, [len(row.history) for row in rows], masks)
+    drawn, order = behind.sample_tokens(logits, [len(row.history) for row in rows], masks)
     assert drawn.usable.all()
     for token, row in zip(drawn.tokens.tolist(), order[: len(drawn.tokens)], strict=True):
         assert is_right(token, *changed(rows[row], logits[row], masks.get(row))), rows[row]
@@ -227,23 +232,25 @@ def test_a_row_alone_gets_the_same_token_and_scores_as_in_a_batch(device: str) -
     rows = rows_of(KINDS, 8 if device == "cuda" else 1)
     vocab = vocab_on(device)
     logits, masks = noise(len(rows), vocab, seed=1).to(torch.bfloat16), some_masks(rows, vocab)
-    together, order = Behind(rows, vocab, device).draw(logits, [6] * len(rows), masks)
+    together, order = Behind(rows, vocab, device).sample_tokens(logits, [6] * len(rows), masks)
     tokens = dict(zip(order, together.tokens.tolist(), strict=False))
     scores = {order[place]: score for place, score in told(together).items()}
     alone = Behind(rows, vocab, device)
     for row in range(0, len(rows), 3):
         mask = {0: masks[row]} if row in masks else {}
-        drawn, _ = alone.draw(logits[row : row + 1], [6], mask, slots=[row])
+        drawn, _ = alone.sample_tokens(logits[row : row + 1], [6], mask, slots=[row])
         assert drawn.tokens.tolist() == ([tokens[row]] if row in tokens else [])
         assert told(drawn) == ({0: scores[row]} if row in scores else {})
 
 
-def one(device: str, wanted: SamplingParams, logits: Tensor, masks: Masks) -> tuple[Behind, Drawn]:
-    behind = Behind([Row(wanted)], logits.shape[1], device)
-    return behind, behind.draw(logits, [1], masks)[0]
+def one(
+    device: str, wanted: SamplingParams, logits: Tensor, masks: Masks
+) -> tuple[Behind, SamplerOutput]:
+    behind = Behind([SamplerRow(wanted)], logits.shape[1], device)
+    return behind, behind.sample_tokens(logits, [1], masks)[0]
 
 
-def scores_of(drawn: Drawn) -> Scores:
+def scores_of(drawn: SamplerOutput) -> LogprobsTensors:
     assert drawn.scores is not None
     return drawn.scores
 
@@ -283,9 +290,9 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
 ) -> None:
     rows = rows_of([KINDS[0], KINDS[1], KINDS[2]], 2)
     logits = noise(6, seed=3)
-    clean, _ = Behind(rows, VOCAB, device).draw(logits, [6] * 6, {})
+    clean, _ = Behind(rows, VOCAB, device).sample_tokens(logits, [6] * 6, {})
     logits[3:5, place] = bad
-    drawn, order = Behind(rows, VOCAB, device).draw(logits, [6] * 6, {})
+    drawn, order = Behind(rows, VOCAB, device).sample_tokens(logits, [6] * 6, {})
     assert order == list(range(6))
     assert drawn.usable.tolist() == [True] * 3 + [False] * 2 + [True]
     same = [0, 1, 2, 5]
@@ -311,17 +318,19 @@ def test_a_row_that_may_take_nothing_is_usable_unless_its_logits_are_nan(
 
 def test_many_stop_ids_are_masked_until_min_tokens_and_no_longer(device: str) -> None:
     wanted = params(temperature=0, min_tokens=2, stop_ids=MANY, logit_bias={41: 1.0, 7: 0.5})
-    behind = Behind([Row(wanted, history=(1, 2, 3), prompt_len=3)], VOCAB, device)
-    taken = [behind.draw(torch.zeros(1, VOCAB), [end], {})[0].tokens.item() for end in (3, 4, 5)]
+    behind = Behind([SamplerRow(wanted, history=(1, 2, 3), prompt_len=3)], VOCAB, device)
+    taken = [
+        behind.sample_tokens(torch.zeros(1, VOCAB), [end], {})[0].tokens.item() for end in (3, 4, 5)
+    ]
     assert taken == [7, 7, 41]
 
 
 def test_what_is_banned_depends_on_the_tokens_drawn_before(device: str) -> None:
     wanted = params(temperature=0, banned=((9, 9), (9, 8, 9), (8, 8), (5,)))
-    behind = Behind([Row(wanted)], VOCAB, device)
+    behind = Behind([SamplerRow(wanted)], VOCAB, device)
     logits = torch.zeros(1, VOCAB)
     logits[0, [5, 9, 8, 7]] = torch.tensor([9.0, 3.0, 2.0, 1.0])
-    taken = [behind.draw(logits, [1 + step], {})[0].tokens.item() for step in range(6)]
+    taken = [behind.sample_tokens(logits, [1 + step], {})[0].tokens.item() for step in range(6)]
     assert taken == [9, 8, 7, 9, 8, 7]
 
 

@@ -12,25 +12,25 @@ from fake_model import Bench, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.config import Resolved
-from runtime.executor.slots import Slots
-from runtime.messages import MAX_BANNED_TOKENS, Request, SamplingParams
-from runtime.sampling.eager import draw
+from runtime.config import ResolvedConfig
+from runtime.executor.slots import SequenceSlots
+from runtime.messages import MAX_BANNED_TOKENS, EngineRequest, SamplingParams
+from runtime.sampling.eager import sample_tokens
 from runtime.sampling.logprobs import token_logprobs
 from runtime.scheduler.batch import NewRow, make_batch
-from runtime.scheduler.waiting_queue import refusal
+from runtime.scheduler.waiting_queue import validation_error
 
 VOCAB = 7
 
 
-def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) -> Slots:
+def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) -> SequenceSlots:
     """The prompt of each row is the token 0, unless a history says otherwise."""
-    slots = Slots(len(rows), 4, VOCAB, torch.device("cpu"))
+    slots = SequenceSlots(len(rows), 4, VOCAB, torch.device("cpu"))
     move_in(slots, list(rows), histories or [[0]] * len(rows))
     return slots
 
 
-def move_in(slots: Slots, rows: list[SamplingParams], histories: list[list[int]]) -> None:
+def move_in(slots: SequenceSlots, rows: list[SamplingParams], histories: list[list[int]]) -> None:
     new = [NewRow(slot, row, 7, 1, histories[slot]) for slot, row in enumerate(rows)]
     slots.begin(make_batch(new_rows=new))
 
@@ -39,12 +39,12 @@ def greedy(**fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, temperature=0.0, **fields)
 
 
-def say(slots: Slots, count: int, *, first: int = 1, rows: int = 1) -> list[list[int]]:
+def say(slots: SequenceSlots, count: int, *, first: int = 1, rows: int = 1) -> list[list[int]]:
     """What each row says when the model likes 6 best, then 5, and so on."""
     said: list[list[int]] = [[] for _ in range(rows)]
     for place in range(first, first + count):
         logits = torch.arange(VOCAB, dtype=torch.float32).repeat(rows, 1)
-        drawn = draw(logits, slots, np.arange(rows), np.full(rows, place))
+        drawn = sample_tokens(logits, slots, np.arange(rows), np.full(rows, place))
         assert drawn.usable.all()
         for row, token in enumerate(drawn.tokens.tolist()):
             said[row].append(token)
@@ -134,7 +134,7 @@ def test_an_answer_is_the_likeliest_that_the_definition_permits(
 def test_the_tokens_asked_for_are_reported_instead_of_the_likeliest() -> None:
     rows = (greedy(logprobs=3, logprob_ids=(1, 6, 0)), greedy(logprobs=2), greedy(logprobs=0))
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
-    drawn = draw(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
+    drawn = sample_tokens(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
     assert drawn.scores is not None
     asked, likeliest, alone = token_logprobs(drawn.scores.tensors(), drawn.widths)
     exact = logits.double().log_softmax(-1)
@@ -163,7 +163,7 @@ def test_a_preempted_sequence_brings_its_answer_for_what_it_bans() -> None:
     "fields", [{"allowed_ids": (VOCAB,)}, {"banned": ((1, -1),)}, {"logprob_ids": (VOCAB + 5,)}]
 )
 def test_ids_that_the_model_does_not_have_are_refused(fields: dict[str, Any]) -> None:
-    resolved = Resolved(
+    resolved = ResolvedConfig(
         model="none",
         device="cpu",
         dtype="float32",
@@ -179,5 +179,5 @@ def test_ids_that_the_model_does_not_have_are_refused(fields: dict[str, Any]) ->
         threads=1,
         seed=0,
     )
-    reason = refusal(Request(1, 0, [1], greedy(**fields)), resolved, VOCAB)
+    reason = validation_error(EngineRequest(1, 0, [1], greedy(**fields)), resolved, VOCAB)
     assert reason is not None and next(iter(fields)) in reason

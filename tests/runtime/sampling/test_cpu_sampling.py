@@ -11,35 +11,35 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
 from runtime.sampling import cpu_full_vocab
-from runtime.sampling.cpu_few_allowed import few_of
-from runtime.sampling.eager import Allowed, draw
-from runtime.sampling.rng import AHEAD, Numbers, uniform
-from runtime.sampling.sampler_output import Drawn
+from runtime.sampling.cpu_few_allowed import few_allowed_rows
+from runtime.sampling.eager import AllowedMasks, sample_tokens
+from runtime.sampling.rng import PREFETCH, Numbers, uniform
+from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import LAST, NewRow, make_batch
 
 CPU = torch.device("cpu")
 FILTERED = SamplingParams(9, temperature=0.9, top_p=0.8, logprobs=2)
 
 
-def slots_of(params: list[SamplingParams], vocab: int) -> Slots:
-    slots = Slots(len(params), 4, vocab, CPU)
+def slots_of(params: list[SamplingParams], vocab: int) -> SequenceSlots:
+    slots = SequenceSlots(len(params), 4, vocab, CPU)
     rows = [NewRow(slot, one, 7 * slot, 2, [3, 4]) for slot, one in enumerate(params)]
     slots.begin(make_batch(new_rows=rows))
     return slots
 
 
 def both(
-    logits: torch.Tensor, params: list[SamplingParams], position: int, allowed: Allowed | None
-) -> tuple[Drawn, Drawn]:
+    logits: torch.Tensor, params: list[SamplingParams], position: int, allowed: AllowedMasks | None
+) -> tuple[SamplerOutput, SamplerOutput]:
     """What is drawn, and what would be if no row were known to be plain."""
     slots, other = (slots_of(params, logits.shape[-1]) for _ in range(2))
     other.params["plain"] = False
     ids, positions = np.arange(len(params)), np.full(len(params), position)
-    found = draw(logits.clone(), slots, ids, positions, allowed)
-    wanted = draw(logits.clone(), other, ids, positions, allowed)
+    found = sample_tokens(logits.clone(), slots, ids, positions, allowed)
+    wanted = sample_tokens(logits.clone(), other, ids, positions, allowed)
     assert torch.equal(slots.last_token, found.tokens.clamp(min=0))
     return found, wanted
 
@@ -61,7 +61,7 @@ def test_a_plain_row_gets_the_token_that_the_definition_gives(
     bits = draws.integers(0, 256, (len(masked), -(-vocab // 8)), dtype=np.uint8)
     for row in bits[::2]:
         row[draws.permutation(len(row))[4:]] = 0
-    allowed = Allowed(masked, bits) if data.draw(st.booleans()) else None
+    allowed = AllowedMasks(masked, bits) if data.draw(st.booleans()) else None
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     with patch.object(
         cpu_full_vocab, "SMALL", data.draw(st.sampled_from([0, cpu_full_vocab.SMALL]))
@@ -87,32 +87,34 @@ def test_numbers_at_the_very_edge_of_a_token_are_settled_by_the_definition(
     units = (weights * cpu_full_vocab.UNITS).astype(np.int64)
     reached = units.cumsum()
     edges = reached[:-1:7] / reached[-1]
-    as_defined, asked = cpu_full_vocab._as_defined, list[float]()
+    as_defined, asked = cpu_full_vocab._by_definition, list[float]()
 
     def noted(weights: cpu_full_vocab.Singles, number: float) -> int:
         asked.append(number)
         return as_defined(weights, number)
 
-    monkeypatch.setattr(cpu_full_vocab, "_as_defined", noted)
+    monkeypatch.setattr(cpu_full_vocab, "_by_definition", noted)
     monkeypatch.setattr(cpu_full_vocab, "SMALL", 0)
     for number in np.concatenate([edges, np.nextafter(edges, 0), edges + 2.0**-33, edges + 1e-4]):
         if not 0 < number < 1:
             continue
         one = np.array([1.0], dtype=np.float32)
-        tokens, fine = cpu_full_vocab.draw_whole(logits, np.array([0]), one, np.array([number]))
+        tokens, fine = cpu_full_vocab.sample_full_vocab(
+            logits, np.array([0]), one, np.array([number])
+        )
         target = int(reached[-1] * number)
         assert fine.all() and tokens[0] == np.searchsorted(reached, target, side="right")
     assert len(asked) > len(edges) / 2
     asked.clear()
     for number in np.random.default_rng(6).random(300):
-        cpu_full_vocab.draw_whole(logits, np.array([0]), one, np.array([number]))
+        cpu_full_vocab.sample_full_vocab(logits, np.array([0]), one, np.array([number]))
     assert len(asked) < 3
 
 
 def test_what_a_mask_says_of_tokens_behind_the_vocabulary_does_not_matter() -> None:
     bits = np.zeros((4, 125), dtype=np.uint8)
     bits[0, 3], bits[1, 124], bits[2, 124], bits[3] = 0b101, 0xF1, 0xF0, 0xFF
-    few, is_few = few_of(np.array([5, 2, 7, 1]), bits, 125 * 8 - 4)
+    few, is_few = few_allowed_rows(np.array([5, 2, 7, 1]), bits, 125 * 8 - 4)
     assert is_few.tolist() == [True, True, False, False]
     assert few.rows.tolist() == [5, 2]
     assert few.owners.tolist() == [0, 0, 1] and few.tokens.tolist() == [24, 26, 992]
@@ -123,11 +125,11 @@ def test_numbers_made_beforehand_are_those_of_their_seed_and_position() -> None:
     draws = np.random.default_rng(3)
     seeds = draws.integers(0, 2**63, 5).astype(np.uint64)
     positions = np.array([0, 1, 300, 2**31, 77])
-    for step in range(3 * AHEAD):
+    for step in range(3 * PREFETCH):
         slots = draws.permutation(5)[: step % 6]
         wanted = uniform(seeds[slots], positions[slots])
         assert numbers.take(slots, seeds[slots], positions[slots]).tolist() == wanted.tolist()
         positions[slots] += draws.integers(0, 3)
         if step % 50 == 49:
             seeds[step % 5] += np.uint64(1)
-            numbers.start_over(step % 5)
+            numbers.reset(step % 5)

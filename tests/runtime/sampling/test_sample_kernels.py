@@ -1,4 +1,6 @@
-"""The sampler's kernels give the tokens of runtime/sampling/eager.py, whatever else is in the batch."""
+"""The sampler's kernels give the tokens of runtime/sampling/eager.py, whatever else is in the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampler_cases import Kernels, Row, draw_eagerly, is_right, params
+from sampler_cases import Kernels, SamplerRow, draw_eagerly, is_right, params
 from torch import Tensor
 
 from runtime.sampling.kernels.sample import sample
@@ -44,10 +46,10 @@ def noise(rows: int, vocab: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def rows_of(kinds: list, repeats: int, start: int = 0) -> list[Row]:
+def rows_of(kinds: list, repeats: int, start: int = 0) -> list[SamplerRow]:
     history = (1, 2, 3, 5, 3, 3)
     return [
-        Row(kind, seed=2**33 * (start + number) + 12345, history=history, prompt_len=4)
+        SamplerRow(kind, seed=2**33 * (start + number) + 12345, history=history, prompt_len=4)
         for number, kind in enumerate(kinds * repeats)
     ]
 
@@ -102,7 +104,7 @@ some_params = st.builds(
     stop_ids=st.lists(some_tokens, max_size=3, unique=True).map(tuple),
 )
 some_rows = st.builds(
-    Row,
+    SamplerRow,
     some_params,
     seed=st.integers(0, 2**64 - 1),
     history=st.lists(some_tokens, min_size=1, max_size=12).map(tuple),
@@ -118,7 +120,7 @@ fixture_is_a_name = [HealthCheck.function_scoped_fixture]
     seed=st.integers(0, 2**32),
 )
 def test_every_row_gets_the_token_that_the_definitions_give(
-    device: str, rows: list[Row], dtype: torch.dtype, seed: int
+    device: str, rows: list[SamplerRow], dtype: torch.dtype, seed: int
 ) -> None:
     rows = [replace(row, prompt_len=min(row.prompt_len, len(row.history))) for row in rows]
     logits = noise(len(rows), 700, seed).to(dtype)
@@ -157,7 +159,7 @@ def test_rows_that_do_not_sample_are_unusable_if_their_logits_are_no_numbers(
     logits[2, 7] = math.inf
     logits[3, 7] = -math.inf
     logits[4] = torch.finfo(dtype).max
-    tokens, usable = Kernels([Row(params())], 300, device).run(logits, slots=[-1] * 6)
+    tokens, usable = Kernels([SamplerRow(params())], 300, device).run(logits, slots=[-1] * 6)
     assert usable == [False, False, False, True, True, True] and tokens == [-1] * 6
 
 
@@ -209,7 +211,7 @@ def test_a_row_that_may_take_no_token_gets_none_and_is_usable(device: str) -> No
 
 
 def test_penalties_count_the_tokens_sampled_since(device: str) -> None:
-    row = Row(params(temperature=0, frequency_penalty=1.0), history=(3,))
+    row = SamplerRow(params(temperature=0, frequency_penalty=1.0), history=(3,))
     kernels = Kernels([row], 97, device)
     logits = torch.zeros(1, 97)
     logits[0, :3] = torch.tensor([2.5, 2.0, 1.0])
@@ -221,7 +223,7 @@ def test_penalties_count_the_tokens_sampled_since(device: str) -> None:
 
 
 def test_a_full_count_does_not_run_over_into_the_mark_of_the_prompt(device: str) -> None:
-    kernels = Kernels([Row(params(temperature=0, frequency_penalty=-0.1))], 97, device)
+    kernels = Kernels([SamplerRow(params(temperature=0, frequency_penalty=-0.1))], 97, device)
     kernels.state.counts[0, 5] = IN_PROMPT - 2
     logits = torch.zeros(1, 97)
     for _ in range(3):
@@ -230,7 +232,7 @@ def test_a_full_count_does_not_run_over_into_the_mark_of_the_prompt(device: str)
 
 
 def test_stop_ids_are_masked_until_min_tokens_and_no_longer(device: str) -> None:
-    row = Row(params(temperature=0, min_tokens=2, stop_ids=(40, 41, 250)), history=(1, 2, 3))
+    row = SamplerRow(params(temperature=0, min_tokens=2, stop_ids=(40, 41, 250)), history=(1, 2, 3))
     kernels = Kernels([replace(row, prompt_len=3)], 300, device)
     logits = torch.zeros(1, 300)
     logits[0, [40, 41, 250]] = 3.0
@@ -242,13 +244,13 @@ def test_values_beyond_every_limit_still_give_a_token_of_the_vocabulary(device: 
     """The server refuses them; should one come through, it must not end the engine."""
     huge = 2**63
     rows = [
-        Row(params(top_k=huge, min_tokens=huge), 2**70),
-        Row(params(min_p=7.0), -1),
-        Row(params(temperature=math.nan), 1),
-        Row(params(top_p=math.nan), 1),
-        Row(params(min_p=math.nan, top_p=-1.0, top_k=-5), 1),
-        Row(params(temperature=1e30, top_p=0.5), 1),
-        Row(params(temperature=1e-4, top_p=0.5), 1),
+        SamplerRow(params(top_k=huge, min_tokens=huge), 2**70),
+        SamplerRow(params(min_p=7.0), -1),
+        SamplerRow(params(temperature=math.nan), 1),
+        SamplerRow(params(top_p=math.nan), 1),
+        SamplerRow(params(min_p=math.nan, top_p=-1.0, top_k=-5), 1),
+        SamplerRow(params(temperature=1e30, top_p=0.5), 1),
+        SamplerRow(params(temperature=1e-4, top_p=0.5), 1),
     ]
     logits = noise(len(rows), 97, seed=4) * 1e4
     tokens, usable = Kernels(rows, 97, device).run(logits)
@@ -259,7 +261,7 @@ def test_values_beyond_every_limit_still_give_a_token_of_the_vocabulary(device: 
 def test_tokens_come_as_often_as_their_probability_says(device: str) -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
     count = 20_000 if device == "cuda" else 160
-    rows = [Row(params(temperature=0.5), seed) for seed in range(count)]
+    rows = [SamplerRow(params(temperature=0.5), seed) for seed in range(count)]
     # Halved, as a temperature of 0.5 restores them; tokens of different groups.
     logits = torch.full((5 * 256,), -math.inf)
     logits[2::256] = probabilities.log().div(2)

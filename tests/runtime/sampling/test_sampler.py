@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import Allowed, draw
+from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.rng import philox, uniform
-from runtime.sampling.sampler_output import Drawn
+from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import LAST, NewRow, make_batch
 
 VOCAB = 97  # odd, so that no padding can hide
@@ -32,9 +32,9 @@ def fill(
     rows: list[tuple[SamplingParams, int, list[int], int]],
     vocab: int = VOCAB,
     device: torch.device = CPU,
-) -> Slots:
+) -> SequenceSlots:
     """Slots that hold (params, seed, history, prompt_len) in order."""
-    slots = Slots(len(rows), 4, vocab, device)
+    slots = SequenceSlots(len(rows), 4, vocab, device)
     new_rows = [
         NewRow(slot, params, seed, prompt_len, history)
         for slot, (params, seed, history, prompt_len) in enumerate(rows)
@@ -43,9 +43,9 @@ def fill(
     return slots
 
 
-def draw_all(logits: Tensor, slots: Slots, positions: list[int]) -> Drawn:
+def draw_all(logits: Tensor, slots: SequenceSlots, positions: list[int]) -> SamplerOutput:
     ids = np.arange(len(positions), dtype=np.int64)
-    return draw(logits.clone(), slots, ids, np.asarray(positions, dtype=np.int64))
+    return sample_tokens(logits.clone(), slots, ids, np.asarray(positions, dtype=np.int64))
 
 
 def expected(
@@ -268,7 +268,9 @@ def test_a_row_that_may_take_no_token_gets_none_and_is_usable_unless_its_logits_
         logits[2] = math.nan
     bits = np.zeros((1, -(-vocab // 8)), dtype=np.uint8)
     ids = np.arange(4)
-    drawn = draw(logits, slots, ids, np.ones(4, np.int64), Allowed(np.array([2]), bits))
+    drawn = sample_tokens(
+        logits, slots, ids, np.ones(4, np.int64), AllowedMasks(np.array([2]), bits)
+    )
     assert drawn.usable.tolist() == [True, True, not bad, True]
     got_none = {row for row in range(4) if drawn.usable[row] and drawn.tokens[row] == LAST}
     assert got_none == (set(range(4)) if wanted.min_tokens else {2}) - ({2} if bad else set())

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor.slots import Slots
+from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
 from runtime.sampling import eager
-from runtime.sampling.eager import Allowed, draw
-from runtime.sampling.sampler_output import Drawn
+from runtime.sampling.eager import AllowedMasks, sample_tokens
+from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import NewRow, make_batch
 
 VOCAB = 97
@@ -24,15 +24,17 @@ KINDS = (
 )
 
 
-def drawn(device: torch.device, rows: int) -> tuple[Drawn, Slots]:
-    slots = Slots(rows, 4, VOCAB, device)
+def drawn(device: torch.device, rows: int) -> tuple[SamplerOutput, SequenceSlots]:
+    slots = SequenceSlots(rows, 4, VOCAB, device)
     new_rows = [NewRow(slot, KINDS[slot % 6], slot, 2, [3, 4]) for slot in range(rows)]
     slots.begin(make_batch(new_rows=new_rows))
     noise = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     masked = np.arange(3, rows, 4)
     bits = np.random.default_rng(1).integers(0, 256, (len(masked), -(-VOCAB // 8)), dtype=np.uint8)
     ids = np.arange(rows)
-    found = draw(noise.half().to(device), slots, ids, np.full(rows, 2), Allowed(masked, bits))
+    found = sample_tokens(
+        noise.half().to(device), slots, ids, np.full(rows, 2), AllowedMasks(masked, bits)
+    )
     return found, slots
 
 
@@ -43,7 +45,7 @@ def test_rows_drawn_a_few_at_a_time_are_those_drawn_together(
 ) -> None:
     where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
     together, slots = drawn(where, 23)
-    monkeypatch.setattr(eager, "PIECE", at_once * VOCAB + 5)
+    monkeypatch.setattr(eager, "CHUNK_LOGITS", at_once * VOCAB + 5)
     apart, other_slots = drawn(where, 23)
     assert apart.tokens.tolist() == together.tokens.tolist()
     assert apart.usable.tolist() == together.usable.tolist()
@@ -60,17 +62,17 @@ def test_rows_drawn_a_few_at_a_time_are_those_drawn_together(
 def test_drawing_256_rows_of_a_large_vocabulary_takes_little_memory():
     device = torch.device("cuda", torch.cuda.current_device())
     rows, vocab = 256, 151_936
-    slots = Slots(rows, 4, vocab, device)
+    slots = SequenceSlots(rows, 4, vocab, device)
     wishes = SamplingParams(
         9, temperature=0.5, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20
     )
     new_rows = [NewRow(slot, wishes, slot, 2, [3, 4]) for slot in range(rows)]
     slots.begin(make_batch(new_rows=new_rows))
     logits = torch.randn(rows, vocab, device=device).to(torch.bfloat16)
-    masks = Allowed(np.arange(rows), np.full((rows, -(-vocab // 8)), 255, dtype=np.uint8))
+    masks = AllowedMasks(np.arange(rows), np.full((rows, -(-vocab // 8)), 255, dtype=np.uint8))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    draw(logits, slots, np.arange(rows), np.full(rows, 2), masks)
+    sample_tokens(logits, slots, np.arange(rows), np.full(rows, 2), masks)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < 3 * 4 * rows * vocab

@@ -9,7 +9,7 @@ from sampler_cases import params
 
 from runtime.messages import SamplingParams
 from runtime.sampling.kernels.row import ROW
-from runtime.sampling.state import IN_PROMPT, ROW_WORDS, SamplerState, is_special
+from runtime.sampling.state import IN_PROMPT, ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import NewRow
 
 
@@ -73,7 +73,7 @@ def test_its_memory_is_two_bytes_a_token_and_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "special"),
+    ("wanted", "constrained"),
     [
         (params(), False),
         (params(top_k=3, min_p=0.1, presence_penalty=1.0), False),
@@ -87,5 +87,5 @@ def test_its_memory_is_two_bytes_a_token_and_slot() -> None:
         (params(stop_ids=tuple(range(9))), False),
     ],
 )
-def test_special_is_what_the_kernels_do_not_do(wanted: SamplingParams, special: bool) -> None:
-    assert is_special(wanted) is special
+def test_special_is_what_the_kernels_do_not_do(wanted: SamplingParams, constrained: bool) -> None:
+    assert is_constrained(wanted) is constrained

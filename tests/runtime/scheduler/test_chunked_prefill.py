@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from msgspec import structs
 
-from benchmarks.schedule.bench_schedule import Clock, ReckonedDevice, load_of, step_ms
+from benchmarks.schedule.bench_schedule import SimulatedClock, SimulatedDevice, load_of, step_ms
 from benchmarks.schedule.host_step import fake_config
 from runtime.engine.loop import Engine
-from runtime.messages import Output, Request, SamplingParams
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.scheduler.batch import Batch
 from runtime.scheduler.chunked_prefill import GPU, MIXED_IN_A_ROW, STEPS, ChunkBudget, Prompts
 from runtime.scheduler.step_time import StepLoad, StepTimes
 
 
-class Server:
+class SimulatedServer:
     """An engine on the reckoned device, and what it has done."""
 
     def __init__(
@@ -28,15 +28,15 @@ class Server:
         num_pages: int = 20_000,
         max_num_seqs: int = 256,
     ) -> None:
-        self.clock = Clock()
+        self.clock = SimulatedClock()
         config = structs.replace(
             fake_config(max_num_seqs, 20_000),
             device=device, itl_target_ms=target_ms, num_pages=num_pages, prefix_cache=False,
         )  # fmt: skip
-        self.device = ReckonedDevice(self.clock, 1, stalls)
+        self.device = SimulatedDevice(self.clock, 1, stalls)
         self.engine = Engine(config, 1000, self.device, clock=self.clock)
         self.batches: list[Batch] = []
-        self.outputs: list[Output] = []
+        self.outputs: list[RequestOutput] = []
         self.first: dict[int, float] = {}
         self._forward = self.device.forward
         self.device.forward = self._note  # type: ignore[method-assign]
@@ -47,7 +47,7 @@ class Server:
 
     def add(self, id: int, length: int, max_tokens: int = 100, priority: int = 0) -> None:
         params = SamplingParams(max_tokens=max_tokens)
-        self.engine.add(Request(id, 0, [id % 900 + 1] * length, params, priority))
+        self.engine.add(EngineRequest(id, 0, [id % 900 + 1] * length, params, priority))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -69,7 +69,7 @@ def mixed(batches: list[Batch]) -> list[StepLoad]:
     return [load for load in loads if load.rows and load.prompt_tokens]
 
 
-def warmed(server: Server, rows: int) -> None:
+def warmed(server: SimulatedServer, rows: int) -> None:
     """`rows` sequences that decode for long, and a few prompts to learn from."""
     for id in range(rows):
         server.add(id, 500, max_tokens=1000)
@@ -84,7 +84,7 @@ def warmed(server: Server, rows: int) -> None:
 @pytest.mark.parametrize("target_ms", [12.0, 20.0, 40.0])
 @pytest.mark.parametrize("rows", [4, 32, 100])
 def test_steps_with_rows_that_decode_stay_within_the_target(target_ms: float, rows: int) -> None:
-    server = Server(target_ms=target_ms)
+    server = SimulatedServer(target_ms=target_ms)
     warmed(server, rows)
     for id in range(2000, 2006):
         server.add(id, 4000)
@@ -99,7 +99,7 @@ def test_steps_with_rows_that_decode_stay_within_the_target(target_ms: float, ro
 def test_a_higher_target_lets_more_of_a_prompt_in() -> None:
     most: list[int] = []
     for target_ms in (10.0, 20.0, 40.0, 80.0):
-        server = Server(target_ms=target_ms)
+        server = SimulatedServer(target_ms=target_ms)
         warmed(server, 32)
         server.add(2000, 8000)
         server.step(10)
@@ -108,14 +108,14 @@ def test_a_higher_target_lets_more_of_a_prompt_in() -> None:
 
 
 def test_a_prompt_that_is_alone_takes_all_that_a_step_can() -> None:
-    server = Server()
+    server = SimulatedServer()
     server.add(1, 16_000)
     server.step(2)
     assert [batch.q_lens.tolist() for batch in server.batches] == [[8192], [7808]]
 
 
 def test_prompts_that_come_together_do_not_wait_for_each_other_to_the_end() -> None:
-    server = Server()
+    server = SimulatedServer()
     for id in range(8):
         server.add(id, 1024)
     server.run()
@@ -126,7 +126,7 @@ def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> No
     """More of a step, the longer the work that waits."""
     longer: list[float] = []
     for prompts in (1, 20):
-        server = Server()
+        server = SimulatedServer()
         warmed(server, 230)
         for id in range(prompts):
             server.add(2000 + id, 6000)
@@ -139,7 +139,7 @@ def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> No
 
 def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() -> None:
     """Else nothing tells what decoding alone takes, and prompts could stay in too small parts."""
-    server = Server()
+    server = SimulatedServer()
     warmed(server, 64)
     for id in range(1000):
         server.add(2000 + id, 4000)
@@ -155,7 +155,7 @@ def test_beside_some_rows_steps_stay_small_while_little_waits() -> None:
     """Of 256 tokens, which an H100 computes in about the time that it reads the weights."""
     most: list[int] = []
     for rows, prompts in ((32, 2), (32, 40), (100, 2)):
-        server = Server()
+        server = SimulatedServer()
         warmed(server, rows)
         for id in range(prompts):
             server.add(2000 + id, 2000)
@@ -168,7 +168,7 @@ def test_beside_some_rows_steps_stay_small_while_little_waits() -> None:
 def test_the_automatic_target_grows_with_what_waits() -> None:
     most: list[int] = []
     for prompts in (1, 30):
-        server = Server()
+        server = SimulatedServer()
         warmed(server, 16)
         for id in range(prompts):
             server.add(2000 + id, 4000)
@@ -180,7 +180,7 @@ def test_the_automatic_target_grows_with_what_waits() -> None:
 def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None:
     most: list[int] = []
     for rows in (2, 100):
-        server = Server()
+        server = SimulatedServer()
         warmed(server, rows)
         for id in range(60):
             server.add(2000 + id, 4000)
@@ -192,7 +192,7 @@ def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None
 def test_prompts_get_the_largest_steps_if_more_of_them_wait_than_rows_decode() -> None:
     most: list[int] = []
     for rows in (4, 40):
-        server = Server()
+        server = SimulatedServer()
         warmed(server, rows)
         for id in range(16):
             server.add(2000 + id, 8000)
@@ -202,7 +202,7 @@ def test_prompts_get_the_largest_steps_if_more_of_them_wait_than_rows_decode() -
 
 
 def test_a_cpu_has_no_automatic_target() -> None:
-    server = Server(device="cpu")
+    server = SimulatedServer(device="cpu")
     server.add(1, 100, max_tokens=50)
     server.step(3)
     server.add(2, 8000)
@@ -211,7 +211,7 @@ def test_a_cpu_has_no_automatic_target() -> None:
 
 
 def test_a_cpu_that_is_asked_for_a_target_takes_small_steps() -> None:
-    server = Server(device="cpu", target_ms=5.0)
+    server = SimulatedServer(device="cpu", target_ms=5.0)
     server.add(1, 100, max_tokens=50)
     server.step(3)
     server.add(2, 8000)
@@ -225,7 +225,7 @@ def test_the_first_chunk_beside_rows_that_decode_is_a_small_one() -> None:
 
 
 def test_what_waits_is_spread_over_steps() -> None:
-    server = Server()
+    server = SimulatedServer()
     warmed(server, 100)
     for id in range(3):
         server.add(2000 + id, 1024)
@@ -236,7 +236,7 @@ def test_what_waits_is_spread_over_steps() -> None:
 
 
 def test_steps_beside_few_rows_take_hardly_longer_than_without_a_prompt() -> None:
-    server = Server()
+    server = SimulatedServer()
     warmed(server, 32)
     server.add(2000, 1024)
     server.step(8)
@@ -246,7 +246,7 @@ def test_steps_beside_few_rows_take_hardly_longer_than_without_a_prompt() -> Non
 
 
 def test_steps_that_take_five_times_as_long_do_not_end_the_chunks() -> None:
-    server = Server(target_ms=25.0, stalls=0.03)
+    server = SimulatedServer(target_ms=25.0, stalls=0.03)
     warmed(server, 32)
     for id in range(2000, 2020):
         server.add(id, 4000, max_tokens=3)
@@ -256,7 +256,7 @@ def test_steps_that_take_five_times_as_long_do_not_end_the_chunks() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    server = Server()
+    server = SimulatedServer()
     warmed(server, 8)
     server.add(2000, 16_000)
     server.add(2001, 12_000)
@@ -269,7 +269,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 
 def test_a_short_prompt_of_lower_priority_waits() -> None:
-    server = Server()
+    server = SimulatedServer()
     warmed(server, 8)
     server.add(2000, 8000, priority=0)
     server.step(2)
@@ -279,7 +279,7 @@ def test_a_short_prompt_of_lower_priority_waits() -> None:
 
 
 def test_a_long_prompt_ends_however_many_short_ones_come() -> None:
-    server = Server(max_num_seqs=64)
+    server = SimulatedServer(max_num_seqs=64)
     warmed(server, 4)
     server.add(2000, 10_000)
     steps = 0
@@ -292,7 +292,7 @@ def test_a_long_prompt_ends_however_many_short_ones_come() -> None:
 
 
 def test_a_long_prompt_without_pages_is_not_overtaken_for_ever() -> None:
-    server = Server(num_pages=1000, max_num_seqs=64)
+    server = SimulatedServer(num_pages=1000, max_num_seqs=64)
     for id in range(8):
         server.add(id, 1500, max_tokens=60)
     server.step(2)
@@ -327,7 +327,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
 def test_every_request_ends_and_the_first_in_rank_gets_half(
     requests: list[tuple[int, int, int, int]], target_ms: float, num_pages: int, slots: int
 ) -> None:
-    server = Server(target_ms=target_ms, num_pages=num_pages, max_num_seqs=slots)
+    server = SimulatedServer(target_ms=target_ms, num_pages=num_pages, max_num_seqs=slots)
     scheduler = server.engine.scheduler
     expected = 0
     for id, (at, length, answer, priority) in enumerate(requests):
@@ -339,7 +339,7 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
         under_way = dict(scheduler.running.prefilling)
         preempted, made = scheduler.num_preemptions, len(server.batches)
         first = min(under_way.values(), key=lambda one: one.rank, default=None)
-        wanted = (first.todo, first.slot) if first is not None else (0, -1)
+        wanted = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
         ahead = scheduler.waiting.head()
         server.step()
         batches = server.batches[made:]

@@ -7,8 +7,8 @@ import pytest
 from fake_model import VOCAB_SIZE, Bench, request
 
 from runtime.scheduler.batch import LAST, Batch
-from runtime.scheduler.batch_builder import Columns
-from runtime.scheduler.decode_columns import DecodeRows, Members
+from runtime.scheduler.batch_builder import BatchBuilder
+from runtime.scheduler.decode_columns import DecodeRows, RowOwners
 
 
 def prompt(length: int, first: int = 1) -> list[int]:
@@ -60,12 +60,12 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_one_before() -> None:
 def test_steps_of_all_sizes_share_the_columns_that_never_change() -> None:
     """One copy a size would be gigabytes for a server of many thousand rows."""
 
-    def launched(count: int) -> Batch:
+    def num_computed_tokens(count: int) -> Batch:
         column = np.arange(count)
-        rows = DecodeRows(Members(column, column, column, column), column, [], [])
-        return Columns(rows).launch().batch
+        rows = DecodeRows(RowOwners(column, column, column, column), column, [], [])
+        return BatchBuilder(rows).launch().batch
 
-    few, more = launched(3), launched(5)
+    few, more = num_computed_tokens(3), num_computed_tokens(5)
     assert more.tokens.tolist() == [LAST] * 5 and more.q_lens.tolist() == [1] * 5
     for name in ("q_lens", "tokens", "num_new_pages", "sample"):
         assert np.shares_memory(getattr(few, name), getattr(more, name)), name

@@ -6,10 +6,10 @@ import pytest
 from fake_model import Bench, request
 
 from runtime.ipc.client import merged
-from runtime.messages import Output
+from runtime.messages import RequestOutput
 
 
-def last(bench: Bench, id: int) -> Output:
+def last(bench: Bench, id: int) -> RequestOutput:
     return next(output for output in bench.outputs if output.id == id and output.finish)
 
 
@@ -58,5 +58,7 @@ def test_a_request_that_never_ran_met_nobody() -> None:
 
 
 def test_what_the_last_output_tells_survives_a_slow_reader() -> None:
-    both = merged(Output(1, [5]), Output(1, [6], finish="length", preemptions=2, mean_batch=3.5))
+    both = merged(
+        RequestOutput(1, [5]), RequestOutput(1, [6], finish="length", preemptions=2, mean_batch=3.5)
+    )
     assert (both.preemptions, both.mean_batch) == (2, 3.5)

@@ -18,7 +18,7 @@ def pool_with(tokens: list[int], *, num_pages: int = 8) -> tuple[PagePool, list[
     pool = PagePool(num_pages)
     pages = pool.take(len(tokens) // 4)
     for page, page_hash in zip(pages, hashes_of(tokens), strict=True):
-        pool.remember(page, page_hash)
+        pool.cache_page(page, page_hash)
     return pool, pages
 
 
@@ -81,7 +81,7 @@ def test_the_longest_released_prefix_is_forgotten_first_and_from_its_end() -> No
     for tokens in (old, new):
         pages = pool.take(2)
         for page, page_hash in zip(pages, hashes_of(tokens), strict=True):
-            pool.remember(page, page_hash)
+            pool.cache_page(page, page_hash)
         pool.release(pages)
     pool.take(1)
     assert len(pool.lookup(hashes_of(old))) == 1
@@ -110,7 +110,7 @@ def test_a_free_page_can_be_shared_and_is_no_longer_free() -> None:
 def test_of_two_pages_with_the_same_content_the_first_is_remembered() -> None:
     pool, pages = pool_with(list(range(4)))
     (twin,) = pool.take(1)
-    pool.remember(twin, hashes_of(list(range(4)))[0])
+    pool.cache_page(twin, hashes_of(list(range(4)))[0])
     assert pool.lookup(hashes_of(list(range(4)))) == pages
     pool.release([twin])
     pool.check_integrity([pages])
@@ -118,7 +118,7 @@ def test_of_two_pages_with_the_same_content_the_first_is_remembered() -> None:
 
 def test_a_forgotten_page_is_not_found() -> None:
     pool, pages = pool_with(list(range(8)))
-    pool.forget(pages[1:])
+    pool.evict(pages[1:])
     assert pool.lookup(hashes_of(list(range(8)))) == pages[:1]
     pool.check_integrity([pages])
 
@@ -133,7 +133,7 @@ def test_a_page_released_twice_is_an_error() -> None:
 
 def test_a_page_that_nobody_uses_cannot_be_remembered() -> None:
     with pytest.raises(AssertionError, match="not in use"):
-        PagePool(2).remember(0, b"x")
+        PagePool(2).cache_page(0, b"x")
 
 
 def test_integrity_sees_a_leak() -> None:

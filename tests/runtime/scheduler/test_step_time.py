@@ -35,13 +35,13 @@ def learned(draw: random.Random, *, steps: int = 200, strange: float = 0.0) -> S
     for _ in range(steps):
         load = some_load(draw)
         factor = 8.0 if draw.random() < strange else 1.0
-        times.note(load, factor * linear_ms(load) / 1000)
+        times.record(load, factor * linear_ms(load) / 1000)
     return times
 
 
 def test_nothing_is_claimed_before_a_prompt_was_run() -> None:
     times = StepTimes()
-    times.note(StepLoad(8, 0, 4000, 0.0), 0.005)
+    times.record(StepLoad(8, 0, 4000, 0.0), 0.005)
     assert times.seconds(StepLoad(8, 0, 4000, 0.0)) is None
     assert times.prompt_tokens(8, 4000, 0, 0.02) is None
 
@@ -87,7 +87,7 @@ def test_a_step_that_was_read_late_makes_the_next_one_no_shorter(seed: int) -> N
         seconds = linear_ms(load) / 1000 - late
         late = draw.uniform(0.02, 0.1) if step > 50 and draw.random() < 0.03 and not late else 0.0
         times.seconds(load)
-        times.note(load, max(seconds, 2e-5) + late)
+        times.record(load, max(seconds, 2e-5) + late)
     load = StepLoad(64, 512, 64_000, 512 * 600.0)
     assert times.seconds(load) == pytest.approx(linear_ms(load) / 1000, rel=0.5)
     assert times.per_token > 0.005 / 1000
@@ -98,7 +98,7 @@ def test_a_device_that_has_become_much_faster_is_believed() -> None:
     times = learned(draw)
     for _ in range(400):
         load = some_load(draw)
-        times.note(load, linear_ms(load) / 10_000)
+        times.record(load, linear_ms(load) / 10_000)
     load = StepLoad(64, 512, 64_000, 512 * 600.0)
     assert times.seconds(load) == pytest.approx(linear_ms(load) / 10_000, rel=0.15)
 
@@ -106,7 +106,7 @@ def test_a_device_that_has_become_much_faster_is_believed() -> None:
 def test_steps_without_prompts_do_not_make_it_forget_what_a_prompt_costs() -> None:
     times = learned(random.Random(1))
     for _ in range(50_000):
-        times.note(StepLoad(64, 0, 64_000, 0.0), 0.0088)
+        times.record(StepLoad(64, 0, 64_000, 0.0), 0.0088)
     load = StepLoad(64, 512, 64_000, 512 * 600.0)
     assert times.seconds(load) == pytest.approx(linear_ms(load) / 1000, rel=0.05)
 
@@ -117,7 +117,7 @@ def test_a_device_that_has_become_slower_is_believed_soon() -> None:
     load = StepLoad(64, 512, 64_000, 512 * 600.0)
     for _ in range(20):
         assert times.seconds(load) is not None
-        times.note(load, 1.5 * linear_ms(load) / 1000)
+        times.record(load, 1.5 * linear_ms(load) / 1000)
     assert times.seconds(load) == pytest.approx(1.5 * linear_ms(load) / 1000, rel=0.15)
 
 
@@ -128,6 +128,6 @@ def test_no_history_makes_a_prompt_token_free_or_a_budget_negative(
 ) -> None:
     times = StepTimes()
     for rows, tokens in sizes:
-        times.note(StepLoad(rows, tokens, rows * 100, tokens * 50.0), 0.003)
+        times.record(StepLoad(rows, tokens, rows * 100, tokens * 50.0), 0.003)
     fits = times.prompt_tokens(10, 1000, 50, 0.02)
     assert fits is None or fits >= 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.messages import Request, SamplingParams
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.sequence import Sequence
-from runtime.scheduler.waiting_queue import WaitingLine
+from runtime.scheduler.waiting_queue import WaitingQueue
 
 
 def sequence(order: int, priority: int) -> Sequence:
-    request = Request(order, 0, [1] * (order % 7 + 1), SamplingParams(4), priority)
+    request = EngineRequest(order, 0, [1] * (order % 7 + 1), SamplingParams(4), priority)
     return Sequence(request, seed=0, order=order, max_model_len=100)
 
 
@@ -26,7 +26,7 @@ def sequence(order: int, priority: int) -> Sequence:
 def test_the_front_is_the_first_in_rank_whatever_came_went_or_ended(
     events: list[tuple[str, int]], front: int
 ) -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     line.FRONT = front
     waiting: list[Sequence] = []
     taken: list[Sequence] = []
@@ -45,7 +45,7 @@ def test_the_front_is_the_first_in_rank_whatever_came_went_or_ended(
         elif event == "end" and waiting:
             ended = waiting.pop(choice % len(waiting))
             ended.finish = "abort"
-            line.note_end(ended)
+            line.mark_finished(ended)
         waiting.sort(key=lambda one: one.rank)
         assert line.front() == waiting[:front]
         assert len(line) == len(waiting)

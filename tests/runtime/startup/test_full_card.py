@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engine import Rules
+from device_engine import FitRules
 
 from benchmarks.shapes import SHAPES
 from model_zoo.config import read_config
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine.loop import Engine
-from runtime.messages import Output, Pooling, Request, SamplingParams
+from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.startup.loading import Loaded, load
 from runtime.startup.memory_estimate import StepSizes, estimate
 
@@ -88,25 +88,25 @@ def loaded(model: Path, **wishes: object) -> Loaded:
     return load(config, lambda phase, done, total: None)
 
 
-def worst_requests(rows: int, longest: int) -> list[Request]:
+def worst_requests(rows: int, longest: int) -> list[EngineRequest]:
     """Rows that want everything, prompts that are scored from end to end, and one vector."""
     wanted = [EVERYTHING] * rows
     wanted += [SamplingParams(1, temperature=0, prompt_logprobs=20, logprobs=20)] * 2
-    wanted += [SamplingParams(0, pooling=Pooling("mean"))]
+    wanted += [SamplingParams(0, pooling=PoolingParams("mean"))]
     lengths = [33] * rows + [longest] * 3
     return [
-        Request(id, 0, [(id * 7 + place) % 1000 for place in range(length)], params)
+        EngineRequest(id, 0, [(id * 7 + place) % 1000 for place in range(length)], params)
         for id, (length, params) in enumerate(zip(lengths, wanted, strict=True))
     ]
 
 
-def check_answers(found: Loaded, requests: list[Request]) -> None:
+def check_answers(found: Loaded, requests: list[EngineRequest]) -> None:
     """Each request gets all of its tokens, or its vector; idle moments are used, too."""
     vocab = found.ready.vocab_size
-    engine = Engine(found.resolved, vocab, found.executor, grammars=Rules(vocab))  # type: ignore[arg-type]
+    engine = Engine(found.resolved, vocab, found.executor, grammars=FitRules(vocab))  # type: ignore[arg-type]
     for request in requests:
         engine.add(request)
-    outputs: dict[int, list[Output]] = {request.id: [] for request in requests}
+    outputs: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
     while engine.has_work:
         found.executor.prepare()
         for output in engine.step():
@@ -115,7 +115,7 @@ def check_answers(found: Loaded, requests: list[Request]) -> None:
     for request in requests:
         tokens = [token for output in outputs[request.id] for token in output.tokens]
         assert len(tokens) == request.params.max_tokens
-        assert outputs[request.id][-1].vector or request.params.pooling is None
+        assert outputs[request.id][-1].embedding or request.params.pooling is None
 
 
 def test_steps_of_the_worst_requests_need_no_memory_that_was_free_after_the_start(
@@ -134,7 +134,7 @@ def test_a_card_of_three_gigabytes_serves_with_graphs(model: Path) -> None:
         check_answers(found, worst_requests(64, 3000))
         steps = found.executor.steps
         assert steps is not None
-        assert steps.graphs.captured.keys() >= set(steps.graphs._buckets.early())
+        assert steps.graphs.captured.keys() >= set(steps.graphs._buckets.startup_set())
 
 
 def test_a_card_that_is_too_small_ends_the_start_with_numbers_to_change(model: Path) -> None:

@@ -9,7 +9,7 @@ from msgspec import structs
 from benchmarks.schedule.host_step import fake_config
 from runtime.scheduler.chunked_prefill import LARGER, SMALLER, STEPS, ChunkBudget, Prompts
 from runtime.scheduler.step_time import StepLoad, StepTimes
-from runtime.startup.engine_spec import FULL, TILE, full_steps
+from runtime.startup.engine_spec import FULL, TILE, full_wave_sizes
 
 
 @given(
@@ -20,7 +20,7 @@ from runtime.startup.engine_spec import FULL, TILE, full_steps
 def test_no_size_leaves_more_processors_idle_than_is_said(
     widths: tuple[int, int], processors: int, most: int
 ) -> None:
-    sizes = full_steps(widths, processors, most)
+    sizes = full_wave_sizes(widths, processors, most)
     assert list(sizes) == sorted(set(sizes)) and all(size <= most for size in sizes)
     for size in range(TILE, most + 1, TILE):
         tiles = [size // TILE * -(-width // TILE) for width in widths]
@@ -32,8 +32,8 @@ def test_no_size_leaves_more_processors_idle_than_is_said(
 def learned(seconds_a_token: float) -> StepTimes:
     times = StepTimes()
     for tokens in (256, 512, 1024, 2048) * 20:
-        times.note(StepLoad(0, tokens, 0, 0.0), tokens * seconds_a_token)
-        times.note(StepLoad(100, 0, 100_000, 0.0), 100 * seconds_a_token)
+        times.record(StepLoad(0, tokens, 0, 0.0), tokens * seconds_a_token)
+        times.record(StepLoad(100, 0, 100_000, 0.0), 100 * seconds_a_token)
     return times
 
 
@@ -44,7 +44,7 @@ def test_a_step_is_cut_to_a_size_that_fills_only_if_that_is_nearly_as_large(
     config = structs.replace(fake_config(256, 40_000), device="cuda")
     times, prompts = learned(20e-6), Prompts(8, waiting, 0)
     free = ChunkBudget(config, times).tokens(rows, 100 * rows, prompts) + rows
-    cut = ChunkBudget(structs.replace(config, full_steps=sizes), times)
+    cut = ChunkBudget(structs.replace(config, full_wave_sizes=sizes), times)
     total = cut.tokens(rows, 100 * rows, prompts) + rows
     assert total == free or (total in sizes and SMALLER * free <= total <= LARGER * free)
     near = [size for size in sizes if max(rows + 256, SMALLER * free) <= size <= free]
@@ -52,7 +52,7 @@ def test_a_step_is_cut_to_a_size_that_fills_only_if_that_is_nearly_as_large(
 
 
 def test_a_step_grows_to_a_size_that_fills_only_if_enough_waits_and_it_ends_in_time() -> None:
-    config = structs.replace(fake_config(256, 40_000), device="cuda", full_steps=(512, 1024))
+    config = structs.replace(fake_config(256, 40_000), device="cuda", full_wave_sizes=(512, 1024))
     times, rows, each = learned(20e-6), 100, 700  # prompt tokens of each of STEPS steps
 
     def total(target_ms: float, waiting: int) -> int:

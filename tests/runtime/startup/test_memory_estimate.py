@@ -15,7 +15,7 @@ from model_zoo.config import read_config
 from runtime.config import EngineConfig
 from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading
-from runtime.startup.fit_report import Place, settle
+from runtime.startup.fit_report import TargetDevice, resolve_config
 from runtime.startup.loading import load
 from runtime.startup.memory_estimate import StepSizes, copy_bytes, estimate, weight_bytes
 
@@ -73,7 +73,7 @@ def test_the_plan_of_a_cpu_is_that_of_its_start(
     wanted = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
     started = load(wanted, lambda phase, done, total: None).resolved
     config = read_config(tmp_path)
-    place = Place("cpu", "", 20 * MIB + weight_bytes(config, torch.float32), "float32")
-    planned = settle(wanted, config, place)
+    place = TargetDevice("cpu", "", 20 * MIB + weight_bytes(config, torch.float32), "float32")
+    planned = resolve_config(wanted, config, place)
     assert planned.num_pages == started.num_pages < 64 * 32, "not what all slots could use"
     assert planned.max_batched_tokens == started.max_batched_tokens

@@ -12,13 +12,13 @@ import torch
 from msgspec.structs import replace
 from tiny_checkpoints import write_checkpoint
 
-from runtime.config import ConfigError, EngineConfig, Resolved
+from runtime.config import ConfigError, EngineConfig, ResolvedConfig
 from runtime.memory_plan import MemoryPlan
 from runtime.scheduler.batch import Batch, Masks
 from runtime.startup import loading, memory_profile
-from runtime.startup.engine_spec import Blueprint, draw_up
+from runtime.startup.engine_spec import EngineSpec, resolve_engine_spec
 from runtime.startup.timeline import Timeline
-from runtime.startup.warm_up import every_kind, largest
+from runtime.startup.warm_up import all_batch_kinds, largest
 
 MIB = 2**20
 
@@ -30,12 +30,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def blueprint_for(checkpoint: Path, **wishes: object) -> Blueprint:
+def blueprint_for(checkpoint: Path, **wishes: object) -> EngineSpec:
     config = EngineConfig(
         model=str(checkpoint), device="cpu", dtype="float32", max_num_seqs=4,
         max_batched_tokens=64, threads=1, gpu_memory=0.5,
     )  # fmt: skip
-    return draw_up(replace(config, **wishes))
+    return resolve_engine_spec(replace(config, **wishes))
 
 
 class Memory:
@@ -91,7 +91,7 @@ def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memo
 
 def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory) -> None:
     made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
-    batch = next(every_kind(made.resolved))
+    batch = next(all_batch_kinds(made.resolved))
     batch = replace(batch, new_pages=[made.kv.num_pages - 1] * len(batch.new_pages))
     made.runner.forward(batch)
     assert made.runner.sample(batch).wait().tokens[0] >= 0
@@ -109,13 +109,13 @@ def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory
 
 
 @pytest.fixture
-def resolved(checkpoint: Path) -> Resolved:
+def resolved(checkpoint: Path) -> ResolvedConfig:
     plan = MemoryPlan(free=1 << 30, share=1.0)
-    return replace(blueprint_for(checkpoint).settle(plan), device="cuda", max_num_seqs=12)
+    return replace(blueprint_for(checkpoint).resolve_config(plan), device="cuda", max_num_seqs=12)
 
 
-def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: Resolved) -> None:
-    batches = list(every_kind(resolved))
+def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: ResolvedConfig) -> None:
+    batches = list(all_batch_kinds(resolved))
     for batch in batches:
         assert batch.num_tokens <= resolved.max_batched_tokens
         assert len(batch.slots) == len(set(batch.slots)) <= resolved.max_num_seqs
@@ -127,7 +127,9 @@ def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: Resolve
     assert any(0 < batch.decode_rows < batch.num_tokens for batch in batches)
 
 
-def test_the_largest_steps_end_the_longest_sequence_and_fill_all_rows(resolved: Resolved) -> None:
+def test_the_largest_steps_end_the_longest_sequence_and_fill_all_rows(
+    resolved: ResolvedConfig,
+) -> None:
     (prompt, _), (rows, masks) = largest(resolved, resolved.max_batched_tokens, 97)
     assert prompt.num_tokens == resolved.max_batched_tokens
     assert prompt.starts[0] + prompt.q_lens[0] == resolved.max_model_len - 1
@@ -154,9 +156,11 @@ def test_graphs_that_do_not_fit_name_numbers_too(
         raise torch.OutOfMemoryError("made up")
 
     monkeypatch.setattr(memory_profile, "run", lambda runner, batch, masks=None: None)
-    blueprint = blueprint_for(checkpoint)
+    engine_spec = blueprint_for(checkpoint)
     plan = MemoryPlan(free=64 * MIB, share=0.5)
-    loaded = memory_profile.Trial(plan, blueprint, blueprint.begin_loading(64 * MIB).model)
+    loaded = memory_profile.MemoryProfiler(
+        plan, engine_spec, engine_spec.begin_loading(64 * MIB).model
+    )
     graphs = SimpleNamespace(graphs=SimpleNamespace(measure=measure))
     monkeypatch.setattr(loaded.runner, "steps", graphs)
     with pytest.raises(ConfigError, match=r"try --max-batched-tokens \d+, --max-num-seqs \d+"):
@@ -168,9 +172,9 @@ def test_the_largest_steps_are_run_again_when_all_else_is_there(
 ) -> None:
     """Through two layers: what follows them takes the same memory."""
     made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
-    assert made.trial is not None
+    assert made.profiler is not None
     before = len(memory.steps)
-    made.trial.hold()
+    made.profiler.keep_peak_memory()
     prompt, rows = memory.steps[before:]
     assert prompt.num_tokens == made.resolved.max_batched_tokens
     assert len(rows.slots) == made.resolved.max_num_seqs
@@ -188,10 +192,10 @@ def test_the_largest_steps_are_run_again_when_all_else_is_there(
 def test_memory_that_runs_out_while_loading_names_what_took_it_and_three_numbers(
     checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    def fail(self: Blueprint, *sizes: object) -> None:
+    def fail(self: EngineSpec, *sizes: object) -> None:
         raise error
 
-    monkeypatch.setattr(Blueprint, "kv_pool", fail)
+    monkeypatch.setattr(EngineSpec, "kv_pool", fail)
     wanted = (
         r"of 64.0 MiB that were free .* weights in float32 take \S+ \S+; --max-batched-tokens 64, "
         r"--max-num-seqs 4 and --gpu-memory 0.5 of it need more .* try --max-batched-tokens 64, "
@@ -204,15 +208,15 @@ def test_memory_that_runs_out_while_loading_names_what_took_it_and_three_numbers
 def test_other_mistakes_while_loading_are_not_taken_for_a_lack_of_memory(
     checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Blueprint, *sizes: object) -> None:
+    def fail(self: EngineSpec, *sizes: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(Blueprint, "kv_pool", fail)
+    monkeypatch.setattr(EngineSpec, "kv_pool", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(checkpoint: Path) -> None:
-    blueprint = blueprint_for(checkpoint)
+    engine_spec = blueprint_for(checkpoint)
     with pytest.raises(ConfigError, match=r"weights in float32 take \S+ KiB, 1.0 KiB are free"):
-        blueprint.begin_loading(1024)
+        engine_spec.begin_loading(1024)

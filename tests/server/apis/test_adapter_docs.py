@@ -7,7 +7,7 @@ from paths import ROOT
 
 from server.apis.anthropic.schema import MessagesRequest
 from server.apis.ollama.embeddings import EmbedBody, EmbeddingsBody
-from server.apis.ollama.schema import OllamaChatBody, OllamaGenerateBody, Options
+from server.apis.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from server.http.validation import Body
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -23,7 +23,7 @@ def section(title: str) -> str:
         ("Anthropic's messages", MessagesRequest),
         ("Ollama's API", OllamaChatBody),
         ("Ollama's API", OllamaGenerateBody),
-        ("Ollama's API", Options),
+        ("Ollama's API", OllamaOptions),
         ("Ollama's API", EmbedBody),
         ("Ollama's API", EmbeddingsBody),
     ],

@@ -14,18 +14,23 @@ from hypothesis import strategies as st
 
 from server.apis.anthropic.checks import UNSUPPORTED as ANTHROPIC_UNSUPPORTED
 from server.apis.anthropic.schema import (
+    AnthropicTool,
+    AnthropicToolChoice,
     MessagesRequest,
     OutputConfig,
     TextBlock,
     Thinking,
     ThinkingBlock,
-    Tool,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
 from server.apis.ollama.request import REFUSED_FIELDS, REFUSED_OPTIONS
-from server.apis.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaMessage, Options
+from server.apis.ollama.schema import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaMessage,
+    OllamaOptions,
+)
 
 # Mentions all that a template can, so that nothing is refused for its sake.
 TEMPLATE = (
@@ -47,9 +52,9 @@ WORDS = (
     *("thinking", "image", "enabled", "adaptive", "disabled", "auto", "any", "none", "custom"),
     *("json", "low", "5m", "json_schema", "object", "ephemeral"),
 )
-BLOCKS = (TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, Thinking, ToolChoice)
+BLOCKS = (TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, Thinking, AnthropicToolChoice)
 KEYS = sorted(
-    {name for model in (*BLOCKS, Tool, OutputConfig, OllamaMessage, Options)
+    {name for model in (*BLOCKS, AnthropicTool, OutputConfig, OllamaMessage, OllamaOptions)
      for name in model.model_fields} | {*REFUSED_OPTIONS, "schema", "function", "arguments"}
 )  # fmt: skip
 NAMES = sorted(

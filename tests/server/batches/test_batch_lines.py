@@ -11,7 +11,7 @@ from batch_server import CHAT, BatchServer, batch_server, line
 from msgspec.structs import replace
 
 from runtime.messages import BACKGROUND
-from server.batches.capacity import Slots
+from server.batches.capacity import BatchSlots
 
 DAY = 86400
 
@@ -179,7 +179,7 @@ async def test_lines_wait_while_others_need_the_engine(
         ready = server.engine.ready
 
     Client.stats, Client.pending = stats, pending  # type: ignore[attr-defined]
-    slots = Slots(Client(), 8)  # type: ignore[arg-type]
+    slots = BatchSlots(Client(), 8)  # type: ignore[arg-type]
     if room:
         assert await slots.take(1) == 1
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_server import CHAT, BatchServer, Clock, batch_server, line
+from batch_server import CHAT, BatchServer, FakeClock, batch_server, line
 from openai import AsyncOpenAI
 
 from server.batches.background import ENDPOINTS
@@ -211,7 +211,7 @@ async def test_a_batch_that_has_ended_cannot_be_cancelled(server: BatchServer):
 
 
 async def test_a_batch_that_takes_too_long_expires_with_what_it_has(tmp_path: Path):
-    clock = Clock()
+    clock = FakeClock()
     async with batch_server(tmp_path, clock=clock, batch_concurrency=2) as server:
         server.run_batches()
         made = await server.create("".join(line(str(index)) for index in range(100)))
@@ -228,7 +228,7 @@ async def test_a_batch_that_takes_too_long_expires_with_what_it_has(tmp_path: Pa
 
 
 async def test_a_batch_that_expired_while_no_server_ran_runs_nothing(tmp_path: Path):
-    clock = Clock()
+    clock = FakeClock()
     async with batch_server(tmp_path, clock=clock) as server:
         made = await server.create(line("a"))
     clock.now += 2 * DAY

@@ -12,8 +12,8 @@ import pytest
 from batch_server import ENDED, BatchServer, batch_server, line
 
 from server.batches import results
-from server.batches.database import Database
-from server.batches.results import Result, Results
+from server.batches.database import BatchDatabase
+from server.batches.results import BatchResult, BatchResults
 
 NAMES = [f"a{index}" for index in range(6)]
 BAD = "wrong"  # a line that its route refuses
@@ -31,7 +31,7 @@ class Killer:
         self._at = at
         self.count = 0
         self.dead = False
-        commit, write, unlink = Database.commit, results.append, Path.unlink
+        commit, write, unlink = BatchDatabase.commit, results.append, Path.unlink
 
         def killing(do: Callable[..., Any], torn: Callable[..., Any] | None = None):
             def wrapped(*arguments: Any, **options: Any) -> Any:
@@ -45,7 +45,7 @@ class Killer:
         def half(path: Path, data: bytes) -> None:
             write(path, data[: len(data) // 2])
 
-        patch.setattr(Database, "commit", killing(commit))
+        patch.setattr(BatchDatabase, "commit", killing(commit))
         patch.setattr(results, "append", killing(write, half))
         patch.setattr(Path, "unlink", killing(unlink))
 
@@ -77,7 +77,7 @@ async def run_until_killed(folder: Path, id: str, at: int) -> tuple[bool, list[s
             server.run_batches()
             while not killer.dead and (await server.batch(id))["status"] not in ENDED:
                 await asyncio.sleep(0.003)
-            await server.generation.stop()
+            await server.stop()
             return killer.dead, answered(server)
 
 
@@ -106,7 +106,7 @@ async def check_the_end(folder: Path, id: str, status: str, before: set[str]) ->
             record["response"]["body"]["usage"]["prompt_tokens"] for record in good
         )
         assert before.isdisjoint(answered(server))
-        await server.generation.stop()
+        await server.stop()
         server.store.files.sweep()
         files = (await server.http.get("/v1/files")).json()["data"]
         on_disk = {path.name: path.stat().st_size for path in (folder / "data/files").iterdir()}
@@ -120,7 +120,7 @@ async def make(folder: Path, *, cancelled: bool = False) -> str:
             server.engine.held = True
             server.run_batches()
             await server.until(made["id"], lambda batch: batch["status"] == "in_progress")
-            await server.generation.stop()
+            await server.stop()
             await server.http.post(f"/v1/batches/{made['id']}/cancel")
         return made["id"]
 
@@ -168,12 +168,14 @@ async def test_a_batch_ends_although_its_server_dies_again_and_again(tmp_path: P
 )
 def test_a_torn_end_is_cut_off_and_written_again(tmp_path: Path, tail: bytes):
     output, errors = tmp_path / "output", tmp_path / "errors"
-    first, second = (Result(n, "ab"[n - 1], 200, b'{"usage":{"total_tokens":4}}') for n in (1, 2))
-    Results("batch_x", output, errors).write([first])
+    first, second = (
+        BatchResult(n, "ab"[n - 1], 200, b'{"usage":{"total_tokens":4}}') for n in (1, 2)
+    )
+    BatchResults("batch_x", output, errors).write([first])
     whole = output.read_bytes()
     with output.open("ab") as file:
         file.write(tail)
-    again = Results("batch_x", output, errors)
+    again = BatchResults("batch_x", output, errors)
     again.recover()
     assert output.read_bytes() == whole
     assert again.tally.done == {1}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from batch_server import BatchServer, Clock, batch_server
+from batch_server import BatchServer, FakeClock, batch_server
 from failing_commit import fail_commits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from server.batches.database import Database, DataError
+from server.batches.database import BatchDatabase, DataError
 from server.batches.files import FileStore
 from server.batches.multipart import MultipartReader, boundary_of
 from server.errors import NotFound, RateLimited, RequestError
@@ -190,7 +190,7 @@ async def test_without_a_data_directory_the_message_names_the_option(tmp_path: P
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path):
-    store = FileStore(Database(tmp_path), max_bytes=1000, max_files=3)
+    store = FileStore(BatchDatabase(tmp_path), max_bytes=1000, max_files=3)
     for _ in range(3):
         store.begin("", 1)
     with pytest.raises(RateLimited, match="at most 3"):
@@ -199,8 +199,8 @@ def test_the_number_of_files_is_bounded(tmp_path: Path):
 
 
 def test_what_died_in_the_middle_is_swept_away(tmp_path: Path):
-    clock = Clock()
-    store = FileStore(Database(tmp_path), max_bytes=1000, clock=clock)
+    clock = FakeClock()
+    store = FileStore(BatchDatabase(tmp_path), max_bytes=1000, clock=clock)
     died = store.begin("", 10)
     store.path(died).write_bytes(b"ha")
     half_deleted = store.begin("", 10)
@@ -222,23 +222,23 @@ def test_what_died_in_the_middle_is_swept_away(tmp_path: Path):
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file"):
-        Database(tmp_path / "file" / "data")
+        BatchDatabase(tmp_path / "file" / "data")
     (tmp_path / "wavefill.sqlite3").write_text("no database at all, but a text of some length")
     with pytest.raises(DataError, match="not a database"):
-        Database(tmp_path)
+        BatchDatabase(tmp_path)
 
 
 def test_a_directory_of_a_later_version_is_left_alone(tmp_path: Path):
-    database = Database(tmp_path)
+    database = BatchDatabase(tmp_path)
     with database.transaction() as connection:
         connection.execute("PRAGMA user_version = 7")
     database.close()
     with pytest.raises(DataError, match="another version"):
-        Database(tmp_path)
+        BatchDatabase(tmp_path)
 
 
 def test_a_commit_that_fails_is_rolled_back_and_the_next_transaction_works(tmp_path: Path):
-    database = Database(tmp_path)
+    database = BatchDatabase(tmp_path)
     with database.reading() as connection:
         fail_commits_of(connection)
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_a_commit_that_fails_is_rolled_back_and_the_next_transaction_works(tmp_p
 def test_an_error_behind_which_sqlite_has_rolled_back_itself_is_the_one_that_is_told(
     tmp_path: Path,
 ):
-    database = Database(tmp_path)
+    database = BatchDatabase(tmp_path)
     with (
         pytest.raises(sqlite3.IntegrityError, match="UNIQUE"),
         database.transaction() as connection,
@@ -269,12 +269,12 @@ def test_an_error_behind_which_sqlite_has_rolled_back_itself_is_the_one_that_is_
 
 
 def test_only_the_user_of_the_server_can_look_into_the_directory(tmp_path: Path):
-    Database(tmp_path / "data").close()
+    BatchDatabase(tmp_path / "data").close()
     assert (tmp_path / "data").stat().st_mode & 0o077 == 0
     assert (tmp_path / "data" / "files").stat().st_mode & 0o077 == 0
 
 
-class Parts:
+class MultipartParts:
     """Takes the parts of a form."""
 
     def __init__(self) -> None:
@@ -296,7 +296,7 @@ class Parts:
 
 
 def read_in_pieces(body: bytes, cuts: list[int]) -> list[list[object]]:
-    parts = Parts()
+    parts = MultipartParts()
     reader = MultipartReader(b"bound", parts)
     places = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
     for start, end in pairwise(places):

@@ -28,7 +28,7 @@ from server.cli.commands.bench import with_version
 from server.cli.main import main
 
 
-class FakeServer:
+class BenchFakeServer:
     """Answers with `words` chunks of two tokens each; notes what it was sent."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class FakeServer:
 
 
 @contextmanager
-def listening(fake: FakeServer) -> Iterator[str]:
+def listening(fake: BenchFakeServer) -> Iterator[str]:
     """`fake` behind a real socket, in a thread of its own; the base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(fake.app(), log_level="error", lifespan="off"))
@@ -114,7 +114,7 @@ SMALL = ("--input-len", "7", "--output-len", "6", "--num-prompts", "12", "--warm
 def test_closed_loop_keeps_the_agreed_callers_and_counts_tokens_not_chunks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake, file = FakeServer(), tmp_path / "run.json"
+    fake, file = BenchFakeServer(), tmp_path / "run.json"
     with listening(fake) as url:
         options = ("--concurrency", "3", "--json", str(file), "--goodput", "e2e:60000")
         assert bench(url, *SMALL, *options, "--api-key", "secret-key", "--ignore-eos") == 0
@@ -140,7 +140,7 @@ def test_closed_loop_keeps_the_agreed_callers_and_counts_tokens_not_chunks(
 def test_several_processes_send_each_request_once(
     tmp_path: Path, loop: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake, file = FakeServer(), tmp_path / "run.json"
+    fake, file = BenchFakeServer(), tmp_path / "run.json"
     with listening(fake) as url:
         options = ("--processes", "3", "--json", str(file), "--warmup", "0")
         assert bench(url, *SMALL, *loop, *options) == 0
@@ -170,7 +170,7 @@ def test_a_run_is_cut_into_no_more_parts_than_it_has_callers() -> None:
 def test_open_loop_sends_chat_requests_without_waiting_for_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fake = FakeServer()
+    fake = BenchFakeServer()
     with listening(fake) as url:
         options = ("--rate", "2000", "--endpoint", "chat", "--model", "chosen")
         assert bench(url, *SMALL, *options, "--warmup", "0") == 0
@@ -183,7 +183,7 @@ def test_open_loop_sends_chat_requests_without_waiting_for_answers(
 def test_refused_requests_are_counted_by_kind_and_end_with_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fake = FakeServer()
+    fake = BenchFakeServer()
     full = {"error": {"message": "the queue is full"}}
     fake.refuse = lambda index: JSONResponse(full, 429) if index % 3 == 2 else None
     with listening(fake) as url:
@@ -213,7 +213,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_key_is_that_of_the_option_or_the_first_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: str | None, option: str | None, sent: str | None
 ) -> None:
-    fake = FakeServer()
+    fake = BenchFakeServer()
     if environment is not None:
         monkeypatch.setenv("WAVEFILL_API_KEY", environment)
     given = () if option is None else ("--api-key", option)
@@ -228,7 +228,7 @@ def test_a_key_of_the_environment_is_not_written_to_the_file(
 ) -> None:
     monkeypatch.setenv("WAVEFILL_API_KEY", "secret-key")
     file = tmp_path / "run.json"
-    with listening(FakeServer()) as url:
+    with listening(BenchFakeServer()) as url:
         assert bench(url, *SMALL, "--processes", "2", "--json", str(file)) == 0
     assert "secret-key" not in file.read_text()
 
@@ -238,7 +238,7 @@ def test_a_key_of_the_environment_is_not_written_to_the_file(
 def test_a_key_that_is_missing_is_asked_for(
     warmup: str, of_models: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake = FakeServer()
+    fake = BenchFakeServer()
     no_key = JSONResponse({"error": {"message": "Incorrect API key provided"}}, 401)
     fake.refuse = lambda index: no_key
     fake.refuse_models = no_key if of_models else None
@@ -252,7 +252,7 @@ def test_a_key_that_is_missing_is_asked_for(
 def test_a_failed_warm_up_ends_the_run_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fake = FakeServer()
+    fake = BenchFakeServer()
     fake.refuse = lambda index: JSONResponse({"error": {"message": "no such key"}}, 401)
     with listening(fake) as url:
         assert bench(url, *SMALL) == 1

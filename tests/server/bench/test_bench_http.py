@@ -11,7 +11,7 @@ import pytest
 
 from server.bench.client import BenchClient
 from server.bench.http import ConnectionLost, HttpClient, Take
-from server.bench.metrics import Answer, Failure, Outcome
+from server.bench.metrics import Failure, Outcome, RequestResult
 from server.bench.workload import Workload
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -76,7 +76,7 @@ async def test_the_times_are_those_at_which_the_pieces_came() -> None:
 
     async with served(handler) as url:
         answer = await ask(url)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert answer.output_tokens == 2 and 0.05 <= answer.ttft < 1 and 0.04 <= answer.itl[0] < 1
 
 
@@ -93,7 +93,7 @@ async def test_an_answer_cut_anywhere_is_the_same(size: int) -> None:
 
     async with served(handler) as url:
         answer = await ask(url)
-    assert isinstance(answer, Answer) and len(answer.deliveries) == 2
+    assert isinstance(answer, RequestResult) and len(answer.deliveries) == 2
 
 
 async def test_a_connection_is_used_again_and_replaced_when_the_server_closed_it() -> None:
@@ -141,7 +141,7 @@ async def test_what_goes_wrong_is_told_by_its_kind(answer: bytes, kind: str | No
     async with served(handler) as url:
         outcome = await ask(url)
     if kind is None:  # the end of the connection is the end of the answer
-        assert isinstance(outcome, Answer)
+        assert isinstance(outcome, RequestResult)
     else:
         assert isinstance(outcome, Failure) and outcome.kind == kind, outcome
 

@@ -10,14 +10,14 @@ import pytest
 from bench_workload import workload
 
 from server.bench.client import Lines, Recorder
-from server.bench.metrics import Answer, Failure, Objectives, percentile, spread, summarize
+from server.bench.metrics import Failure, Objectives, RequestResult, percentile, spread, summarize
 from server.bench.workload import poisson_arrivals
 from server.cli.commands.bench import read_objectives
 from server.cli.main import UsageError
 
 
-def answer(start: float, *deliveries: float, prompt: int = 10, output: int = 3) -> Answer:
-    return Answer(start, deliveries, prompt, 0, output)
+def answer(start: float, *deliveries: float, prompt: int = 10, output: int = 3) -> RequestResult:
+    return RequestResult(start, deliveries, prompt, 0, output)
 
 
 def test_times_are_taken_from_the_first_and_the_last_delivery() -> None:
@@ -131,7 +131,7 @@ def test_events_are_whole_however_the_bytes_are_cut(size: int) -> None:
 USAGE = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
-def record(*messages: object, done: bool = True) -> Answer | Failure:
+def record(*messages: object, done: bool = True) -> RequestResult | Failure:
     recorder = Recorder(start=1.0)
     for now, message in enumerate(messages, start=2):
         recorder.event(json.dumps(message).encode(), float(now))
@@ -152,12 +152,12 @@ def test_tokens_come_from_usage_and_empty_chunks_are_no_deliveries() -> None:
         choices(delta={}, finish_reason="stop"),
         {"choices": [], "usage": USAGE},
     )
-    assert outcome == Answer(1.0, (3.0, 4.0), 7, 4, 9)
+    assert outcome == RequestResult(1.0, (3.0, 4.0), 7, 4, 9)
 
 
 def test_an_answer_without_text_counts_as_delivered_with_its_last_choice() -> None:
     outcome = record(choices(text="", finish_reason="length"), {"choices": [], "usage": USAGE})
-    assert outcome == Answer(1.0, (2.0,), 7, 4, 9)
+    assert outcome == RequestResult(1.0, (2.0,), 7, 4, 9)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ COMMAND = Path(sys.executable).parent / "wavefill"
 def config(*words: str, **environment: str) -> ServerConfig:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
-    return serve.wanted_config(parser.parse_args(words), environment)
+    return serve.requested_config(parser.parse_args(words), environment)
 
 
 def wavefill(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,8 @@ def wavefill(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_names_every_command_without_importing_torch():
-    code = "import sys, server.cli.main\ntry: server.cli.main.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys\nfrom server.cli.main import main\n"
+    code += "try: main(['--help'])\nexcept SystemExit: pass\n"
     code += "assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

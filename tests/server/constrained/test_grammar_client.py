@@ -40,7 +40,7 @@ async def test_a_process_that_started_too_slowly_gives_no_verdict_on_the_next_gr
 async def test_large_grammars_are_not_all_remembered(
     tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(grammar_client, "MOST_REMEMBERED_CHARS", 5000)
+    monkeypatch.setattr(grammar_client, "MAX_REMEMBERED_CHARS", 5000)
     checker = GrammarChecker()
     tried: list[bytes] = []
     ask = checker._ask

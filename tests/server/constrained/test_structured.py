@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from runtime.grammar.matchers import Matchers, Vocabulary
 from runtime.grammar.messages import Compile, Compiled
-from server.constrained.grammar_worker import Check, Checker, Start
+from server.constrained.grammar_worker import Check, Checker, GrammarCheckArgs
 from server.constrained.response_format import json_grammar
 
 CHAT = "/v1/chat/completions"
@@ -396,7 +396,7 @@ def test_every_copy_gets_the_grammar(fake: FakeServer, http: httpx.Client) -> No
 
 
 def test_gbnf_is_translated_where_it_stands_inside_another_grammar() -> None:
-    checker = Checker(Start(VOCAB, {}))
+    checker = Checker(GrammarCheckArgs(VOCAB, {}))
     outer = {"lark_grammar": 'start: "x::=y " @answer'}
     inner = {"name": "answer", "lark_grammar": 'root ::= "a" b\nb ::= [0-9]+'}
     verdict = checker.check(Check([outer, inner], ebnf=True))

@@ -17,13 +17,14 @@ from paths import ROOT
 from starlette.types import Message
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import Output
+from runtime.messages import RequestOutput
 from server.batches import store as batch_store
 from server.constrained import grammar_client
 from server.constrained.grammar_client import GrammarChecker
 from server.generation.admission import RETRY_AFTER_S, Reason
-from server.generation.embeddings import Given
+from server.generation.embeddings import EmbeddingInput
 from server.http import middleware
+from server.http.connection import CONNECTIONS_FULL
 from server.prompt.tokenizer import ChatTokenizer
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -101,7 +102,7 @@ async def test_a_full_server_refuses_before_it_renders_tokenizes_or_compiles(
     for kind, name in (
         (ChatTokenizer, "render"),
         (ChatTokenizer, "encode"),
-        (Given, "tokens"),
+        (EmbeddingInput, "tokens"),
         (GrammarChecker, "check"),
     ):
         spy(kind, name)
@@ -195,7 +196,7 @@ async def test_a_caller_who_leaves_gives_the_places_back(
         "method": "POST",
         "path": path,
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"test")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
     }
     app: Any = server.http._transport.app  # type: ignore[attr-defined]
     asking = asyncio.create_task(app(scope, receive, send))
@@ -289,7 +290,7 @@ async def test_no_place_is_free_between_two_texts_of_one_request(
 ):
     put, used = Mailbox.put, list[int]()
 
-    def noting(mailbox: Mailbox, output: Output) -> None:
+    def noting(mailbox: Mailbox, output: RequestOutput) -> None:
         put(mailbox, output)
         used.append(small.state.admission.used)
 
@@ -339,11 +340,21 @@ def full_queue(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
 
 
 def full_bodies(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(middleware, "MOST_BODIES", 0)
+    patch.setattr(middleware, "MAX_BODIES", 0)
+
+
+def full_connections(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
+    transport: Any = server.http._transport  # type: ignore[attr-defined]
+    app = transport.app
+
+    async def crowded(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, CONNECTIONS_FULL: 1}, receive, send)
+
+    patch.setattr(transport, "app", crowded)
 
 
 def full_grammars(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(grammar_client, "MOST_WAITING", 0)
+    patch.setattr(grammar_client, "MAX_WAITING", 0)
 
 
 def full_files(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
@@ -361,6 +372,7 @@ def full_batches(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
 FULL: dict[str, tuple[Callable[[BatchServer, pytest.MonkeyPatch], None], str]] = {
     "queue_full": (full_queue, CHAT),
     "bodies_full": (full_bodies, CHAT),
+    "connections_full": (full_connections, CHAT),
     "grammars_full": (full_grammars, CHAT),
     "files_full": (full_files, "/v1/files"),
     "data_full": (full_data, "/v1/files"),

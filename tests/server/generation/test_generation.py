@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.messages import Progress
-from server.generation.chat_request import Answer, Part
+from server.generation.chat_request import GeneratedAnswer, ParsedChunk
 from server.generation.stop import StopStrings
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 
@@ -331,11 +331,11 @@ def test_a_wrong_request_is_refused_even_while_loading(fake: FakeServer):
 
 @pytest.mark.timeout(15)
 def test_a_long_answer_is_put_together_once():
-    answer, number = Answer(None), 200_000  # type: ignore[arg-type]
+    answer, number = GeneratedAnswer(None), 200_000  # type: ignore[arg-type]
     deltas = [ReasoningDelta("think"), ContentDelta("hello"), ToolCallDelta(0, "12345")]
-    answer.add(Part([ToolCallDelta(0, "", "call_1", "f")], [], None))
+    answer.add(ParsedChunk([ToolCallDelta(0, "", "call_1", "f")], [], None))
     for _ in range(number):
-        answer.add(Part(list(deltas), [], None))
+        answer.add(ParsedChunk(list(deltas), [], None))
     assert answer.reasoning == "think" * number
     assert answer.content == "hello" * number
     assert answer.tool_calls[0].arguments == "12345" * number
@@ -348,7 +348,7 @@ NUM_PADDING = 300_000
 def send_padded(caller: socket.socket) -> None:
     """Ask for an answer in a large body, of which this side keeps nothing."""
     fields = json.dumps(HELLO).replace(", ", "," + PADDING * NUM_PADDING, 1).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     caller.sendall(f"{head}Content-Length: {len(fields)}\r\n\r\n".encode() + fields)
 
 

@@ -19,7 +19,7 @@ SCORED = {"logprobs": True, "top_logprobs": 4, "max_tokens": 10}
 
 @pytest.fixture(autouse=True)
 def most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "MOST_SCORES", 100)
+    monkeypatch.setattr(logprobs, "MAX_SCORES", 100)
 
 
 @pytest.mark.parametrize(

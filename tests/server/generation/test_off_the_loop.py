@@ -12,9 +12,9 @@ import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer, fake_server
 
-from server.apis.ollama.request import chat_of
+from server.apis.ollama.request import to_chat_request
 from server.apis.ollama.schema import OllamaChatBody
-from server.apis.responses.tools_schema import FunctionTool
+from server.apis.responses.tools_schema import ResponsesFunctionTool
 from server.batches.store import BatchStore
 from server.prompt.template_messages import template_tools
 
@@ -32,9 +32,17 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": IDS}, "server.generation.text_request.check_token_ids"),
     ("/v1/completions", ECHOED | {"echo": True}, f"{TEXT_ANSWER}._choices"),
     ("/v1/completions", ECHOED | {"return_token_ids": True}, f"{TEXT_ANSWER}._choices"),
-    ("/v1/messages", {"messages": TURNS, "max_tokens": 1}, "server.apis.anthropic.routes.asked"),
-    ("/v1/messages/count_tokens", {"messages": TURNS}, "server.apis.anthropic.routes.asked"),
-    ("/api/chat", {"messages": TURNS}, "server.apis.ollama.routes.chat_of"),
+    (
+        "/v1/messages",
+        {"messages": TURNS, "max_tokens": 1},
+        "server.apis.anthropic.routes.to_chat_request",
+    ),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": TURNS},
+        "server.apis.anthropic.routes.to_chat_request",
+    ),
+    ("/api/chat", {"messages": TURNS}, "server.apis.ollama.routes.to_chat_request"),
     ("/api/chat", SCORED, "server.apis.ollama.answer.chat_logprobs"),
 ]
 
@@ -96,10 +104,10 @@ def test_the_schemas_of_tools_are_not_copied():
         {"model": "m", "messages": TURNS[:1], "tools": [{"type": "function", "function": function}]}
     )
     tokenizer = SimpleNamespace(template=None)
-    chat = chat_of(given, tokenizer)  # type: ignore[arg-type]
-    [shown] = template_tools(chat.offered_tools(), tokenizer)  # type: ignore[arg-type]
-    assert shown == {"type": "function", "function": function}
-    assert shown["function"]["parameters"]["properties"] is inner
-    tool = FunctionTool.model_validate({"type": "function", **function})
-    assert tool.as_chat() == shown
+    chat = to_chat_request(given, tokenizer)  # type: ignore[arg-type]
+    [to_json] = template_tools(chat.offered_tools(), tokenizer)  # type: ignore[arg-type]
+    assert to_json == {"type": "function", "function": function}
+    assert to_json["function"]["parameters"]["properties"] is inner
+    tool = ResponsesFunctionTool.model_validate({"type": "function", **function})
+    assert tool.as_chat() == to_json
     assert tool.as_chat()["function"]["parameters"]["properties"] is inner

@@ -16,9 +16,9 @@ import pytest
 import uvicorn
 from fake_engine import FakeEngine, FakeServer, fake_config, write_tokenizer
 
-from runtime.messages import Output, Request
+from runtime.messages import EngineRequest, RequestOutput
 from server.app import create_app
-from server.generation.request_log import MOST_CHOICES, RequestLog
+from server.generation.request_log import MAX_CHOICES, RequestLog
 from server.http.request_context import exchange
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
@@ -42,7 +42,7 @@ def engine_that_tells(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None
     """Its last Output says what the engine says of a request."""
     plain = fake.engine._outputs
 
-    def outputs(request: Request) -> Iterator[Output]:
+    def outputs(request: EngineRequest) -> Iterator[RequestOutput]:
         for output in plain(request):
             if output.finish is not None:
                 output = msgspec.structs.replace(output, preemptions=2, mean_batch=3.456)
@@ -204,10 +204,10 @@ def test_a_request_whose_caller_left_says_so(fake: FakeServer):
 
 
 def test_only_some_of_many_choices_are_kept(fake: FakeServer):
-    ask(fake, id="many", n=MOST_CHOICES + 4, max_tokens=1)
+    ask(fake, id="many", n=MAX_CHOICES + 4, max_tokens=1)
     record = look(fake, "many").json()
-    assert (record["num_choices"], len(record["choices"])) == (MOST_CHOICES + 4, MOST_CHOICES)
-    assert record["usage"]["completion_tokens"] == MOST_CHOICES + 4
+    assert (record["num_choices"], len(record["choices"])) == (MAX_CHOICES + 4, MAX_CHOICES)
+    assert record["usage"]["completion_tokens"] == MAX_CHOICES + 4
 
 
 @pytest.mark.parametrize("id", ["nobody", "cmpl-" + "0" * 32, "x" * 5000, "%00", "-", "a%20b"])

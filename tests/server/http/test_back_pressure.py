@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine, fake_config, write_tokenizer
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import Output, Request, SamplingParams
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from server.apis.openai.chat_answer import ChatAnswer
 from server.apis.openai.chat_schema import ChatRequest
 from server.generation.chat_request import prepare_chat
@@ -29,7 +29,7 @@ class HeldEngine(FakeEngine):
     def submit(
         self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
     ) -> Mailbox:
-        request = Request(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
+        request = EngineRequest(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
         self.requests.append(request)
         self.mailbox = Mailbox(request)
         return self.mailbox
@@ -38,7 +38,7 @@ class HeldEngine(FakeEngine):
         self.aborted.append(id)
 
 
-class Reader:
+class SlowReader:
     """A client that reads while `reads` is set; what it was sent."""
 
     def __init__(self) -> None:
@@ -82,14 +82,14 @@ async def test_tokens_wait_together_while_the_client_does_not_read(folder: Path)
     tokenizer = ChatTokenizer.load(folder)
     state = ServerState(fake_config(folder), engine, tokenizer, Metrics())  # type: ignore[arg-type]
     turn = await prepare_chat(state, parse(ChatRequest, dict(BODY), {}), b"")
-    reader = Reader()
+    reader = SlowReader()
     streaming = asyncio.ensure_future(ChatAnswer(state, turn).stream(reader))  # type: ignore[arg-type]
     tokens = tokenizer.encode("a b c d e f g h i j k l", add_special_tokens=False)
     words = [tokenizer.decode([token]) for token in tokens]
 
     def put(*places: int) -> None:
         for place in places:
-            engine.mailbox.put(Output(engine.mailbox.id, [tokens[place]]))
+            engine.mailbox.put(RequestOutput(engine.mailbox.id, [tokens[place]]))
 
     await settled()
     put(0)
@@ -108,7 +108,7 @@ async def test_tokens_wait_together_while_the_client_does_not_read(folder: Path)
     put(8)
     await settled()
     assert reader.texts[-1] == words[8]
-    engine.mailbox.put(Output(engine.mailbox.id, [tokens[9]], finish="length"))
+    engine.mailbox.put(RequestOutput(engine.mailbox.id, [tokens[9]], finish="length"))
     await asyncio.wait_for(streaming, 5)
     turn.close()
     assert "".join(reader.texts) == "".join(words[:10]) and engine.aborted == []

@@ -16,7 +16,7 @@ from server.http.connection_limit import ConnectionLimit
 from server.http.middleware import WATCHING_PATHS
 
 MOST = 12  # three of them for probes
-MOST_BUSY = 9
+MAX_BUSY = 9
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 UNFINISHED = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-slow: "
 WHOLE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -86,9 +86,9 @@ def test_a_request_in_flight_is_not_cut_for_a_new_connection(fake: FakeServer):
 
 def test_requests_in_flight_leave_room_for_probes_and_for_a_proper_refusal(fake: FakeServer):
     fake.engine.held = True
-    with ThreadPoolExecutor(MOST_BUSY) as pool:
-        answers = [pool.submit(ask, fake) for _ in range(MOST_BUSY)]
-        wait_for_requests(fake, MOST_BUSY)
+    with ThreadPoolExecutor(MAX_BUSY) as pool:
+        answers = [pool.submit(ask, fake) for _ in range(MAX_BUSY)]
+        wait_for_requests(fake, MAX_BUSY)
         for _ in range(3 * MOST):
             connection(fake)
         for path in sorted(WATCHING_PATHS):
@@ -96,12 +96,12 @@ def test_requests_in_flight_leave_room_for_probes_and_for_a_proper_refusal(fake:
         refused = ask(fake)
         metrics = httpx.get(f"{fake.url}/metrics", timeout=1).text
         fake.engine.held = False
-        assert [answer.result().status_code for answer in answers] == [200] * MOST_BUSY
+        assert [answer.result().status_code for answer in answers] == [200] * MAX_BUSY
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1" and refused.headers["connection"] == "close"
     error = refused.json()["error"]
     assert error["type"] == "rate_limit_error" and error["code"] == "rate_limit_exceeded"
-    assert f"{MOST_BUSY} connections" in error["message"]
+    assert f"{MAX_BUSY} connections" in error["message"]
     assert 'reason="connections_full"} 1.0' in metrics
     assert ask(fake).status_code == 200
 

@@ -182,7 +182,7 @@ async def test_an_undeclared_body_over_the_limit_is_413(small: FakeServer):
 def test_bodies_that_are_too_large_together_are_429(
     small: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(middleware, "MOST_BODIES", 2)
+    monkeypatch.setattr(middleware, "MAX_BODIES", 2)
     address = small.url.removeprefix("http://").split(":")
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2000\r\n"
     head += b"content-type: application/json\r\n\r\n"
@@ -212,7 +212,7 @@ def test_bodies_that_are_too_large_together_are_429(
 def test_a_refused_body_that_has_ended_is_not_waited_for(
     small: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(middleware, "MOST_BODIES", 0)
+    monkeypatch.setattr(middleware, "MAX_BODIES", 0)
     monkeypatch.setattr(middleware, "DISCARD_SECONDS", 60)
     answer = httpx.post(f"{small.url}/v1/chat/completions", json=CHAT, timeout=20)
     assert answer.status_code == 429
@@ -428,14 +428,14 @@ Answers = Callable[[], httpx.Response]
 def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Answers]]:
     """By its status, what is answered before a route or when one fails, to an allowed origin."""
     limits = {"max_body_bytes": 2000, "max_header_bytes": 4000, "allowed_origins": (APP,)}
-    gates: list[middleware.Gate] = []
+    gates: list[middleware.DrainState] = []
 
-    class KnownGate(middleware.Gate):
+    class KnownGate(middleware.DrainState):
         def __init__(self) -> None:
             super().__init__()
             gates.append(self)
 
-    monkeypatch.setattr(middleware, "Gate", KnownGate)
+    monkeypatch.setattr(middleware, "DrainState", KnownGate)
     with serving(tmp_path, monkeypatch, **limits) as fake, monkeypatch.context() as patch:
         url = f"{fake.url}/v1/chat/completions"
 
@@ -447,7 +447,7 @@ def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int
             return chat()
 
         def full() -> httpx.Response:
-            patch.setattr(middleware, "MOST_BODIES", 0)
+            patch.setattr(middleware, "MAX_BODIES", 0)
             return chat()
 
         def draining() -> httpx.Response:

@@ -114,7 +114,7 @@ def test_a_delta_frame_is_the_chunk_with_the_text_in_its_place():
         assert DeltaFrame(chunk).of(text) == frame({"a": [{"text": text, "b": None}]})
 
 
-class Wire:
+class RecordingWire:
     """An ASGI server's two ends."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Wire:
 
 async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
-    wire = Wire()
+    wire = RecordingWire()
 
     async def produce(writer: EventWriter) -> None:
         while wire.body.count(sse.KEEP_ALIVE) < 3:
@@ -149,7 +149,7 @@ async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_refusal_before_the_first_frame_is_raised_and_nothing_is_sent():
-    wire = Wire()
+    wire = RecordingWire()
 
     async def produce(writer: EventWriter) -> None:
         raise RequestError("no")
@@ -160,7 +160,7 @@ async def test_a_refusal_before_the_first_frame_is_raised_and_nothing_is_sent():
 
 
 async def test_a_reader_that_goes_cancels_the_work():
-    wire = Wire()
+    wire = RecordingWire()
     cancelled = asyncio.Event()
 
     async def produce(writer: EventWriter) -> None:
@@ -179,7 +179,7 @@ async def test_a_reader_that_goes_cancels_the_work():
 
 
 async def test_a_mistake_of_ours_is_told_to_the_reader_and_raised_for_the_log():
-    wire = Wire()
+    wire = RecordingWire()
 
     async def produce(writer: EventWriter) -> None:
         await writer.write(b"data: 1\n\n")
@@ -192,7 +192,7 @@ async def test_a_mistake_of_ours_is_told_to_the_reader_and_raised_for_the_log():
 
 
 async def test_work_that_never_began_is_closed_all_the_same():
-    wire = Wire()
+    wire = RecordingWire()
     closed = asyncio.Event()
 
     async def produce(writer: EventWriter) -> None:

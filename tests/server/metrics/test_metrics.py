@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.messages import Ready, Stats
 from server.generation.admission import Reason
-from server.metrics.buffered_histogram import Gathered
+from server.metrics.buffered_histogram import BufferedHistogram
 from server.metrics.metrics import PER_TOKEN, Metrics
 
 # What vLLM's dashboards, the inference gateway and common autoscalers read.
@@ -169,7 +169,7 @@ def test_the_aliases_can_be_left_out():
 def test_what_several_processes_counted_is_summed(tmp_path: Path):
     count = """
 import sys
-from server.metrics.buffered_histogram import Gathered
+from server.metrics.buffered_histogram import BufferedHistogram
 from server.metrics.metrics import PER_TOKEN, Metrics
 metrics = Metrics("tiny", shared=sys.argv[1])
 times = {"arrived": 100.0, "started": 100.1, "first_token": 100.2, "ended": 101.0}
@@ -262,7 +262,7 @@ def test_many_numbers_at_once_count_as_one_by_one(seconds: list[float]):
         registry = CollectorRegistry()
         histogram = Histogram("gaps", "", registry=registry, buckets=PER_TOKEN)
         if at_once:
-            gathered = Gathered(histogram, PER_TOKEN)
+            gathered = BufferedHistogram(histogram, PER_TOKEN)
             for number in seconds:
                 gathered.add(number)
             gathered.count()

@@ -29,7 +29,7 @@ ENDLESS = {**REQUEST, "max_tokens": 2000, "stream": True}
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedServer:
     process: subprocess.Popen[bytes]
     url: str
     log: Path
@@ -60,7 +60,7 @@ class Launched:
         return any(module in child.cmdline() for child in self.children())
 
 
-Start = Callable[..., Launched]
+Start = Callable[..., LaunchedServer]
 
 
 def alive(process: psutil.Process) -> bool:
@@ -81,11 +81,11 @@ def assert_all_end(family: list[psutil.Process], seconds: float) -> None:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts launchers with a stub engine; nothing of them is left at the end of a test."""
-    started: list[Launched] = []
+    started: list[LaunchedServer] = []
 
     def launch(
         mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1, store: str = ""
-    ) -> Launched:
+    ) -> LaunchedServer:
         # The name of a socket has room for a short directory only.
         port, log, sockets = free_port(), tmp_path / "log", Path(tempfile.mkdtemp(prefix="s-"))
         with log.open("wb") as sink:
@@ -104,7 +104,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 },
                 start_new_session=True,
             )
-        started.append(Launched(process, f"http://127.0.0.1:{port}", log, sockets))
+        started.append(LaunchedServer(process, f"http://127.0.0.1:{port}", log, sockets))
         return started[-1]
 
     yield launch
@@ -116,16 +116,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         shutil.rmtree(launched.folder)
 
 
-def serving(start: Start, **options: object) -> Launched:
+def serving(start: Start, **options: object) -> LaunchedServer:
     launched = start(**options)
     launched.wait_until(lambda: launched.status() == 200)
     return launched
 
 
-class Stream(threading.Thread):
+class LineStream(threading.Thread):
     """Reads an endless answer until something ends it."""
 
-    def __init__(self, launched: Launched, **changes: object) -> None:
+    def __init__(self, launched: LaunchedServer, **changes: object) -> None:
         super().__init__()
         self._url, self._body = f"{launched.url}/v1/completions", {**ENDLESS, **changes}
         self.lines: list[str] = []
@@ -150,7 +150,7 @@ class Stream(threading.Thread):
 
 def test_while_draining_new_requests_are_refused_and_the_open_one_ends_whole(start: Start):
     launched = serving(start)
-    stream = Stream(launched, max_tokens=120)  # more than two seconds
+    stream = LineStream(launched, max_tokens=120)  # more than two seconds
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: launched.status() == 503, 2)
     refused = httpx.post(f"{launched.url}/v1/completions", json=REQUEST)
@@ -168,7 +168,7 @@ def test_while_draining_new_requests_are_refused_and_the_open_one_ends_whole(sta
 
 def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
     launched = serving(start, drain_seconds=0.5)
-    stream = Stream(launched)
+    stream = LineStream(launched)
     launched.process.send_signal(signal.SIGINT)
     lines = stream.ended()
     assert lines[-1] == "data: [DONE]" and not stream.broken
@@ -178,7 +178,7 @@ def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
 
 def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
     launched = serving(start, drain_seconds=60)
-    stream = Stream(launched)
+    stream = LineStream(launched)
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: launched.status() == 503)
     launched.child("stub_engine").kill()
@@ -190,7 +190,7 @@ def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
 
 def test_a_second_signal_ends_everything_at_once(start: Start):
     launched = serving(start, drain_seconds=60)
-    stream, family = Stream(launched), launched.children()
+    stream, family = LineStream(launched), launched.children()
     launched.process.send_signal(signal.SIGINT)
     launched.wait_until(lambda: launched.status() == 503)
     launched.process.send_signal(signal.SIGINT)
@@ -214,7 +214,7 @@ def test_a_second_signal_ends_an_engine_that_hears_none(start: Start):
 
 def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
     launched = serving(start)
-    stream = Stream(launched)
+    stream = LineStream(launched)
     engine = launched.child("stub_engine")
     engine.kill()
     launched.wait_until(lambda: launched.status() == 503, 1)
@@ -258,7 +258,7 @@ def test_several_api_processes_share_the_port_the_engine_and_the_counters(start:
     answer = httpx.post(f"{launched.url}/v1/completions", json=many, timeout=60)
     assert len(answer.json()["choices"]) == 1000, answer.text[:500]
     assert answer.headers["x-ratelimit-limit-requests"] == "342"
-    streams = [Stream(launched, max_tokens=60) for _ in range(4)]
+    streams = [LineStream(launched, max_tokens=60) for _ in range(4)]
     family = launched.children()
     launched.process.send_signal(signal.SIGTERM)
     for stream in streams:

@@ -5,7 +5,7 @@ import re
 import pytest
 from parsed_answer import joined, parser, split_pieces
 from parsing_cases import CALLS, CASES
-from parsing_texts import HERMES_OSLO, OSLO, Case
+from parsing_texts import HERMES_OSLO, OSLO, ParsingCase
 
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.deltas import ToolCallDelta
@@ -13,22 +13,22 @@ from server.tool_calls.parser.deltas import ToolCallDelta
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
-def split_case(case: Case, pieces: list[str]):
+def split_case(case: ParsingCase, pieces: list[str]):
     return split_pieces(pieces, case.tools, case.reasoning, starts_in_reasoning=case.within)
 
 
 @each_case
-def test_an_answer_is_split_as_its_format_says(case: Case):
+def test_an_answer_is_split_as_its_format_says(case: ParsingCase):
     assert split_case(case, [case.text]) == case.split
 
 
 @each_case
-def test_an_answer_that_comes_by_the_character_is_split_alike(case: Case):
+def test_an_answer_that_comes_by_the_character_is_split_alike(case: ParsingCase):
     assert split_case(case, list(case.text)) == case.split
 
 
 @each_case
-def test_an_answer_that_is_cut_once_is_split_alike(case: Case):
+def test_an_answer_that_is_cut_once_is_split_alike(case: ParsingCase):
     for place in range(len(case.text) + 1):
         assert split_case(case, [case.text[:place], case.text[place:]]) == case.split
 
@@ -52,7 +52,7 @@ def ids_of(tools: str, text: str) -> list[str | None]:
 
 
 @pytest.mark.parametrize("case", CALLS, ids=[case.name for case in CALLS])
-def test_each_call_has_an_id_of_its_own_in_the_format_the_model_expects(case: Case):
+def test_each_call_has_an_id_of_its_own_in_the_format_the_model_expects(case: ParsingCase):
     pattern = {"mistral": "[A-Za-z0-9]{9}", "kimi_k2": r"functions\.weather:[01]"}.get(
         case.tools or "", "call_[A-Za-z0-9]{24}"
     )
@@ -71,7 +71,7 @@ def test_an_id_that_the_model_wrote_is_kept():
 
 
 @pytest.mark.parametrize("case", CALLS, ids=[case.name for case in CALLS])
-def test_without_parallel_calls_only_the_first_goes_out(case: Case):
+def test_without_parallel_calls_only_the_first_goes_out(case: ParsingCase):
     for pieces in ([case.text + "\nWell."], [*case.text, "\nWell."]):
         found = split_pieces(pieces, case.tools, None, parallel=False)
         assert found == ("Let me see.\nWell.", "", (OSLO,))

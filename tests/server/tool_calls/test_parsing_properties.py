@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed_answer import joined, parser, split_pieces
 from parsing_cases import CALLS, CASES
-from parsing_texts import Case
+from parsing_texts import ParsingCase
 
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
-from server.tool_calls.parser.source import Source
+from server.tool_calls.parser.source import TextSource
 
 # Every way of cutting a text.
 
@@ -85,7 +85,7 @@ def test_text_with_half_a_mark_comes_out_as_it_is(text: str, half: str):
     st.sampled_from(CALLS),
     st.lists(st.text("abc .é\n", min_size=1), min_size=2, max_size=4),
 )
-def test_words_between_calls_are_kept_and_so_are_the_calls(case: Case, between: list[str]):
+def test_words_between_calls_are_kept_and_so_are_the_calls(case: ParsingCase, between: list[str]):
     section = case.text.removeprefix("Let me see.")
     found = split_pieces([section.join(f"x{words}x" for words in between)], case.tools)
     assert found.content == "\n".join(f"x{words}x" for words in between)
@@ -146,7 +146,7 @@ def test_arguments_between_marks_become_the_same_json(meant: dict[str, object]):
 
 # Work grows with the text, not with its square.
 
-MOST_KEPT = 64  # characters
+MAX_KEPT = 64  # characters
 
 
 @pytest.mark.parametrize(
@@ -176,16 +176,16 @@ def test_no_piece_of_text_is_read_more_than_a_few_times(
     monkeypatch: pytest.MonkeyPatch,
 ):
     kept: list[int] = []
-    feed = Source.feed
+    feed = TextSource.feed
 
-    def counting(source: Source, text: str) -> None:
+    def counting(source: TextSource, text: str) -> None:
         kept.append(len(source._text) - source._pos)  # what will be looked at again
         feed(source, text)
 
-    monkeypatch.setattr(Source, "feed", counting)
+    monkeypatch.setattr(TextSource, "feed", counting)
     machine = parser(tools, reasoning)
     machine.feed(before)
     for _ in range(length // len(unit)):
         machine.feed(unit)
     machine.end()
-    assert max(kept) < MOST_KEPT
+    assert max(kept) < MAX_KEPT

@@ -19,7 +19,7 @@ from tool_grammars import (
 from written_tool_calls import BETWEEN_MARKS, NAMES, PYTHON, SEVERAL, call, calls_without_arguments
 
 from server.apis.openai.response_format_schema import StructuredOutputs
-from server.constrained.reasoning_grammar import after_thought
+from server.constrained.reasoning_grammar import after_reasoning
 from server.constrained.response_format import Grammar, json_grammar, requested
 from server.errors import RequestError
 from server.tool_calls.call_forms import FORMS
@@ -192,7 +192,7 @@ def test_a_schema_that_cannot_be_honoured_is_named(tokenizer: Tokenizer):
 def test_reasoning_may_come_before_the_call(tokenizer: Tokenizer, begun: bool, reasoning: str):
     inner = grammar_of(tokenizer, "hermes", tool_choice="required")
     assert inner is not None
-    grammar = after_thought(inner, REASONING_FORMATS[reasoning], marks_of(tokenizer), begun=begun)
+    grammar = after_reasoning(inner, REASONING_FORMATS[reasoning], marks_of(tokenizer), begun=begun)
     right = call("hermes", "now", "{}")
     thought = "Let me see <tool_call> no.</think>\n\n"
     assert accepts(tokenizer, grammar, ("" if begun else "<think>") + thought + right)

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 from tool_grammars import PARAMETERS, accepts, grammar_of, marks_of, tokenizer_with_marks, tool
 
-from server.constrained.reasoning_grammar import after_thought, in_final_message
+from server.constrained.reasoning_grammar import after_reasoning, in_final_message
 from server.constrained.response_format import Grammar, json_grammar
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
@@ -28,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def thinking(tokenizer: Tokenizer, grammar: Grammar | None, *, begun: bool = False) -> Grammar:
     assert grammar is not None
-    return after_thought(grammar, REASONING_FORMATS["harmony"], marks_of(tokenizer), begun=begun)
+    return after_reasoning(grammar, REASONING_FORMATS["harmony"], marks_of(tokenizer), begun=begun)
 
 
 def test_a_call_that_must_be_made_may_follow_thoughts_and_nothing_else(tokenizer: Tokenizer):

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from model_zoo.layers.gemm import autotune as choosing
 from model_zoo.layers.gemm import autotune_cache as keeping
 from model_zoo.layers.gemm.autotune import (
-    Place,
+    GemmKey,
+    autotune_gemms,
     choose,
-    choose_products,
-    layers_by_place,
-    that_fit,
+    layers_by_key,
+    runnable,
     use,
 )
 from model_zoo.layers.gemm.autotune_cache import (
@@ -31,12 +31,12 @@ from model_zoo.layers.gemm.autotune_cache import (
     sources,
     write_choices,
 )
-from model_zoo.layers.gemm.candidates import products_for
-from model_zoo.layers.gemm.implementations import BUCKETS, Plain, Product, SplitK, Stream
-from model_zoo.layers.gemm.swiglu import SIZES, Gated, TwoSteps
-from model_zoo.layers.linear import GatedLinear, Linear
+from model_zoo.layers.gemm.candidates import gemm_candidates
+from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, GemmImpl, SkinnyGemm, SplitK
+from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm, UnfusedSwiglu
+from model_zoo.layers.linear import Linear, SwigluLinear
 
-WAYS: list[Product] = [Plain(), Stream(64, 128, 4, 132), SplitK(32, 128, 2)]
+WAYS: list[GemmImpl] = [CublasGemm(), SkinnyGemm(64, 128, 4, 132), SplitK(32, 128, 2)]
 
 
 def layer(outputs: int = 16, inputs: int = 8) -> Linear:
@@ -45,8 +45,8 @@ def layer(outputs: int = 16, inputs: int = 8) -> Linear:
     return made
 
 
-def place(rows: int) -> Place:
-    return Place(16, 8, torch.float32, False, rows)
+def place(rows: int) -> GemmKey:
+    return GemmKey(16, 8, torch.float32, False, rows)
 
 
 @pytest.mark.parametrize(
@@ -58,37 +58,43 @@ def place(rows: int) -> Place:
         ([10.0, 11.0, 12.0], WAYS[0]),
     ],
 )
-def test_cublas_stays_unless_another_is_clearly_faster(microseconds: list[float], chosen: Product):
+def test_cublas_stays_unless_another_is_clearly_faster(microseconds: list[float], chosen: GemmImpl):
     found = choose({place(1): [layer()]}, lambda _: WAYS, lambda *_: microseconds, 60.0)
     assert found == {place(1): chosen}
 
 
 @pytest.mark.parametrize(
     ("microseconds", "chosen"),
-    [([100.0, 94.0], Gated()), ([100.0, 96.0], TwoSteps()), ([100.0, 110.0], TwoSteps())],
+    [
+        ([100.0, 94.0], SwigluGemm()),
+        ([100.0, 96.0], UnfusedSwiglu()),
+        ([100.0, 110.0], UnfusedSwiglu()),
+    ],
 )
 def test_a_gated_product_is_to_be_faster_by_what_it_may_lose_under_load(
-    microseconds: list[float], chosen: Product
+    microseconds: list[float], chosen: GemmImpl
 ):
-    many = Place(32, 8, torch.bfloat16, False, 1024, gated=True)
-    found = choose({many: [layer(32)]}, lambda _: [TwoSteps(), Gated()], lambda *_: microseconds, 9)
+    many = GemmKey(32, 8, torch.bfloat16, False, 1024, swiglu=True)
+    found = choose(
+        {many: [layer(32)]}, lambda _: [UnfusedSwiglu(), SwigluGemm()], lambda *_: microseconds, 9
+    )
     assert found == {many: chosen}
 
 
 def test_gated_layers_have_places_of_many_rows_the_most_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(choosing, "supports_kernels", lambda device, dtype: True)
-    block = GatedLinear(8, 16, bias=False, dtype=torch.float32)
-    places = list(layers_by_place(nn.Sequential(layer(), block)))
+    block = SwigluLinear(8, 16, bias=False, dtype=torch.float32)
+    places = list(layers_by_key(nn.Sequential(layer(), block)))
     few, many = places[: 2 * len(BUCKETS)], places[2 * len(BUCKETS) :]
-    assert not any(found.gated for found in few) and {found.outputs for found in few} == {16, 32}
+    assert not any(found.swiglu for found in few) and {found.outputs for found in few} == {16, 32}
     assert [found.rows for found in many] == sorted(SIZES, reverse=True)
-    assert all(found.gated and found.outputs == 32 for found in many)
+    assert all(found.swiglu and found.outputs == 32 for found in many)
     assert len({str(found) for found in places}) == len(places), "names in the file"
 
 
 def test_a_place_with_one_way_needs_no_time():
     found = choose({place(1): [layer()]}, lambda _: WAYS[:1], lambda *_: [0.0], 60.0)
-    assert found == {place(1): Plain()}
+    assert found == {place(1): CublasGemm()}
 
 
 def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCaptureFixture):
@@ -103,14 +109,17 @@ def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCap
 def test_a_product_that_the_device_is_too_small_for_is_not_tried():
     errors = pytest.importorskip("triton.runtime.errors", reason="Triton is not here")
 
-    class TooLarge(Plain):
+    class TooLarge(CublasGemm):
         def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             raise errors.OutOfResources(128 << 10, 99 << 10, "shared memory")
 
-    assert that_fit([Plain(), TooLarge(), Plain(rows=8)], 1, layer()) == [Plain(), Plain(rows=8)]
+    assert runnable([CublasGemm(), TooLarge(), CublasGemm(rows=8)], 1, layer()) == [
+        CublasGemm(),
+        CublasGemm(rows=8),
+    ]
 
 
-class Counting:
+class CountingGemm:
     """A product that says that it ran."""
 
     def __init__(self) -> None:
@@ -122,7 +131,7 @@ class Counting:
 
 
 def test_the_number_of_rows_says_which_product_runs():
-    few, many, found = Counting(), Counting(), layer()
+    few, many, found = CountingGemm(), CountingGemm(), layer()
     use({place(8): [found], place(64): [found]}, {place(8): few, place(64): many})  # pyright: ignore[reportArgumentType]
     for rows in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 300):
         x = torch.randn(rows, 8)
@@ -134,17 +143,17 @@ def test_the_number_of_rows_says_which_product_runs():
 def test_all_that_is_tried_serves_and_cublas_comes_first(capability: tuple[int, int]):
     for outputs, inputs in ((6144, 4096), (64, 8), (151936, 1024), (100, 1000), (1, 16)):
         for rows in BUCKETS:
-            tried = products_for(132, capability, rows, outputs, inputs)
-            assert tried[0] == Plain() and len(set(tried)) == len(tried)
-            assert all(product.serves(rows, outputs, inputs) for product in tried)
-            streams = [product for product in tried if isinstance(product, Stream)]
+            tried = gemm_candidates(132, capability, rows, outputs, inputs)
+            assert tried[0] == CublasGemm() and len(set(tried)) == len(tried)
+            assert all(gemm.serves(rows, outputs, inputs) for gemm in tried)
+            streams = [gemm for gemm in tried if isinstance(gemm, SkinnyGemm)]
             assert not streams or capability == (9, 0)
 
 
 @pytest.mark.parametrize("outputs", [6144, 4096, 24576, 151936, 1024, 333])
 def test_whole_tiles_are_shared_by_as_few_programs_as_are_as_fast(outputs: int):
-    for stream in products_for(132, (9, 0), 8, outputs, 4096)[1:-1]:
-        assert isinstance(stream, Stream) and stream.grain * stream.block_k == 4096
+    for stream in gemm_candidates(132, (9, 0), 8, outputs, 4096)[1:-1]:
+        assert isinstance(stream, SkinnyGemm) and stream.split_units * stream.block_k == 4096
         tiles = -(-outputs // stream.block_n)
         most = -(-tiles // 132)
         assert -(-tiles // stream.programs) == most
@@ -152,20 +161,20 @@ def test_whole_tiles_are_shared_by_as_few_programs_as_are_as_fast(outputs: int):
 
 
 def test_what_is_chosen_for_many_rows_leaves_few_rows_alone():
-    few, many = Counting(), Counting()
-    block = GatedLinear(8, 16, bias=False, dtype=torch.float32)
+    few, many = CountingGemm(), CountingGemm()
+    block = SwigluLinear(8, 16, bias=False, dtype=torch.float32)
     nn.init.normal_(block.weight)
-    places = {place(64): few, Place(32, 8, torch.float32, False, 96, gated=True): many}
+    places = {place(64): few, GemmKey(32, 8, torch.float32, False, 96, swiglu=True): many}
     use({found: [block] for found in places}, places)  # pyright: ignore[reportArgumentType]
     for rows in (33, 64, 65, 96, 97):
-        block.gated(torch.randn(rows, 8))
+        block.swiglu(torch.randn(rows, 8))
     assert few.rows == [33, 64] and many.rows == [65, 96]
 
 
 def test_layers_on_a_cpu_have_no_choice(tmp_path: Path):
     model = nn.Sequential(layer(), layer())
-    assert layers_by_place(model) == {}
-    choose_products(model, file=tmp_path / "products.json")
+    assert layers_by_key(model) == {}
+    autotune_gemms(model, file=tmp_path / "products.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,7 +233,7 @@ def test_choices_depend_on_the_source_of_all_that_is_timed(tmp_path: Path):
                 if (node.module or "").startswith(("model_zoo.", "attention.")) and found:
                     wanted.add(Path(found.origin or ""))
     assert {path.resolve() for path in wanted} <= {path.resolve() for path in sources()}
-    assert {"linear.py", "silu_mul.py", "launch.py"} <= {path.name for path in wanted}
+    assert {"linear.py", "silu_mul.py", "dependent_launch.py"} <= {path.name for path in wanted}
     changed = tmp_path / "linear.py"
     changed.write_text("a faster way\n")
     assert digest([changed]) != digest(sources())
@@ -237,9 +246,9 @@ def test_choices_depend_on_the_source_of_all_that_is_timed(tmp_path: Path):
         b"[]",
         b"\xff\x00",
         b'{"GPU": {"x": {"kind": "Magic"}}}',
-        b'{"GPU": {"x": {"kind": "Stream", "block_n": "64"}}}',
+        b'{"GPU": {"x": {"kind": "SkinnyGemm", "block_n": "64"}}}',
         b'{"GPU": {"x": {"kind": "SplitK", "block_n": -1, "block_k": 1, "parts": 1}}}',
-        b'{"GPU": {"x": {"kind": "Plain", "columns": 1}}}',
+        b'{"GPU": {"x": {"kind": "CublasGemm", "columns": 1}}}',
         b'{"GPU": 7}',
     ],
 )
@@ -289,7 +298,7 @@ def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
             made = [
                 Linear(n, m, bias=True, dtype=torch.bfloat16) for n, m in ((512, 768), (768, 512))
             ]
-            block = GatedLinear(512, 1024, bias=False, dtype=torch.bfloat16)
+            block = SwigluLinear(512, 1024, bias=False, dtype=torch.bfloat16)
         for linear in made:
             nn.init.normal_(linear.weight)
             nn.init.normal_(linear.bias)
@@ -297,15 +306,15 @@ def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
         return nn.Sequential(*made, block)
 
     first = model()
-    monkeypatch.setattr(choosing, "GATED_SECONDS", 60)
-    choose_products(first, seconds=60, file=file)
+    monkeypatch.setattr(choosing, "SWIGLU_SECONDS", 60)
+    autotune_gemms(first, seconds=60, file=file)
 
     def refused(*_: object) -> Sequence[float]:
         raise AssertionError("timed again")
 
     monkeypatch.setattr("model_zoo.layers.gemm.timing.times", refused)
     second = model()
-    choose_products(second, file=file)
+    autotune_gemms(second, file=file)
     for rows in (1, 5, 8, 16, 31, 64, 65):
         x = torch.randn(rows, 512, dtype=torch.bfloat16, device="cuda")
         expected = nn.functional.linear(x, second[0].weight, second[0].bias)
@@ -315,4 +324,4 @@ def test_choosing_on_a_gpu_leaves_results_and_is_read_the_next_time(
         x = torch.randn(rows, 512, dtype=torch.bfloat16, device="cuda")
         gate, up = nn.functional.linear(x, second[2].weight).chunk(2, -1)
         expected = nn.functional.silu(gate) * up
-        torch.testing.assert_close(second[2].gated(x), expected, rtol=0.03, atol=0.03)
+        torch.testing.assert_close(second[2].swiglu(x), expected, rtol=0.03, atol=0.03)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm import autotune
-from model_zoo.layers.gemm.batch_invariant import use_invariant_products
-from model_zoo.layers.gemm.batch_invariant_kernel import LARGE, SMALL, AnyRows, Tile
-from model_zoo.layers.linear import GatedLinear, Linear
+from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
+from model_zoo.layers.gemm.batch_invariant_kernel import LARGE, SMALL, BatchInvariantGemm, Tile
+from model_zoo.layers.linear import Linear, SwigluLinear
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ROWS = (1, 2, 8, 9, 16, 17, 32, 64, 65, 100, 128, 200, 256, 300, 512, 1000, 2048)
@@ -37,7 +37,7 @@ def check(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     assert (y.double() - exact).norm() <= limit
 
 
-class Small(AnyRows):
+class Small(BatchInvariantGemm):
     """Tiles of a few rows, for the interpreter."""
 
     def tile(self, rows: int, outputs: int, dtype: torch.dtype) -> Tile:
@@ -51,21 +51,24 @@ def test_any_number_of_rows_gives_the_bits_of_one(shape: tuple[int, int], dtype:
     """Interpreted: of the order of summation, which the tiles must not decide."""
     outputs, inputs = shape
     weight, bias = numbers("cpu", dtype, outputs, inputs), numbers("cpu", dtype, outputs)
-    x, product = numbers("cpu", dtype, 50, inputs), Small(1)
-    whole = product.run(x, weight, bias)
+    x, gemm = numbers("cpu", dtype, 50, inputs), Small(1)
+    whole = gemm.run(x, weight, bias)
     for rows in (1, 7, 19, 33):
-        assert torch.equal(product.run(x[:rows], weight, bias), whole[:rows])
+        assert torch.equal(gemm.run(x[:rows], weight, bias), whole[:rows])
     if dtype != torch.bfloat16:  # to which the interpreter does not round
         check(whole, x, weight, bias)
-        check(product.run(x, weight, None), x, weight, None)
-    assert product.run(x[:0], weight, bias).shape == (0, outputs)
+        check(gemm.run(x, weight, None), x, weight, None)
+    assert gemm.run(x[:0], weight, bias).shape == (0, outputs)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_tile_holds_few_rows_whole_and_many_fill_the_device(rows: int):
-    tile = AnyRows(132).tile(rows, 24576, torch.bfloat16)
+    tile = BatchInvariantGemm(132).tile(rows, 24576, torch.bfloat16)
     assert tile in SMALL.values() if rows <= 64 else tile in LARGE
-    assert tile.rows >= min(rows, 64) and AnyRows(132).tile(8192, 4096, torch.bfloat16) == LARGE[0]
+    assert (
+        tile.rows >= min(rows, 64)
+        and BatchInvariantGemm(132).tile(8192, 4096, torch.bfloat16) == LARGE[0]
+    )
 
 
 def settled(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool) -> Linear:
@@ -73,7 +76,7 @@ def settled(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool) -> Lin
     layer.weight.copy_(numbers("cuda", dtype, outputs, inputs))
     if layer.bias is not None:
         layer.bias.copy_(numbers("cuda", dtype, outputs))
-    use_invariant_products(nn.Sequential(layer))
+    use_batch_invariant_gemms(nn.Sequential(layer))
     return layer
 
 
@@ -84,7 +87,9 @@ def settled(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool) -> Lin
 def test_a_layer_gives_a_row_the_same_bits_among_any_others(
     shape: tuple[int, int], dtype: torch.dtype
 ):
-    """By all kernels that serve some number of rows: Stream's and every tile of AnyRows."""
+    """By all kernels that serve some number of rows: Stream's and every tile of
+    BatchInvariantGemm.
+    """
     outputs, inputs = shape
     layer = settled(outputs, inputs, dtype, bias=outputs == 1000)
     x = numbers("cuda", dtype, max(ROWS), inputs)
@@ -100,20 +105,22 @@ def test_a_layer_gives_a_row_the_same_bits_among_any_others(
 def test_rows_that_no_tile_can_be_copied_from_are_refused():
     layer = Linear(100, 64, bias=False, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="0 has rows of 100 numbers, not of whole 16 bytes"):
-        use_invariant_products(nn.Sequential(layer))
+        use_batch_invariant_gemms(nn.Sequential(layer))
 
 
 def test_a_settled_layer_leaves_nothing_to_choose_and_takes_no_other_way(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Not even where a GPU would add many rows to the residual, or gate them, at once."""
-    monkeypatch.setattr(fused_kernels, "fuses", lambda device: True)
+    monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: True)
     monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
-    layer = GatedLinear(16, 8, bias=False, dtype=torch.bfloat16)
-    assert autotune.layers_by_place(nn.Sequential(layer))
-    use_invariant_products(nn.Sequential(layer))
-    assert not autotune.layers_by_place(nn.Sequential(layer))
-    monkeypatch.setattr(AnyRows, "run", lambda self, x, weight, bias: x.new_ones(len(x), 16))
+    layer = SwigluLinear(16, 8, bias=False, dtype=torch.bfloat16)
+    assert autotune.layers_by_key(nn.Sequential(layer))
+    use_batch_invariant_gemms(nn.Sequential(layer))
+    assert not autotune.layers_by_key(nn.Sequential(layer))
+    monkeypatch.setattr(
+        BatchInvariantGemm, "run", lambda self, x, weight, bias: x.new_ones(len(x), 16)
+    )
     for rows in (1, 64, 65, 4000):
         residual = torch.zeros(rows, 16, dtype=torch.bfloat16)
         y, unchanged = layer.add(torch.zeros(rows, 16, dtype=torch.bfloat16), residual)

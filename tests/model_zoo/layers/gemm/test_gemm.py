@@ -8,16 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.implementations import Plain, Product, SplitK, Stream, workspace
+from model_zoo.layers.gemm.implementations import (
+    CublasGemm,
+    GemmImpl,
+    SkinnyGemm,
+    SplitK,
+    workspace,
+)
 
 ROWS = (1, 2, 7, 8, 13, 16, 32, 33, 64)
 SHAPES = ((64, 128), (200, 72), (333, 520), (6144, 4096), (4096, 12288))
-STREAMS = [
-    Stream(64, 256, 3, 132),
-    Stream(64, 256, 3, 132, grain=2, x_stages=2),
-    Stream(128, 64, 6, 100),
-    Stream(32, 256, 4, 7),
-    Stream(16, 512, 4, 132),
+SKINNY_CONFIGS = [
+    SkinnyGemm(64, 256, 3, 132),
+    SkinnyGemm(64, 256, 3, 132, split_units=2, x_stages=2),
+    SkinnyGemm(128, 64, 6, 100),
+    SkinnyGemm(32, 256, 4, 7),
+    SkinnyGemm(16, 512, 4, 132),
 ]
 SPLITS = [SplitK(32, 64, 1), SplitK(64, 128, 2), SplitK(16, 128, 4)]
 
@@ -27,9 +33,9 @@ def numbers(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
-def check(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def check(gemm: GemmImpl, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """That the error is at most twice that of the same maths in float32, rounded once."""
-    y = product.run(x, weight, bias)
+    y = gemm.run(x, weight, bias)
     exact, single = x.double() @ weight.double().T, x.float() @ weight.float().T
     if bias is not None:
         exact, single = exact + bias.double(), single + bias.float()
@@ -46,51 +52,51 @@ def parts_that_were_left(device: str) -> int:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("product", [SplitK(32, 32, 1), SplitK(32, 32, 3), SplitK(16, 16, 4)])
+@pytest.mark.parametrize("gemm", [SplitK(32, 32, 1), SplitK(32, 32, 3), SplitK(16, 16, 4)])
 @pytest.mark.parametrize("shape", [(1, 40, 72), (5, 33, 136), (17, 16, 96), (33, 20, 136)])
 def test_parts_of_a_product_add_up_to_it(
-    device: str, product: SplitK, shape: tuple[int, int, int], bias: bool
+    device: str, gemm: SplitK, shape: tuple[int, int, int], bias: bool
 ):
     rows, outputs, inputs = shape
     x = numbers(device, torch.float16, rows, inputs)
     weight = numbers(device, torch.float16, outputs, inputs)
-    y = check(product, x, weight, numbers(device, torch.float16, outputs) if bias else None)
+    y = check(gemm, x, weight, numbers(device, torch.float16, outputs) if bias else None)
     if not bias:
-        assert torch.equal(product.run(x, weight, None), y), "the same bits at each run"
+        assert torch.equal(gemm.run(x, weight, None), y), "the same bits at each run"
     assert parts_that_were_left(device) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("product", [*STREAMS, *SPLITS, Plain(rows=8)], ids=str)
-def test_products_are_as_exact_as_float32_sums_allow(product: Product, dtype: torch.dtype):
+@pytest.mark.parametrize("gemm", [*SKINNY_CONFIGS, *SPLITS, CublasGemm(rows=8)], ids=str)
+def test_products_are_as_exact_as_float32_sums_allow(gemm: GemmImpl, dtype: torch.dtype):
     for outputs, inputs in SHAPES:
         weight = numbers("cuda", dtype, outputs, inputs)
         bias = numbers("cuda", dtype, outputs)
         for rows in ROWS:
-            if product.serves(rows, outputs, inputs):
+            if gemm.serves(rows, outputs, inputs):
                 x = numbers("cuda", dtype, rows, inputs)
-                check(product, x, weight, bias)
-                y = check(product, x, weight, None)
-                assert all(torch.equal(product.run(x, weight, None), y) for _ in range(3))
+                check(gemm, x, weight, bias)
+                y = check(gemm, x, weight, None)
+                assert all(torch.equal(gemm.run(x, weight, None), y) for _ in range(3))
     assert parts_that_were_left("cuda") == 0
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("product", [*STREAMS, *SPLITS], ids=str)
-def test_a_row_has_the_same_result_among_any_others(product: Product):
+@pytest.mark.parametrize("gemm", [*SKINNY_CONFIGS, *SPLITS], ids=str)
+def test_a_row_has_the_same_result_among_any_others(gemm: GemmImpl):
     """A product's order of summation depends on the weights' shape alone."""
-    served = [rows for rows in ROWS if product.serves(rows, 1024, 4096)]
+    served = [rows for rows in ROWS if gemm.serves(rows, 1024, 4096)]
     x = numbers("cuda", torch.bfloat16, max(served), 4096)
     weight = numbers("cuda", torch.bfloat16, 1024, 4096)
-    whole = product.run(x, weight, None)
+    whole = gemm.run(x, weight, None)
     for rows in served:
-        assert torch.equal(product.run(x[:rows], weight, None), whole[:rows]), rows
+        assert torch.equal(gemm.run(x[:rows], weight, None), whole[:rows]), rows
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("product", [*STREAMS, *SPLITS], ids=str)
-def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(product: Product):
+@pytest.mark.parametrize("gemm", [*SKINNY_CONFIGS, *SPLITS], ids=str)
+def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(gemm: GemmImpl):
     """Each product reads what the one before wrote, while its own weights are on their way."""
     weights = [numbers("cuda", torch.bfloat16, 1024, 1024) / math.sqrt(1024) for _ in range(8)]
     first = numbers("cuda", torch.bfloat16, 8, 1024)
@@ -98,7 +104,7 @@ def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(product
     def chain() -> Tensor:
         x = first
         for weight in weights:
-            x = product.run(x, weight, None)
+            x = gemm.run(x, weight, None)
         return x
 
     expected = first.double()
@@ -118,28 +124,28 @@ def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(product
 
 
 @pytest.mark.parametrize(
-    ("product", "shape", "serves"),
+    ("gemm", "shape", "serves"),
     [
-        (Plain(), (500, 64, 7), True),
-        (Plain(rows=8), (1, 64, 64), True),
-        (Plain(rows=8), (8, 64, 64), False),
+        (CublasGemm(), (500, 64, 7), True),
+        (CublasGemm(rows=8), (1, 64, 64), True),
+        (CublasGemm(rows=8), (8, 64, 64), False),
         (SplitK(64, 128, 4), (65, 64, 4096), False),
         (SplitK(64, 128, 4), (1, 64, 384), False),  # fewer blocks than parts
         (SplitK(64, 128, 1), (64, 151936, 4096), True),
         (SplitK(64, 128, 2), (64, 151936, 4096), False),  # the parts need too much room
-        (Stream(64, 128, 4, 132), (64, 151936, 4096), True),
-        (Stream(64, 128, 4, 132), (1, 64, 100), False),  # rows that are not 16-byte aligned
-        (Stream(64, 128, 4, 132, grain=3), (1, 64, 512), False),
-        (Stream(16, 512, 4, 132), (32, 64, 512), True),
-        (Stream(16, 512, 4, 132), (33, 64, 512), False),  # its product would be too wide
+        (SkinnyGemm(64, 128, 4, 132), (64, 151936, 4096), True),
+        (SkinnyGemm(64, 128, 4, 132), (1, 64, 100), False),  # rows that are not 16-byte aligned
+        (SkinnyGemm(64, 128, 4, 132, split_units=3), (1, 64, 512), False),
+        (SkinnyGemm(16, 512, 4, 132), (32, 64, 512), True),
+        (SkinnyGemm(16, 512, 4, 132), (33, 64, 512), False),  # its product would be too wide
     ],
 )
-def test_a_product_says_what_it_serves(product: Product, shape: tuple[int, int, int], serves: bool):
-    assert product.serves(*shape) == serves
+def test_a_product_says_what_it_serves(gemm: GemmImpl, shape: tuple[int, int, int], serves: bool):
+    assert gemm.serves(*shape) == serves
 
 
 def test_padded_rows_are_cut_off_again():
     x, weight = torch.randn(3, 8), torch.randn(5, 8)
-    y = Plain(rows=4).run(x, weight, None)
+    y = CublasGemm(rows=4).run(x, weight, None)
     assert y.shape == (3, 5)
     torch.testing.assert_close(y, x @ weight.T)

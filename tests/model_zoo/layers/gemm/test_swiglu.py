@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.swiglu import FEW_MORE, SIZES, Gated, bands
-from model_zoo.layers.linear import MANY_ROWS, GatedLinear, Linear
+from model_zoo.layers.gemm.swiglu import FEW_MORE, SIZES, SwigluGemm, bands
+from model_zoo.layers.linear import MANY_ROWS, Linear, SwigluLinear
 from model_zoo.layers.norm import RMSNorm
 
 ROWS = (1, 65, 128, 500, 640, 803, 1667)
@@ -27,16 +27,16 @@ def weights(dtype: torch.dtype, outputs: int, inputs: int) -> Tensor:
     return (numbers(torch.float32, outputs, inputs) * (2 / math.sqrt(inputs))).to(dtype)
 
 
-def gated(products: Tensor) -> Tensor:
-    gate, up = products.chunk(2, -1)
+def swiglu(gemms: Tensor) -> Tensor:
+    gate, up = gemms.chunk(2, -1)
     return F.silu(gate) * up
 
 
 def check(x: Tensor, weight: Tensor) -> None:
     """That the error is at most twice that of the same maths in the numbers' own type."""
-    exact = gated(x.double() @ weight.double().T)
-    coarse = gated(F.linear(x.float(), weight.float()).to(x.dtype))
-    y = Gated().run(x, weight, None)
+    exact = swiglu(x.double() @ weight.double().T)
+    coarse = swiglu(F.linear(x.float(), weight.float()).to(x.dtype))
+    y = SwigluGemm().run(x, weight, None)
     assert y.shape == exact.shape and y.dtype == x.dtype
     assert (y.double() - exact).norm() <= 2 * (coarse.double() - exact).norm()
     assert (y.double() - exact).abs().max() <= 2 * (coarse.double() - exact).abs().max()
@@ -65,17 +65,17 @@ def test_large_gates_neither_overflow_nor_leave_nan():
     x = torch.full((70, 256), 8.0, dtype=torch.bfloat16, device="cuda")
     weight = torch.ones(512, 256, dtype=torch.bfloat16, device="cuda")
     weight[:128] = -1.0
-    y = Gated().run(x, weight, None)
+    y = SwigluGemm().run(x, weight, None)
     assert not y[:, :128].any() and bool((y[:, 128:] == 2048.0**2).all())
 
 
 @pytest.mark.gpu
 def test_a_row_has_the_same_result_among_any_others():
     x, weight = numbers(torch.bfloat16, 803, 1024), weights(torch.bfloat16, 1024, 1024)
-    whole = Gated().run(x, weight, None)
+    whole = SwigluGemm().run(x, weight, None)
     for rows in (1, 64, 65, 300):
-        assert torch.equal(Gated().run(x[:rows], weight, None), whole[:rows])
-        assert torch.equal(Gated().run(x[-rows:], weight, None), whole[-rows:])
+        assert torch.equal(SwigluGemm().run(x[:rows], weight, None), whole[:rows])
+        assert torch.equal(SwigluGemm().run(x[-rows:], weight, None), whole[-rows:])
 
 
 @pytest.mark.gpu
@@ -85,14 +85,14 @@ def test_a_captured_chain_gives_the_same_bits_at_each_replay(rows: int):
 
     With 1300 rows cuBLAS adds to the residual.
     """
-    made: list[tuple[GatedLinear, Linear]] = []
+    made: list[tuple[SwigluLinear, Linear]] = []
     with torch.device("cuda"):
         for _ in range(6):
-            up = GatedLinear(512, 1024, bias=False, dtype=torch.bfloat16)
+            up = SwigluLinear(512, 1024, bias=False, dtype=torch.bfloat16)
             down = Linear(1024, 512, bias=False, dtype=torch.bfloat16)
             for layer in (up, down):
                 nn.init.normal_(layer.weight, std=0.05)
-            up.use_gated(dict.fromkeys(SIZES, Gated()))
+            up.use_swiglu(dict.fromkeys(SIZES, SwigluGemm()))
             made.append((up, down))
         norm = RMSNorm(512, 1e-6, torch.bfloat16)
     nn.init.ones_(norm.weight)
@@ -101,13 +101,13 @@ def test_a_captured_chain_gives_the_same_bits_at_each_replay(rows: int):
     def chain() -> Tensor:
         x, residual = norm.add(None, first.clone())
         for up, down in made:
-            x, residual = norm.add(*down.add(up.gated(x), residual))
+            x, residual = norm.add(*down.add(up.swiglu(x), residual))
         return x
 
     exact = first.double()
     for up, down in made:
         x = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-6)
-        exact = exact + gated(x @ up.weight.double().T) @ down.weight.double().T
+        exact = exact + swiglu(x @ up.weight.double().T) @ down.weight.double().T
     exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-6)
     expected = chain().clone()
     assert (expected.double() - exact).norm() <= 0.02 * exact.norm()
@@ -167,7 +167,7 @@ def test_programs_keep_to_their_rows_in_full_steps_of_an_8b_model(rows: int):
     assert programs % band == 0 and rows // 128 % band == 0 and programs >= 128
 
 
-class Counting:
+class CountingSwiglu:
     """A way that says that it ran."""
 
     def __init__(self) -> None:
@@ -175,17 +175,17 @@ class Counting:
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         self.rows.append(len(x))
-        return gated(x @ weight.T)
+        return swiglu(x @ weight.T)
 
 
 def test_the_number_of_rows_says_which_way_is_taken():
-    layer = GatedLinear(8, 16, bias=False, dtype=torch.float32)
+    layer = SwigluLinear(8, 16, bias=False, dtype=torch.float32)
     nn.init.normal_(layer.weight)
-    several, most = Counting(), Counting()
-    layer.use_gated({256: several, SIZES[-1]: most})
+    several, most = CountingSwiglu(), CountingSwiglu()
+    layer.use_swiglu({256: several, SIZES[-1]: most})
     for rows in (1, 64, 65, 192, 193, 256, 257, 1920, 1921, 2048, 5000):
         x = numbers(torch.float32, rows, 8, device="cpu")
-        torch.testing.assert_close(layer.gated(x), gated(x @ layer.weight.T))
+        torch.testing.assert_close(layer.swiglu(x), swiglu(x @ layer.weight.T))
     assert several.rows == [193, 256], "others have no choice, or few rows"
     assert most.rows == [1921, 2048, 5000], "more rows than were measured are computed as the most"
 
@@ -202,4 +202,4 @@ def test_the_number_of_rows_says_which_way_is_taken():
     ],
 )
 def test_the_kernel_says_what_it_serves(shape: tuple[int, int, int], serves: bool):
-    assert Gated().serves(*shape) == serves
+    assert SwigluGemm().serves(*shape) == serves

@@ -24,7 +24,7 @@ from qwen_fake_model import (
 )
 
 from server.apis.anthropic.request import FIELDS, anthropic_id, model_id
-from server.apis.field_names import callers_names
+from server.apis.field_names import map_error_fields
 from server.errors import RequestError
 
 WEATHER = {
@@ -323,7 +323,7 @@ def test_a_call_that_must_be_made_is_enforced(
 def test_an_error_names_fields_as_the_caller_wrote_them(told: str, expected: str):
     with (
         pytest.raises(RequestError) as refused,
-        callers_names(["system", "messages[0]"], FIELDS),
+        map_error_fields(["system", "messages[0]"], FIELDS),
     ):
         raise RequestError(f"look at `{told}`, stop", param=told)
     assert refused.value.param == expected

@@ -9,10 +9,10 @@ from typing import Any
 
 import ollama
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeServer, vector
+from fake_engine import CONTEXT, HIDDEN, FakeServer, embedding
 from msgspec.structs import replace
 
-from runtime.messages import Pooling, Request, SamplingParams
+from runtime.messages import EngineRequest, PoolingParams, SamplingParams
 
 TEXT = "The quick brown fox"
 
@@ -23,8 +23,8 @@ def client(fake: FakeServer) -> Iterator[ollama.Client]:
         yield client
 
 
-def expected(tokens: list[int], pooling: Pooling) -> list[float]:
-    numbers = vector(Request(0, 0, tokens, SamplingParams(0, pooling=pooling)))
+def expected(tokens: list[int], pooling: PoolingParams) -> list[float]:
+    numbers = embedding(EngineRequest(0, 0, tokens, SamplingParams(0, pooling=pooling)))
     return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))
 
 
@@ -36,7 +36,7 @@ def test_texts_become_vectors_of_length_one(fake: FakeServer, client: ollama.Cli
     texts = [TEXT, "jumps"]
     answer = client.embed("fake:latest", texts)
     prompts = [fake.tokenizer.encode(text) for text in texts]
-    assert answer.embeddings == [expected(prompt, Pooling("last")) for prompt in prompts]
+    assert answer.embeddings == [expected(prompt, PoolingParams("last")) for prompt in prompts]
     assert answer.model == "fake:latest"
     assert answer.prompt_eval_count == sum(map(len, prompts))
     assert client.embed("fake", TEXT).embeddings == answer.embeddings[:1]
@@ -44,7 +44,7 @@ def test_texts_become_vectors_of_length_one(fake: FakeServer, client: ollama.Cli
 
 def test_fewer_dimensions_are_the_first_ones(fake: FakeServer, client: ollama.Client):
     [found] = client.embed("fake", TEXT, dimensions=5).embeddings
-    assert found == expected(fake.tokenizer.encode(TEXT), Pooling("last", 5))
+    assert found == expected(fake.tokenizer.encode(TEXT), PoolingParams("last", 5))
     [whole] = client.embed("fake", TEXT, dimensions=0).embeddings
     assert len(whole) == HIDDEN
 
@@ -91,7 +91,7 @@ def test_the_older_route_gives_one_vector_as_the_model_does(
 ):
     found = client.embeddings("fake", TEXT).embedding
     tokens = fake.tokenizer.encode(TEXT)
-    assert found == expected(tokens, Pooling("last", normalize=False))
+    assert found == expected(tokens, PoolingParams("last", normalize=False))
 
 
 def test_a_failure_of_the_engine_is_told_in_ollamas_form(fake: FakeServer, client: ollama.Client):

@@ -12,8 +12,9 @@ import openai
 import pytest
 from fake_engine import GREETING, VOCAB, FakeServer, fake_server
 
-import server.generation.logprobs
-from runtime.messages import Output, Request, TokenLogprob
+from runtime.messages import EngineRequest, RequestOutput, TokenLogprob
+from server.apis.openai import chat_answer, completions_answer
+from server.generation import logprobs
 
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -223,9 +224,9 @@ def test_a_token_without_text_keeps_its_logprob_where_a_grammar_ends_the_answer(
 ):
     """Then the engine ends the request between two tokens."""
 
-    def outputs(request: Request) -> Iterator[Output]:
-        yield Output(request.id, [1], logprobs=[TokenLogprob(-0.5, 1, [])])
-        yield Output(request.id, [], "stop")
+    def outputs(request: EngineRequest) -> Iterator[RequestOutput]:
+        yield RequestOutput(request.id, [1], logprobs=[TokenLogprob(-0.5, 1, [])])
+        yield RequestOutput(request.id, [], "stop")
 
     monkeypatch.setattr(fake.engine, "_outputs", outputs)
     answer: Any = fake.client().chat.completions.create(**HELLO, logprobs=True, stream=stream)
@@ -303,7 +304,7 @@ def test_a_long_text_is_tokenized_beside_the_streams(fake: FakeServer):
 def test_many_log_probabilities_are_written_beside_the_streams(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    write: Any = getattr(server.generation.logprobs, f"{kind}_logprobs")
+    write: Any = getattr(logprobs, f"{kind}_logprobs")
     on_loop: list[bool] = []
 
     def watched(*args: Any, **more: Any) -> object:
@@ -315,7 +316,8 @@ def test_many_log_probabilities_are_written_beside_the_streams(
             on_loop.append(True)
         return write(*args, **more)
 
-    monkeypatch.setattr(f"server.{kind}_answer.{kind}_logprobs", watched)
+    answer = {"chat": chat_answer, "text": completions_answer}[kind]
+    monkeypatch.setattr(answer, f"{kind}_logprobs", watched)
     for copies in (1, 128):
         if kind == "chat":
             chat: Any = {**HELLO, "logprobs": True, "top_logprobs": 20, "n": copies}

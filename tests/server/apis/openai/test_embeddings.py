@@ -11,11 +11,11 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, fake_config, vector
+from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, embedding, fake_config
 from tokenizers import processors
 
-from runtime.messages import Pooling, Ready, Request, SamplingParams
-from server.generation.embeddings import WINDOW, Given
+from runtime.messages import EngineRequest, PoolingParams, Ready, SamplingParams
+from server.generation.embeddings import WINDOW, EmbeddingInput
 
 
 def ask(fake: FakeServer, route: str, **fields: Any) -> dict[str, Any]:
@@ -30,8 +30,8 @@ def embed(fake: FakeServer, text: Any = "The quick brown fox", **fields: Any) ->
     return [entry["embedding"] for entry in answer["data"]]
 
 
-def expected(fake: FakeServer, tokens: list[int], pooling: Pooling) -> list[float]:
-    numbers = vector(Request(0, 0, tokens, SamplingParams(0, pooling=pooling)))
+def expected(fake: FakeServer, tokens: list[int], pooling: PoolingParams) -> list[float]:
+    numbers = embedding(EngineRequest(0, 0, tokens, SamplingParams(0, pooling=pooling)))
     return list(struct.unpack(f"<{len(numbers)}f", struct.pack(f"<{len(numbers)}f", *numbers)))
 
 
@@ -40,7 +40,7 @@ def expected(fake: FakeServer, tokens: list[int], pooling: Pooling) -> list[floa
 
 def test_openais_client_gets_equal_floats_from_either_encoding(fake: FakeServer):
     tokens = fake.tokenizer.encode("The quick brown fox")
-    wanted = expected(fake, tokens, Pooling("mean"))
+    wanted = expected(fake, tokens, PoolingParams("mean"))
     client, extra = fake.client(), {"pooling": "mean"}
     plain = client.embeddings.create(
         model="fake", input="The quick brown fox", encoding_format="float", extra_body=extra
@@ -66,7 +66,7 @@ def test_base64_is_little_endian_float32(fake: FakeServer):
     tokens = fake.tokenizer.encode("fox")
     answer = ask(fake, "/v1/embeddings", input="fox", encoding_format="base64")
     data = base64.b64decode(answer["data"][0]["embedding"], validate=True)
-    assert list(struct.unpack(f"<{HIDDEN}f", data)) == expected(fake, tokens, Pooling("last"))
+    assert list(struct.unpack(f"<{HIDDEN}f", data)) == expected(fake, tokens, PoolingParams("last"))
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_text_texts_ids_and_lists_of_ids_are_taken(fake: FakeServer, given: Any,
 def test_the_engine_is_told_how_to_pool_and_to_sample_nothing(fake: FakeServer):
     embed(fake, dimensions=7, normalize=False, pooling="mean", priority=3, cache_salt="s")
     [request] = fake.engine.requests
-    assert request.params == SamplingParams(0, pooling=Pooling("mean", 7, False))
+    assert request.params == SamplingParams(0, pooling=PoolingParams("mean", 7, False))
     assert (request.priority, request.salt) == (3, b"s")
 
 
 def test_defaults_are_the_last_token_all_dimensions_and_length_one(fake: FakeServer):
     [found] = embed(fake, dimensions=None, normalize=None, encoding_format=None, user="me")
-    assert fake.engine.requests[0].params.pooling == Pooling("last", 0, True)
+    assert fake.engine.requests[0].params.pooling == PoolingParams("last", 0, True)
     assert len(found) == HIDDEN and sum(number**2 for number in found) == pytest.approx(1)
 
 
@@ -117,8 +117,8 @@ def test_a_prompt_may_fill_the_whole_context(fake: FakeServer):
 def test_more_texts_than_the_queue_holds_are_answered_in_turn(fake: FakeServer):
     found = embed(fake, [[token % 300 + 1] for token in range(2048)])
     assert len(found) == 2048 > fake_config(Path()).max_queue
-    assert found[0] == expected(fake, [1], Pooling("last"))
-    assert found[2047] == expected(fake, [2047 % 300 + 1], Pooling("last"))
+    assert found[0] == expected(fake, [1], PoolingParams("last"))
+    assert found[2047] == expected(fake, [2047 % 300 + 1], PoolingParams("last"))
 
 
 def test_one_request_has_only_a_window_of_its_texts_in_the_engine(fake: FakeServer):
@@ -243,9 +243,9 @@ def test_a_cut_text_keeps_the_token_that_ends_it(fake: FakeServer, side: Any):
         single="$A <|end|>", special_tokens=[("<|end|>", 0)]
     )
     try:
-        assert Given(text, "input").tokens(fake.tokenizer) == [*whole, 0]
-        cut = Given(text, "input", 2, side).tokens(fake.tokenizer)
+        assert EmbeddingInput(text, "input").tokens(fake.tokenizer) == [*whole, 0]
+        cut = EmbeddingInput(text, "input", 2, side).tokens(fake.tokenizer)
         assert cut == [whole[-1] if side == "left" else whole[0], 0]
-        assert Given(text, "input", 2, side, special=False).tokens(fake.tokenizer)[-1] != 0
+        assert EmbeddingInput(text, "input", 2, side, special=False).tokens(fake.tokenizer)[-1] != 0
     finally:
         tokenizer.post_processor = before

@@ -13,7 +13,7 @@ import pytest
 from fake_engine import CONTEXT, FakeServer, fake_server, write_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from runtime.messages import MAX_BANNED_TOKENS, Output, Request, TokenLogprob
+from runtime.messages import MAX_BANNED_TOKENS, EngineRequest, RequestOutput, TokenLogprob
 from server.errors import UnsupportedParameter
 from server.prompt.fim import FORMATS, fill_format, prompt_with_gap
 from server.prompt.tokenizer import ChatTokenizer
@@ -130,10 +130,10 @@ def likelier(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     """Requests by id: each says its own number, every token as likely as told."""
 
     def install(logprobs: dict[int, float]) -> None:
-        def outputs(request: Request) -> Iterator[Output]:
+        def outputs(request: EngineRequest) -> Iterator[RequestOutput]:
             score = TokenLogprob(logprobs[request.id], 1, [])
             tokens = fake.tokenizer.encode(f"{request.id}")
-            yield Output(request.id, tokens, "length", logprobs=[score] * len(tokens))
+            yield RequestOutput(request.id, tokens, "length", logprobs=[score] * len(tokens))
 
         monkeypatch.setattr(fake.engine, "_outputs", outputs)
 
@@ -219,12 +219,12 @@ def test_some_of_the_tokens_are_not_enough(tmp_path: Path):
 def test_a_suffix_is_filled_by_a_model_that_can(tmp_path: Path):
     with fake_server(tmp_path) as server:
         words = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-        server.prompt.tokenizer.tokenizer.add_special_tokens(
+        server.tokenizer.tokenizer.add_special_tokens(
             [AddedToken(word, special=True) for word in words]
         )
         ask(server, prompt="The quick", suffix=" fox", max_tokens=1)
         [request] = server.engine.requests
-        text = server.prompt.tokenizer.decode(request.tokens, skip_special=False)
+        text = server.tokenizer.decode(request.tokens, skip_special=False)
         assert text == "<|fim_prefix|>The quick<|fim_suffix|> fox<|fim_middle|>"
 
 

@@ -20,7 +20,7 @@ from fake_engine import GREETING, FakeServer, fake_server
 from msgspec.structs import replace
 
 from server.apis.responses import stored as kept
-from server.apis.responses.database import ChainTooLong, Database, Limits
+from server.apis.responses.database import ChainTooLong, Limits, ResponsesDatabase
 from server.apis.responses.store import ResponseStore, StoreUnusable
 from server.errors import Unavailable
 
@@ -256,22 +256,24 @@ def response(id: str, text: str = "", previous: str | None = None) -> dict[str, 
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(str(tmp_path / "store"), Limits(bytes=4000, responses=8, seconds=1000))
+def database(tmp_path: Path) -> Iterator[ResponsesDatabase]:
+    database = ResponsesDatabase(
+        str(tmp_path / "store"), Limits(bytes=4000, responses=8, seconds=1000)
+    )
     yield database
     database.connection.close()
 
 
-def ids(database: Database) -> list[str]:
+def ids(database: ResponsesDatabase) -> list[str]:
     rows = database.connection.execute("SELECT id FROM responses ORDER BY used").fetchall()
     return [id for (id,) in rows]
 
 
-def total(database: Database) -> tuple[int, int]:
+def total(database: ResponsesDatabase) -> tuple[int, int]:
     return database.connection.execute("SELECT * FROM total").fetchone()
 
 
-def test_a_response_belongs_to_the_key_that_made_it(database: Database):
+def test_a_response_belongs_to_the_key_that_made_it(database: ResponsesDatabase):
     database.add(ME, response("a"), [])
     assert database.get(OTHER, "a") is None and not database.delete(OTHER, "a")
     assert database.items(OTHER, {"msg_a"}) == {}
@@ -280,7 +282,7 @@ def test_a_response_belongs_to_the_key_that_made_it(database: Database):
     assert total(database) == (0, 0) and database.items(ME, {"msg_a"}) == {}
 
 
-def test_the_least_used_responses_go_when_there_are_too_many(database: Database):
+def test_the_least_used_responses_go_when_there_are_too_many(database: ResponsesDatabase):
     for number in range(8):
         database.add(ME, response(str(number)), [])
     database.get(ME, "0")
@@ -288,7 +290,7 @@ def test_the_least_used_responses_go_when_there_are_too_many(database: Database)
     assert ids(database) == ["2", "3", "4", "5", "6", "7", "0", "8"]
 
 
-def test_the_least_used_responses_go_when_they_are_too_large(database: Database):
+def test_the_least_used_responses_go_when_they_are_too_large(database: ResponsesDatabase):
     for number in range(7):
         assert database.add(ME, response(str(number), "x" * 700), [])
     count, size = total(database)
@@ -298,7 +300,7 @@ def test_the_least_used_responses_go_when_they_are_too_large(database: Database)
 
 
 def test_references_are_looked_up_in_so_many_bytes_and_no_more(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: ResponsesDatabase, monkeypatch: pytest.MonkeyPatch
 ):
     for id in "ab":
         database.add(ME, response(id, "x" * 500), [])
@@ -314,7 +316,7 @@ def test_references_are_looked_up_in_so_many_bytes_and_no_more(
 def test_a_background_response_that_the_store_has_no_room_for_is_refused(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Database, "add", lambda *_, **__: False)
+    monkeypatch.setattr(ResponsesDatabase, "add", lambda *_, **__: False)
     fake.engine.held = True
     with pytest.raises(openai.BadRequestError, match="`background` false"):
         fake.client().responses.create(**HELLO, background=True)
@@ -323,14 +325,16 @@ def test_a_background_response_that_the_store_has_no_room_for_is_refused(
     assert not fake.client().responses.create(**HELLO).model_extra["store"]  # type: ignore[index]
 
 
-def test_responses_go_when_nobody_has_used_them_for_long(database: Database):
+def test_responses_go_when_nobody_has_used_them_for_long(database: ResponsesDatabase):
     database.add(ME, response("old"), [])
     database.connection.execute("UPDATE responses SET used = used - 2000")
     database.add(ME, response("new"), [])
     assert ids(database) == ["new"]
 
 
-def test_what_is_being_made_stays_and_fails_when_its_process_starts_again(database: Database):
+def test_what_is_being_made_stays_and_fails_when_its_process_starts_again(
+    database: ResponsesDatabase,
+):
     running = response("run") | {"status": "in_progress", "output": []}
     database.add(ME, running, [], worker=1, streamed=True)
     for number in range(20):
@@ -344,7 +348,9 @@ def test_what_is_being_made_stays_and_fails_when_its_process_starts_again(databa
     assert "restarted" in json.loads(stored.response)["error"]["message"]
 
 
-def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(database: Database):
+def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(
+    database: ResponsesDatabase,
+):
     fail_commits_of(database.connection)
     database.connection.execute(
         "CREATE TRIGGER broken AFTER INSERT ON responses WHEN new.id = 'lost' "
@@ -356,7 +362,7 @@ def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(databa
     assert ids(database) == ["kept"] and not database.connection.in_transaction
 
 
-def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: Database):
+def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: ResponsesDatabase):
     running = response("run") | {"status": "in_progress", "output": []}
     database.add(ME, running, [], worker=0, streamed=True)
     assert database.update(running, [(0, b"one"), (1, b"two")]) and database.wanted("run")
@@ -371,7 +377,7 @@ def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: Da
 
 def test_two_processes_share_one_file_that_nobody_else_may_read(tmp_path: Path):
     path = tmp_path / "store"
-    one, two = Database(str(path), Limits()), Database(str(path), Limits())
+    one, two = ResponsesDatabase(str(path), Limits()), ResponsesDatabase(str(path), Limits())
     one.add(ME, response("a"), [])
     assert two.get(ME, "a") is not None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
