@@ -17,7 +17,7 @@ from server.generation.embeddings import MAX_TOKENS, WINDOW
 from server.http.validation import Body
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
-SECTION = DOCS.split("## Vectors\n")[1].split("\n## ")[0]
+SECTION = DOCS.split("## Embeddings\n")[1].split("\n## ")[0]
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
     for line in SECTION.splitlines()

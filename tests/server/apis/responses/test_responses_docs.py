@@ -25,5 +25,6 @@ def test_every_refused_field_is_named():
 
 
 def test_the_limits_told_are_those_of_the_store():
+    text = " ".join(SECTION.split())  # wherever its lines end
     assert Limits() == (256 << 20, 100_000, 30 * 86400)
-    assert "(256m), 100000 responses" in SECTION and "(30) after its last use" in SECTION
+    assert "(256m), 100000 responses" in text and "(30) after its last use" in text
