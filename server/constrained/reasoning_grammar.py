@@ -7,7 +7,7 @@ from typing import Any
 from server.constrained.grammar_text import TEXT, GrammarMarks, literal
 from server.constrained.response_format import Grammar
 from server.errors import UnsupportedParameter
-from server.tool_calls.formats import ReasoningFormat
+from server.tool_calls.format_types import ReasoningFormat
 
 # Harmony's messages: thoughts and what is told before a call, then a call or the answer.
 CHANNEL, MESSAGE, END = "<|channel|>", "<|message|>", "<|end|>"

@@ -12,19 +12,10 @@ from server.constrained.grammar_text import GrammarMarks, escaped, literal
 from server.errors import UnsupportedParameter
 from server.http.validation import fields_of, items_of, kind_of
 from server.tool_calls.parser.values import argument_kinds
+from server.tool_calls.written_form import ArgumentForm
 
 Schema = dict[str, Any]
 WHOLE = re.compile(r"\^(\(\?:.*\))\$", re.DOTALL)  # a pattern of a whole text
-
-
-@dataclass(frozen=True)
-class ArgumentForm:
-    """What stands around an argument; KEY is its name."""
-
-    text: str  # before a value that is text
-    json: str  # before any other
-    json_end: str  # behind any other, before `close`
-    close: str
 
 
 @dataclass

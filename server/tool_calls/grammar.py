@@ -18,13 +18,12 @@ from server.constrained.response_format import WHITESPACE, Grammar
 from server.errors import RequestError, UnsupportedParameter
 from server.tool_calls.arguments import (
     FREE_RULES,
-    ArgumentForm,
     ArgumentParts,
     arguments,
     python_arguments,
 )
-from server.tool_calls.call_forms import CallForm, form_of
-from server.tool_calls.formats import ToolFormat
+from server.tool_calls.format_types import ToolFormat
+from server.tool_calls.written_form import ArgumentForm, CallForm, written_form
 
 MAX_CALLS = 32  # of one answer that must call
 MAX_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
@@ -56,7 +55,7 @@ def tool_grammar(
         return wanted
     if format is None:
         raise _cannot(body)
-    form = form_of(format, template)
+    form = written_form(format, template)
     most = 1 if body.one_call() else MAX_CALLS
     if body.must_call():
         return _only_calls(tools, form, most, marks, None)

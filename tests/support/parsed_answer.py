@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from server.tool_calls.formats import reasoning_format, tool_format
+from server.tool_calls.detect import NONE, detect
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
@@ -33,12 +33,8 @@ class Split(NamedTuple):
 
 
 def parser(tools: str | None, reasoning: str | None, **options: Any) -> AnswerParser:
-    return AnswerParser(
-        tool_format(tools) if tools else None,
-        reasoning_format(reasoning) if reasoning else None,
-        tools=TOOLS,
-        **options,
-    )
+    formats = detect(None, tools=tools or NONE, reasoning=reasoning or NONE)
+    return AnswerParser(formats.tools, formats.reasoning, tools=TOOLS, **options)
 
 
 def joined(deltas: Iterable[Delta]) -> Split:

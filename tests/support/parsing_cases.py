@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
+from format_cases import FORMAT_CASES, format_name, one_call, section
 from parsed_answer import Split
 from parsing_edge_cases import BROKEN, REASONING
 from parsing_texts import (
     BONN,
     CODER_BONN,
     CODER_OSLO,
-    DEEP_BONN,
-    DEEP_OSLO,
     DSML_BONN,
-    DSML_OSLO,
-    GLM_BONN,
-    GLM_OSLO,
     HARMONY_CALL,
     HERMES_BONN,
     HERMES_OSLO,
-    KIMI,
     KIMI_BONN,
     KIMI_OSLO,
     NOW,
@@ -28,83 +23,19 @@ from parsing_texts import (
 
 # Two calls, with words before them.
 CALLS = [
-    ParsingCase(name, name, None, f"Let me see.{text}", Split("Let me see.", "", (OSLO, BONN)))
-    for name, text in (
-        ("hermes", f"\n{HERMES_OSLO}\n{HERMES_BONN}"),
-        (
-            "granite",
-            '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}, '
-            '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}]',
-        ),
-        (
-            "nemotron_json",
-            '\n\n<TOOLCALL>[{"name": "weather", "arguments": {"city": "Oslo"}}, '
-            '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}]</TOOLCALL>',
-        ),
-        (
-            "llama3_json",
-            '<|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}; '
-            '{"name": "weather", "parameters": {"city": "Bonn", "days": 3}}',
-        ),
-        (
-            "pythonic",
-            "<|python_start|>[weather(city='Oslo'), weather(city=\"Bonn\", days=3)]<|python_end|>",
-        ),
-        (
-            "lfm2",
-            "<|tool_call_start|>[weather(city='Oslo'), weather(city=\"Bonn\", days=3)]"
-            "<|tool_call_end|>",
-        ),
-        (
-            "olmo3",
-            "\n<function_calls>\nweather(city='Oslo')\nweather(city='Bonn', days=3)\n"
-            "</function_calls>",
-        ),
-        (
-            "mistral",
-            '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}, '
-            '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}, "id": "a1b2c3d4e"}]',
-        ),
-        (
-            "mistral",
-            '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'
-            '[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Bonn", "days": 3}',
-        ),
-        (
-            "deepseek_v3",
-            f"\n\n<｜tool▁calls▁begin｜>{DEEP_OSLO}\n{DEEP_BONN}<｜tool▁calls▁end｜>",
-        ),
-        (
-            "deepseek_v31",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
-            '{"city": "Oslo"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>'
-            '{"city": "Bonn", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-        ),
-        (
-            "deepseek_v32",
-            f"\n\n<｜DSML｜function_calls>\n{DSML_OSLO}\n{DSML_BONN}\n</｜DSML｜function_calls>",
-        ),
-        ("kimi_k2", KIMI),
-        ("qwen3_coder", f"\n{CODER_OSLO}\n{CODER_BONN}"),
-        (
-            "seed_oss",
-            "\n<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n"
-            "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=weather>\n"
-            "<parameter=city>Bonn</parameter>\n<parameter=days>3</parameter>\n"
-            "</function>\n</seed:tool_call>",
-        ),
-        (
-            "minimax_m2",
-            '\n<minimax:tool_call>\n<invoke name="weather">\n'
-            '<parameter name="city">Oslo</parameter>\n</invoke>\n<invoke name="weather">\n'
-            '<parameter name="city">Bonn</parameter>\n<parameter name="days">3</parameter>\n'
-            "</invoke>\n</minimax:tool_call>",
-        ),
-        ("glm45", f"\n{GLM_OSLO}\n{GLM_BONN}"),
+    ParsingCase(
+        name,
+        format_name(name),
+        None,
+        "Let me see."
+        + (case.answer or section(name, *[one_call(name, *each) for each in (OSLO, BONN)])),
+        Split("Let me see.", "", (OSLO, BONN)),
     )
+    for name, case in FORMAT_CASES.items()
+    if name != "harmony"  # where no text stands before a message
 ]
 
-# The same without words before, and with words after.
+# Without words before, and with words after.
 ALONE = [
     ParsingCase(
         f"{case.name}, alone",

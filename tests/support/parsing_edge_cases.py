@@ -96,6 +96,7 @@ BROKEN = [
         ("pythonic", "[weather(city", "[weather(city", ()),
         ("pythonic", "[weather(city=Oslo)]", "Oslo)]", (("weather", '{"city": '),)),
         ("harmony", "<|channel|>ana", "<|channel|>ana", ()),
+        ("harmony", "<|channel|>commentary to=functions.<|message|>{}<|call|>", "{}", ()),
         (
             "harmony",
             f"{HARMONY_CALL}<|start|>assistant<|chan",

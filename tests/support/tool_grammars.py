@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_engine import write_tokenizer
+from format_cases import format_name
 from tokenizers import AddedToken, Tokenizer
 
 from server.apis.openai.chat_schema import ChatRequest
@@ -57,7 +58,7 @@ def accepts(tokenizer: Tokenizer, grammar: Grammar, text: str, *, whole: bool = 
 
 
 def grammar_of(tokenizer: Tokenizer, name: str, wanted: Grammar | None = None, **more: Any):
-    format = TOOL_FORMATS["mistral" if name == "old mistral" else name]
+    format = TOOL_FORMATS[format_name(name)]
     template = "" if name == "old mistral" else "[ARGS]"
     return tool_grammar(request(**more), wanted, format, template, marks_of(tokenizer))
 

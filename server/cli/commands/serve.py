@@ -157,8 +157,7 @@ def _check_callers(config: ServerConfig) -> None:
 
 
 def _check_formats(config: ServerConfig) -> None:
-    from server.tool_calls.detect import detect
-    from server.tool_calls.formats import UnknownFormat
+    from server.tool_calls.detect import UnknownFormat, detect
 
     try:
         detect(None, tools=config.tool_format)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.tool_calls.formats import Formats, ReasoningFormat, ToolFormat
+from server.tool_calls.format_types import Formats, ReasoningFormat, ToolFormat
 from server.tool_calls.parser.calls import CallReader
 from server.tool_calls.parser.deltas import Delta
 from server.tool_calls.parser.harmony import HarmonyReader
@@ -52,7 +52,7 @@ class AnswerParser:
         self._opens: tuple[str, ...] = ()
         if tool_format is not None:
             self._calls = CallReader(tool_format, self._source, self._output, tools)
-            self._opens = tool_format.opens
+            self._opens = self._calls.format.opens
         if Formats(tool_format, reasoning_format).harmony:
             self._reader = HarmonyReader(
                 self._source,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.tool_calls.formats import ToolFormat
+from server.tool_calls.format_types import ToolFormat
 from server.tool_calls.parser.literal import as_json, copy_value
 from server.tool_calls.parser.output import ParserOutput
 from server.tool_calls.parser.source import Broken, Reader, Sink, TextSource
@@ -24,7 +24,7 @@ class CallReader:
         tools: Mapping[str, Schema],
     ) -> None:
         """`tools` are the parameter schemas of the functions that may be called."""
-        self.format = format
+        self.format = format.for_parser
         self.inside = False  # a call was begun and has not ended
         self.source = source
         self.output = output

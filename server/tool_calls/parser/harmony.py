@@ -72,7 +72,8 @@ class HarmonyReader:
             self._output.mark()
             recipient = RECIPIENT.search(head)
             name = recipient[1] if recipient else ""
-            if self._calls is not None and name.startswith(FUNCTIONS):
+            is_call = name.startswith(FUNCTIONS) and name != FUNCTIONS
+            if self._calls is not None and is_call:
                 return (yield from self._call(self._calls, name.removeprefix(FUNCTIONS)))
             channel = CHANNEL.search(head)
             thought = channel is not None and channel[1] == "analysis"

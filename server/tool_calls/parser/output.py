@@ -6,7 +6,7 @@ import secrets
 import string
 from typing import Literal
 
-from server.tool_calls.formats import IdStyle
+from server.tool_calls.format_types import IdStyle
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 Kind = Literal["content", "reasoning", "call"]

@@ -2,18 +2,13 @@
 """Formats are chosen by the chat template's text, and by name."""
 
 import pytest
+from format_cases import FORMAT_CASES
 from parsing_cases import CASES
 from paths import ROOT
 
-from server.tool_calls.detect import detect
-from server.tool_calls.formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    Formats,
-    UnknownFormat,
-    reasoning_format,
-    tool_format,
-)
+from server.tool_calls.detect import NONE, UnknownFormat, detect
+from server.tool_calls.format_types import Formats
+from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 
 HERMES = """
 {%- if tools %}{{ '<|im_start|>system\\n# Tools\\n<tools>' }}
@@ -31,11 +26,6 @@ TEMPLATES = {
     "chatml": ("{{ '<|im_start|>' + message.role }}", None, None),
     "qwen2.5": (HERMES, "hermes", None),
     "qwen3": (HERMES + THINKING, "hermes", "think"),
-    "qwen3-coder": (
-        "{{ '<tool_call>\\n<function=' + call.name + '>\\n<parameter=' + key + '>\\n' }}",
-        "qwen3_coder",
-        None,
-    ),
     "llama3.1": (
         "{{ '<|python_tag|>' + call.name }} Respond in the format {\"name\": function name, "
         '"parameters": dictionary of argument name and its value}.',
@@ -49,7 +39,6 @@ TEMPLATES = {
         None,
     ),
     "llama4": ("write calls as [func_name1(param1=value1), func_name2()]", "pythonic", None),
-    "mistral": ("{{ '[TOOL_CALLS]' + calls }}", "mistral", None),
     "magistral": (
         "{{ '[THINK]' }}{{ '[TOOL_CALLS]' + call.name + '[ARGS]' }}",
         "mistral",
@@ -85,13 +74,12 @@ TEMPLATES = {
     "seed": ("<seed:tool_call><function=f><parameter=p><seed:think>", "seed_oss", "seed_oss"),
     "granite 3": ("{{ '<|tool_call|>' }} Here is my thought process:", "granite", "granite"),
     "nemotron": ("<TOOLCALL>[...]</TOOLCALL><think>", "nemotron_json", "think"),
-    "lfm2": ("<|tool_call_start|>[f()]<|tool_call_end|>", "lfm2", None),
-    "olmo3": ("<function_calls>\nf(a=1)\n</function_calls>", "olmo3", None),
     "gpt-oss": (
         "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ 'functions.' + name }}",
         "harmony",
         "harmony",
     ),
+    **{name: (case.template, name, None) for name, case in FORMAT_CASES.items() if case.template},
 }
 
 
@@ -125,12 +113,17 @@ def test_a_named_format_wins_over_the_template():
 
 
 @pytest.mark.parametrize(
-    ("kind", "named", "table"),
-    [("tool", tool_format, TOOL_FORMATS), ("reasoning", reasoning_format, REASONING_FORMATS)],
+    ("kind", "asked", "table"),
+    [
+        ("tool", {"tools": "xml"}, TOOL_FORMATS),
+        ("reasoning", {"reasoning": "xml"}, REASONING_FORMATS),
+    ],
 )
-def test_an_unknown_format_is_refused_with_the_names_there_are(kind: str, named, table):
+def test_an_unknown_format_is_refused_with_the_names_there_are(
+    kind: str, asked: dict[str, str], table
+):
     with pytest.raises(UnknownFormat) as caught:
-        named("xml")
+        detect(None, **asked)
     assert f"no {kind} format 'xml'" in str(caught.value)
     assert all(name in str(caught.value) for name in table)
 
@@ -159,10 +152,7 @@ def test_special_tokens_of_an_answer_are_those_its_formats_need(case):
         *("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>"),
     ]
-    formats = Formats(
-        tool_format(case.tools) if case.tools else None,
-        reasoning_format(case.reasoning) if case.reasoning else None,
-    )
+    formats = detect(None, tools=case.tools or NONE, reasoning=case.reasoning or NONE)
     if case.split.calls or case.split.reasoning:
         outside = case.split.content + case.split.reasoning + str(case.split.calls)
         for word in special:

@@ -19,8 +19,8 @@ from server.tool_calls.parser.source import TextSource
 
 FRAGMENTS = (
     *(case.text for case in CASES),
-    *(mark for format in TOOL_FORMATS.values() for mark in format.marks()),
-    *(mark for format in REASONING_FORMATS.values() for mark in format.marks()),
+    *(mark for format in TOOL_FORMATS.values() for mark in format.delimiters()),
+    *(mark for format in REASONING_FORMATS.values() for mark in format.delimiters()),
     *('{"name": "weather", "arguments": ', '{"name": "', '"', "'", "\\", "{", "}", "[", "]", "("),
     *(")", ",", ":", "=", ";", "\n", " ", "weather", "now", "city", "1", "-", "true", "None"),
     *("<", "</", "<think", "functions.", "to=functions.now", "\x00", "\u2028", "é", "😀", "\ufffd"),

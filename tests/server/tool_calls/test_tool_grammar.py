@@ -6,6 +6,16 @@ import json
 from typing import Any
 
 import pytest
+from format_cases import (
+    BETWEEN_DELIMITERS,
+    NAMES,
+    PYTHON,
+    SEVERAL,
+    call,
+    format_name,
+    one_call,
+    section,
+)
 from tokenizers import Tokenizer
 from tool_grammars import (
     PARAMETERS,
@@ -16,13 +26,11 @@ from tool_grammars import (
     tokenizer_with_marks,
     tool,
 )
-from written_tool_calls import BETWEEN_MARKS, NAMES, PYTHON, SEVERAL, call, calls_without_arguments
 
 from server.apis.openai.response_format_schema import StructuredOutputs
 from server.constrained.reasoning_grammar import after_reasoning
 from server.constrained.response_format import Grammar, json_grammar, requested
 from server.errors import RequestError
-from server.tool_calls.call_forms import FORMS
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
 from server.tool_calls.parser.answer import AnswerParser
@@ -42,7 +50,7 @@ def test_a_call_that_must_be_made_is_one_that_the_parser_reads(tokenizer: Tokeni
     assert grammar is not None
     text = call(name, "weather", '{"city": "Rome", "days": 2}')
     assert accepts(tokenizer, grammar, text)
-    format = TOOL_FORMATS["mistral" if name == "old mistral" else name]
+    format = TOOL_FORMATS[format_name(name)]
     parser = AnswerParser(format, None, tools={"weather": PARAMETERS, "now": {}})
     [first, *others] = parser.feed(text) + parser.end()
     assert isinstance(first, ToolCallDelta) and first.name == "weather"
@@ -90,10 +98,10 @@ def test_a_named_tool_is_called_exactly_once(
     many = grammar_of(tokenizer, name, tool_choice="required")
     one = grammar_of(tokenizer, name, tool_choice=tool("now"), parallel_tool_calls=parallel)
     assert many is not None and one is not None
-    assert accepts(tokenizer, one, calls_without_arguments(name, "now", 1))
+    assert accepts(tokenizer, one, call(name, "now", "{}"))
     assert not accepts(tokenizer, one, "")
     for number in (2, 3):
-        several = calls_without_arguments(name, "now", number)
+        several = section(name, *[one_call(name, "now", "{}")] * number)
         assert accepts(tokenizer, many, several) == (name in SEVERAL)
         assert not accepts(tokenizer, one, several), several
 
@@ -163,9 +171,8 @@ def test_a_format_for_the_answer_still_lets_tools_be_called(tokenizer: Tokenizer
     assert not accepts(tokenizer, grammar, "Hello")
 
 
-def test_every_format_can_be_enforced():
-    assert set(FORMS) == {format.name for format in TOOL_FORMATS.values()}
-    assert {*FORMS, "old mistral"} == set(NAMES), "all of them are tried"
+def test_every_format_is_tried():
+    assert {format.name for format in TOOL_FORMATS.values()} == {*map(format_name, NAMES)}
 
 
 def test_calls_in_a_format_that_is_not_known_cannot_be_enforced(tokenizer: Tokenizer):
@@ -223,7 +230,7 @@ def test_marks_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
         assert accepts(tokenizer, each, "nothing of it")
 
 
-@pytest.mark.parametrize("name", BETWEEN_MARKS)
+@pytest.mark.parametrize("name", BETWEEN_DELIMITERS)
 def test_a_pattern_with_alternatives_ends_at_the_mark(tokenizer: Tokenizer, name: str):
     schema = {"properties": {"x": {"type": "string", "pattern": "^(?:a)|(?:b)$"}}}
     tools = [tool("f", parameters=schema | {"required": ["x"]})]
@@ -233,7 +240,7 @@ def test_a_pattern_with_alternatives_ends_at_the_mark(tokenizer: Tokenizer, name
         assert accepts(tokenizer, grammar, call(name, "f", json.dumps({"x": text}))) == right, text
 
 
-@pytest.mark.parametrize("name", [*BETWEEN_MARKS, *PYTHON])
+@pytest.mark.parametrize("name", [*BETWEEN_DELIMITERS, *PYTHON])
 def test_definitions_are_copied_to_arguments_that_refer_to_them_within_a_limit(
     tokenizer: Tokenizer, name: str
 ):
@@ -250,7 +257,7 @@ def test_definitions_are_copied_to_arguments_that_refer_to_them_within_a_limit(
     assert refused.value.param == "tools[0].function.parameters"
 
 
-@pytest.mark.parametrize("name", [*BETWEEN_MARKS, *PYTHON])
+@pytest.mark.parametrize("name", [*BETWEEN_DELIMITERS, *PYTHON])
 def test_arguments_between_marks_are_of_the_types_that_the_schema_names(
     tokenizer: Tokenizer, name: str
 ):

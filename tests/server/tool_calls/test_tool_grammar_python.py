@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from format_cases import PYTHON, section
 from tokenizers import Tokenizer
 from tool_grammars import accepts, grammar_of, request, tokenizer_with_marks, tool
-from written_tool_calls import PYTHON, python_calls
 
 from server.errors import RequestError
 from server.tool_calls.formats import TOOL_FORMATS
@@ -64,7 +64,7 @@ def test_arguments_may_be_spelt_as_python_or_json_and_are_read_again(
 ):
     grammar = grammar_of(tokenizer, name, tools=[TOOL], tool_choice="required")
     assert grammar is not None
-    text = python_calls(name, f"f({written})")
+    text = section(name, f"f({written})")
     assert accepts(tokenizer, grammar, text)
     assert read(name, text) == [meant]
 
@@ -93,12 +93,12 @@ def test_arguments_that_the_schema_has_not_cannot_be_said(
 ):
     grammar = grammar_of(tokenizer, name, tools=[TOOL], tool_choice="required")
     assert grammar is not None
-    assert not accepts(tokenizer, grammar, python_calls(name, f"f({written})"))
+    assert not accepts(tokenizer, grammar, section(name, f"f({written})"))
 
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_calls_of_one_section_are_several_unless_one_is_asked_for(tokenizer: Tokenizer, name: str):
-    text = python_calls(name, "f(b=True)", "f(a=2, b=False)")
+    text = section(name, "f(b=True)", "f(a=2, b=False)")
     for parallel, fine in ((None, True), (False, False)):
         grammar = grammar_of(
             tokenizer, name, tools=[TOOL], tool_choice="required", parallel_tool_calls=parallel
@@ -123,9 +123,9 @@ def test_a_function_that_is_not_strict_takes_any_python_beside_one_that_is(
     grammar = grammar_of(tokenizer, name, tools=[strict, FREE])
     assert grammar is not None
     free = f"g({written})"
-    assert accepts(tokenizer, grammar, python_calls(name, free, "f(b=True)"))
-    assert not accepts(tokenizer, grammar, python_calls(name, free, "f(b=1)"))
-    assert len(read(name, python_calls(name, free, "f(b=True)"))) == 2
+    assert accepts(tokenizer, grammar, section(name, free, "f(b=True)"))
+    assert not accepts(tokenizer, grammar, section(name, free, "f(b=1)"))
+    assert len(read(name, section(name, free, "f(b=True)"))) == 2
 
 
 def test_lists_in_a_text_are_no_calls(tokenizer: Tokenizer):

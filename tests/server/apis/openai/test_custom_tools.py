@@ -9,11 +9,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from fake_engine import FakeServer
+from format_cases import BETWEEN_DELIMITERS, NAMES, call
 from openai import BadRequestError
 from qwen_fake_model import QUESTION, prompt_of, qwen_server
 from tokenizers import Tokenizer
 from tool_grammars import accepts, grammar_of, tokenizer_with_marks
-from written_tool_calls import BETWEEN_MARKS, NAMES, call
 
 from server.constrained import request_grammar
 from server.errors import UnsupportedParameter
@@ -104,7 +104,7 @@ def test_a_custom_tool_can_be_the_one_that_must_be_called(fake: FakeServer, choi
     assert '"input"' in grammar and ("arguments1" in grammar) == (choice == "required")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in BETWEEN_MARKS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BETWEEN_DELIMITERS])
 def test_an_input_in_a_string_follows_a_regular_expression(tokenizer: Tokenizer, name: str):
     tools = [formed("regex", r'say "[a-z]+"(\n[0-9]+)*')]
     options: list[dict[str, Any]] = [{"tool_choice": "required"}, {}]
@@ -117,7 +117,7 @@ def test_an_input_in_a_string_follows_a_regular_expression(tokenizer: Tokenizer,
             )
 
 
-@pytest.mark.parametrize("name", BETWEEN_MARKS)
+@pytest.mark.parametrize("name", BETWEEN_DELIMITERS)
 @pytest.mark.parametrize(
     ("syntax", "definition"),
     [("regex", r"[a-z]+(\+[a-z]+)*"), ("lark", "start: WORD (/\\+/ WORD)*\nWORD: /[a-z]+/")],
