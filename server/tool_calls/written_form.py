@@ -45,10 +45,11 @@ def written_form(format: ToolFormat, template: str) -> CallForm:
         return _object_form(format)
     if format.style == "python":
         return _python_form(format)
-    opens, space = _opens(format)
     end = "".join(format.call_close) + format.close
     if format.style == "header":
-        return CallForm(opens + format.call_open, f"{format.name_open}NAME{format.name_close}", end)
+        opens = format.opens[0] + format.call_open
+        return CallForm(opens, f"{format.name_open}NAME{format.name_close}", end)
+    opens, space = _opens(format)
     return CallForm(
         opens,
         f"{space}{format.call_open}NAME{format.name_close}",
