@@ -14,7 +14,7 @@ from server.apis.responses.store import ResponseStore
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.constrained.grammar_client import GrammarChecker
-from server.constrained.grammar_text import GrammarMarks
+from server.constrained.grammar_text import GrammarLiterals
 from server.errors import NotFound
 from server.generation.admission import Admission
 from server.generation.request_log import RequestLog
@@ -52,9 +52,9 @@ class ServerState:
         return OutputFormats.of(self.tokenizer, config.tool_format, config.reasoning_format)
 
     @cached_property
-    def grammar_marks(self) -> GrammarMarks:
+    def grammar_literals(self) -> GrammarLiterals:
         """The special tokens as parts of grammars."""
-        return GrammarMarks(self.tokenizer.special_words())
+        return GrammarLiterals(self.tokenizer.special_words())
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless the name is one that this server serves."""

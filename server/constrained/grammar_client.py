@@ -83,7 +83,7 @@ class GrammarChecker:
 
     def _ask(self, start: GrammarCheckArgs, line: bytes) -> GrammarVerdict:
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended while nobody used it
+            self.close()  # it ended while it was not in use
         process = self._process or self._start(start)
         assert process.stdin is not None
         try:
@@ -135,7 +135,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             try:
                 stream.close()
             except OSError:
-                continue  # what was not written is nobody's
+                continue  # what was not written is lost
 
 
 def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:

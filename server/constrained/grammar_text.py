@@ -35,8 +35,8 @@ def escaped(regex: str) -> str:
     return "".join(parts)
 
 
-class GrammarMarks:
-    """Texts as parts of a grammar: special tokens in them can only be named by their ids."""
+class GrammarLiterals:
+    """Literal texts in a grammar: special tokens in them can only be named by their ids."""
 
     def __init__(self, special: Mapping[int, str]) -> None:
         self._ids = {word: id for id, word in special.items() if word}

@@ -1,7 +1,7 @@
 """A process that tries grammars: `python -m server.constrained.grammar_worker`.
 
 A grammar is a caller's input to a library of native code.  Here it may take too long or end the
-process, and nobody but its caller notices.  Requests and answers are lines of JSON on stdin and
+process, and only its caller notices.  Requests and answers are lines of JSON on stdin and
 stdout; the end of stdin ends the process.
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 CHECK_SECONDS = 2.0  # of a core, for one grammar; those that are fit for use take milliseconds
-BLAME_SECONDS = 1.5  # of them, after which the place of an error is told as far as it is known
+BLAME_SECONDS = 1.5  # of them, after which the place of an error is as precise as it is known
 MAX_MEMORY = 2 << 30  # bytes of address space
 MAX_ERROR = 300  # characters
 STEPS = 12  # bytes of an answer that a grammar is tried with
-IN_VAIN = "Unsatisfiable"  # how the library says that nothing fulfils a schema
-WORDS = {  # how its messages begin -> what they mean to a caller
+UNSATISFIABLE = "Unsatisfiable"  # the library's word for a schema that no value fits
+CALLER_TEXTS = {  # how its messages begin -> what they mean to a caller
     "NoExtensionBias": "no text fulfils it",
     "Parser Error: Current row has": "too many things may come next at one place, such as optional "
     "properties of one object: make more of them required",
@@ -46,7 +46,7 @@ class GrammarCheckArgs(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """Try a grammar, and find out which of its schemas is to blame if it is no good."""
+    """Try a grammar, and find out which of its schemas is to blame if it cannot be used."""
 
     grammars: list[dict[str, Any]]  # as the library reads them
     schemas: list[dict[str, Any]] = []  # those that occur in it
@@ -60,7 +60,7 @@ class GrammarVerdict(Struct, frozen=True):
     path: list[str | int] = []  # and the place in it
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer with a token for each byte: a grammar is tried without a vocabulary.
 
     The special tokens keep their ids, as a grammar may name them.
@@ -88,7 +88,7 @@ class Checker:
     def __init__(self, start: GrammarCheckArgs) -> None:
         from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
-        single = Bytes(start)
+        single = ByteTokenizer(start)
         self._tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(single))
         self._first_byte = single.first
         self._began = 0.0  # the check that is under way, in seconds of this process on a core
@@ -134,7 +134,7 @@ class Checker:
         return None
 
     def _object_error(self, matcher: LLMatcher, possible: bytes) -> str | None:
-        """The same of an object that may begin here, where the trial goes another way."""
+        """Why the library cannot use an object that may begin where another byte is tried."""
         brace = self._first_byte + ord("{")
         if not possible[brace >> 3] >> (brace & 7) & 1:
             return None
@@ -169,7 +169,9 @@ class Checker:
                 if time.process_time() - self._began > BLAME_SECONDS:
                     return path, error
                 found = self._schema_error({**shared, **inner})
-                if found is not None and (found == error or found[:13] == error[:13] == IN_VAIN):
+                if found is not None and (
+                    found == error or found[:13] == error[:13] == UNSATISFIABLE
+                ):
                     path, node, error = path + step, inner, found
                     break
             else:
@@ -186,7 +188,7 @@ def _translated(grammar: dict[str, Any]) -> dict[str, Any]:
 
 def plain(error: str) -> str:
     """The library's message for a caller, without the grammar that it may quote."""
-    for beginning, words in WORDS.items():
+    for beginning, words in CALLER_TEXTS.items():
         if error.startswith(beginning):
             return words
     if found := REGEX_ERROR.search(error):  # behind a copy of the expression

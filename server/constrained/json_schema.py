@@ -39,7 +39,7 @@ ANNOTATIONS = frozenset(
         *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
     }
 )
-# Keyword -> what to do instead; values that ask for nothing.
+# Keyword -> what to do instead; values that have no effect.
 REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "not": ("say what is allowed instead", ()),
     "if": ("use anyOf with one schema a case", ()),
@@ -76,7 +76,7 @@ class Node(NamedTuple):
 
 
 def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
-    """The schema without keywords that ask for nothing.
+    """The schema without keywords that have no effect.
 
     Raises RequestError that names the path of what cannot be honoured, `param` in front.
     """
@@ -231,16 +231,16 @@ def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
     """
     checked = check_schema(schema, param)
     for node in _walk(checked, param):
-        for key, others in _beside(node.schema):
-            meant = [node.schema, *(_meant(each, checked) for each in others)]
+        for key, others in _combined(node.schema):
+            meant = [node.schema, *(_resolved(each, checked) for each in others)]
             listing = [each for each in meant if "properties" in each]
             if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
-                raise _joined(f"{node.path}.{key}")
+                raise _combined_error(f"{node.path}.{key}")
     return forbid_additional(checked)
 
 
-def _beside(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
-    """What a value must fit beside a schema's own keywords, with the keyword that says so."""
+def _combined(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
+    """What a value must fit besides a schema's own keywords, with the keyword that requires it."""
     if "$ref" in schema:
         yield "$ref", [{"$ref": schema["$ref"]}]
     yield "allOf", items_of(schema.get("allOf"))
@@ -249,7 +249,7 @@ def _beside(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
             yield key, [case]
 
 
-def _joined(path: str) -> RequestError:
+def _combined_error(path: str) -> RequestError:
     return RequestError(
         f"`{shown(path)}` describes one object by several schemas, and with `strict` each of them "
         "forbids the properties of the others: write the properties into one object, or set "
@@ -259,7 +259,7 @@ def _joined(path: str) -> RequestError:
     )
 
 
-def _meant(part: object, root: dict[str, Any]) -> dict[str, Any]:
+def _resolved(part: object, root: dict[str, Any]) -> dict[str, Any]:
     """A schema, or the one that its $ref names."""
     fields = fields_of(part)
     ref = fields.get("$ref")

@@ -1,4 +1,4 @@
-"""The grammar that a request's fields ask for, checked."""
+"""The grammar of a request's fields, checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.constrained.reasoning_grammar import (
     after_reasoning,
     in_final_message,
 )
-from server.constrained.response_format import Grammar, requested
+from server.constrained.response_format import Grammar, format_grammar
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.off_loop import off_loop
 from server.state import ServerState
@@ -29,7 +29,7 @@ CUSTOM_SECONDS = 4.0  # to try the grammars of a request's custom tools
 
 
 async def answer_grammar(state: ServerState, body: SamplingBody, ready: Ready) -> str:
-    """For SamplingParams.grammar: of response_format or structured_outputs, "" if neither asks.
+    """For SamplingParams.grammar: of response_format or structured_outputs, "" without either.
 
     Raises RequestError for what cannot be enforced, naming the place in the schema.
     """
@@ -44,37 +44,39 @@ async def chat_grammar(
     parser_spec: OutputParserSpec | None,
     max_tokens: int,
 ) -> str:
-    """The same of a chat: of the answer's form and its tool calls, after reasoning and its limit.
+    """For SamplingParams.grammar of a chat: of its format and tool calls, after limited reasoning.
 
-    splitting   of the answer; None: all of it is content
+    parser_spec of the answer; None: all of it is content
     max_tokens  of the answer
     """
-    wanted = await requested_grammar(state, body)
+    requested = await requested_grammar(state, body)
     budget = _budget(state, body, parser_spec, max_tokens)
-    if wanted is None and budget is None and not body.offered_tools():
+    if requested is None and budget is None and not body.offered_tools():
         return ""
-    template, marks = state.tokenizer.template, state.grammar_marks
+    template, literals = state.tokenizer.template, state.grammar_literals
     formats = state.formats.formats
     source = "" if template is None else template.source
     in_messages = parser_spec is not None and parser_spec.begins_messages
-    if wanted is not None and in_messages and not body.continue_final_message:
-        wanted = in_final_message(wanted, marks)
+    if requested is not None and in_messages and not body.continue_final_message:
+        requested = in_final_message(requested, literals)
     await _check_custom(state, body, ready)
     offered = body.offered_tools()
     size = sum([len(orjson.dumps(tool.function.parameters)) for tool in offered])
 
     def of_calls() -> Grammar | None:
-        thoughts = budget is None or not in_messages
-        return tool_grammar(body, wanted, formats.tools, source, marks, thoughts=thoughts)
+        reasoning_between = budget is None or not in_messages
+        return tool_grammar(
+            body, requested, formats.tools, source, literals, reasoning_between=reasoning_between
+        )
 
     grammar = await off_loop(size, of_calls)
     reasoning = formats.reasoning
-    if reasoning is not None and parser_spec is not None and parser_spec.may_think:
+    if reasoning is not None and parser_spec is not None and parser_spec.may_reason:
         begun = parser_spec.starts_in_reasoning
         if budget is not None:
-            grammar = after_limited_reasoning(grammar, reasoning, marks, budget, begun=begun)
+            grammar = after_limited_reasoning(grammar, reasoning, literals, budget, begun=begun)
         elif grammar is not None:
-            grammar = after_reasoning(grammar, reasoning, marks, begun=begun)
+            grammar = after_reasoning(grammar, reasoning, literals, begun=begun)
     if grammar is not None and body.allowed_token_ids:
         raise allowed_beside("tool calls that must fit, or the end of the reasoning,")
     return "" if grammar is None else await check_grammar(state, grammar, ready)
@@ -112,19 +114,21 @@ def _budget(
             "none; use `max_tokens`",
             param="thinking_token_budget",
         )
-    if parser_spec is None or not parser_spec.may_think:
+    if parser_spec is None or not parser_spec.may_reason:
         return None
-    # What goes on is a message of the answer itself.
-    going_on = parser_spec.begins_messages and body.continue_final_message
-    return None if going_on else budget
+    # The message that is continued is the answer itself.
+    continued = parser_spec.begins_messages and body.continue_final_message
+    return None if continued else budget
 
 
 async def requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:
-    """As answer_grammar, but only looked at and not tried, so that more may be put around it."""
-    wanted, structured = body.response_format, body.structured_outputs
-    asked = [each.model_dump() for each in (wanted, structured) if each is not None]
+    """The grammar of response_format or structured_outputs, not yet checked by the library."""
+    requested, structured = body.response_format, body.structured_outputs
+    asked = [each.model_dump() for each in (requested, structured) if each is not None]
     size = len(orjson.dumps(asked))
-    return await off_loop(size, lambda: requested(wanted, structured, state.grammar_marks))
+    return await off_loop(
+        size, lambda: format_grammar(requested, structured, state.grammar_literals)
+    )
 
 
 async def check_grammar(state: ServerState, grammar: Grammar, ready: Ready) -> str:

@@ -1,4 +1,4 @@
-"""Grammars for answers: from what a request asks for to text that the engine's grammars take.
+"""Grammars for answers: from a request's fields to text that the engine's grammars take.
 
 A `Grammar` is put together here and tried by a `GrammarChecker`, in a process of its own, before
 the engine sees it.  Tools are built from the same parts.
@@ -14,13 +14,13 @@ from typing import Any
 import orjson
 
 from server.apis.openai.response_format_schema import MAX_CHOICES, ResponseFormat, StructuredOutputs
-from server.constrained.grammar_text import TEXT, GrammarMarks, escaped, literal
+from server.constrained.grammar_text import TEXT, GrammarLiterals, escaped, literal
 from server.constrained.json_schema import check_schema, forbid_additional, strict_schema
 from server.errors import RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
-# At each place one space, or a new line and its indentation: a model that is not sure how to go on
-# goes on with white space for as long as it may.
+# At each place one space, or a new line and its indentation: a model that is not sure how to
+# continue writes white space for as long as it may.
 WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
 MAX_CHOICE_BYTES = 262_144
 
@@ -38,7 +38,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Tag:
-    """A JSON value between two marks."""
+    """A JSON value between two delimiters."""
 
     begin: str
     schema: dict[str, Any]
@@ -46,51 +46,53 @@ class Tag:
     param: str  # path of the request's field that the schema came from
 
 
-def requested(
+def format_grammar(
     response_format: ResponseFormat | None,
     structured_outputs: StructuredOutputs | None,
-    marks: GrammarMarks,
+    literals: GrammarLiterals,
 ) -> Grammar | None:
     """The grammar of an answer; None if any text will do.
 
     Raises RequestError for what is wrong at first sight; GrammarChecker finds the rest.
     """
     if response_format is not None and response_format.type != "text":
-        wanted = response_format.json_schema
+        requested = response_format.json_schema
         if response_format.structures is not None:
             tags = {"structures": response_format.structures, "triggers": response_format.triggers}
-            return _structural_tag(tags, "response_format", marks)
-        if wanted is None:
+            return _structural_tag(tags, "response_format", literals)
+        if requested is None:
             return json_grammar({"type": "object"}, "response_format")
         param = "response_format.json_schema.schema"
-        checked = strict_schema if wanted.strict else check_schema
-        return json_grammar(checked(wanted.schema_, param), param)
-    return None if structured_outputs is None else _structured(structured_outputs, marks)
+        checked = strict_schema if requested.strict else check_schema
+        return json_grammar(checked(requested.schema_, param), param)
+    return None if structured_outputs is None else _structured(structured_outputs, literals)
 
 
-def _structured(wanted: StructuredOutputs, marks: GrammarMarks) -> Grammar:
-    name = wanted.given()[0]
+def _structured(requested: StructuredOutputs, literals: GrammarLiterals) -> Grammar:
+    name = requested.given()[0]
     param = f"structured_outputs.{name}"
     if name == "json" or name == "json_object":
-        schema = {"type": "object"} if wanted.json_ is None else _object(wanted.json_, param)
+        schema = {"type": "object"} if requested.json_ is None else _object(requested.json_, param)
         schema = check_schema(schema, param)
-        _check_whitespace(wanted.whitespace_pattern)
-        if wanted.disable_additional_properties:
+        _check_whitespace(requested.whitespace_pattern)
+        if requested.disable_additional_properties:
             schema = forbid_additional(schema)
         return json_grammar(
             schema,
             param,
-            whitespace=wanted.whitespace_pattern or WHITESPACE,
-            compact=bool(wanted.disable_any_whitespace),
+            whitespace=requested.whitespace_pattern or WHITESPACE,
+            compact=bool(requested.disable_any_whitespace),
         )
-    if wanted.regex is not None:
-        return _lark(f"start: /{escaped(wanted.regex)}/", param)
-    if wanted.choice is not None:
-        return _choice(wanted.choice, param)
-    if wanted.structural_tag is not None:
-        return _structural_tag(_object(wanted.structural_tag, param), param, marks)
-    assert wanted.grammar is not None
-    return Grammar([{"lark_grammar": wanted.grammar}], param=param, ebnf="::=" in wanted.grammar)
+    if requested.regex is not None:
+        return _lark(f"start: /{escaped(requested.regex)}/", param)
+    if requested.choice is not None:
+        return _choice(requested.choice, param)
+    if requested.structural_tag is not None:
+        return _structural_tag(_object(requested.structural_tag, param), param, literals)
+    assert requested.grammar is not None
+    return Grammar(
+        [{"lark_grammar": requested.grammar}], param=param, ebnf="::=" in requested.grammar
+    )
 
 
 def _check_whitespace(pattern: str | None) -> None:
@@ -142,9 +144,10 @@ def _choice(choices: list[str], param: str) -> Grammar:
     return _lark(f"start: CHOICE\nCHOICE: /{'|'.join(map(literal, choices))}/", param)
 
 
-def _structural_tag(wanted: dict[str, Any], param: str, marks: GrammarMarks) -> Grammar:
+def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLiterals) -> Grammar:
     """vLLM's and SGLang's form: structures of begin, schema, end, and what triggers them."""
-    structures, triggers = items_of(wanted.get("structures")), items_of(wanted.get("triggers"))
+    structures = items_of(requested.get("structures"))
+    triggers = items_of(requested.get("triggers"))
     if not structures or len(structures) > MAX_CHOICES or not triggers:
         raise RequestError(
             f"`{param}` must have `structures`, 1 to {MAX_CHOICES} objects with `begin`, `schema` "
@@ -167,14 +170,13 @@ def _structural_tag(wanted: dict[str, Any], param: str, marks: GrammarMarks) -> 
             )
         place = f"{path}.schema"
         tags.append(Tag(begin, check_schema(fields_of(schema), place), end, place))
-    return _tagged(tags, [each for each in triggers if isinstance(each, str)], param, marks)
+    return _tagged(tags, [each for each in triggers if isinstance(each, str)], param, literals)
 
 
 def _tagged(
-    tags: Sequence[Tag], triggers: Sequence[str], param: str, marks: GrammarMarks
+    tags: Sequence[Tag], triggers: Sequence[str], param: str, literals: GrammarLiterals
 ) -> Grammar:
-    """Anything may be said until one of `triggers` is; then a tag follows whose `begin` starts with
-    it; then anything again."""
+    """Any text up to one of `triggers`; then a tag whose `begin` starts with it; then any text."""
     rules: list[str] = []
     names: list[str] = []
     schemas: dict[str, dict[str, Any]] = {}
@@ -184,9 +186,9 @@ def _tagged(
         grammars.append({"name": f"schema{index}", "json_schema": whole})
         schemas[tag.param] = whole
         trigger = max((t for t in triggers if tag.begin.startswith(t)), key=len)
-        lead = marks.whole_tokens(tag.begin, len(trigger))
-        begin, end = marks.of(tag.begin[lead:]), marks.of(tag.end)
-        rules.append(marks.after_any(f"lead{index}", tag.begin[:lead]))
+        lead = literals.whole_tokens(tag.begin, len(trigger))
+        begin, end = literals.of(tag.begin[lead:]), literals.of(tag.end)
+        rules.append(literals.after_any(f"lead{index}", tag.begin[:lead]))
         rules.append(f"tag{index}: lead{index} {begin} @schema{index} {end}")
         names.append(f"tag{index}")
     lark = "\n".join([f"start: tag* tail\ntag: {' | '.join(names)}\ntail: {TEXT}", *rules])

@@ -36,7 +36,7 @@ from server.prompt.template_messages import (
 )
 from server.prompt.template_options import template_options
 from server.state import ServerState
-from server.tool_calls.output_parser import OutputParserSpec, plain
+from server.tool_calls.output_parser import OutputParserSpec, content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
@@ -146,7 +146,7 @@ class ChatTurn:
 
         def whole(choice: Choice, piece: TextChunk) -> bytes:
             return render(
-                choice, ParsedChunk(plain(piece), piece.scored, piece.finish, piece.tokens)
+                choice, ParsedChunk(content_deltas(piece), piece.scored, piece.finish, piece.tokens)
             )
 
         def split(choice: Choice, piece: TextChunk) -> bytes:
@@ -197,8 +197,10 @@ async def prepare_chat(
         )
         grammar = await chat_grammar(state, body, ready, parser_spec, params.max_tokens)
         params = msgspec.structs.replace(params, grammar=grammar)
-        marks = None if parser_spec is None else state.formats.marks
-        generation = Generation(state, route, body, [prompt], params, salt, places, marks=marks)
+        kept_tokens = None if parser_spec is None else state.formats.kept_tokens
+        generation = Generation(
+            state, route, body, [prompt], params, salt, places, kept_tokens=kept_tokens
+        )
     return ChatTurn(body, generation, parser_spec)
 
 
@@ -252,7 +254,7 @@ async def _rendered(
         )
         if cut is None:
             return tokenizer.encode_prompt(text)
-        return cut.tokens(tokenizer.encode_prompt(cut.text(text, tokenizer, tokenizer.growth)))
+        return cut.tokens(tokenizer.encode_prompt(cut.text(text, tokenizer, tokenizer.max_growth)))
 
     return await off_loop(num_chars, work)
 

@@ -16,7 +16,7 @@ from server.generation.admission import Places
 from server.generation.choice import Choice, TextChunk
 from server.generation.request_log import state_of_choices
 from server.generation.sampling_params import seed_of
-from server.prompt.tokenizer import TokenMarks
+from server.prompt.tokenizer import KeptTokens
 from server.state import ServerState
 
 Render = Callable[[Choice, TextChunk], bytes]  # the frames that tell of a piece, or none
@@ -58,19 +58,19 @@ class Generation:
         places: Places,
         *,
         copies: int | None = None,
-        marks: TokenMarks | None = None,
+        kept_tokens: KeptTokens | None = None,
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
         salt    that of exchange.prefix_salt
         places  one for each of them
-        marks   special tokens that stay in the text
+        kept_tokens   special tokens that stay in the text
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
         self._prompts = prompts
         self._salt = salt
-        self._marks = marks
+        self._kept_tokens = kept_tokens
         n = copies or body.n or 1
         self.choices: list[Choice] = []
         try:
@@ -99,7 +99,9 @@ class Generation:
         if copy and params.seed is not None:
             params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
         detokenizer = self._state.tokenizer.detokenizer(
-            skip_special=body.skip_special_tokens is not False, prompt=prompt, marks=self._marks
+            skip_special=body.skip_special_tokens is not False,
+            prompt=prompt,
+            kept=self._kept_tokens,
         )
         places.give_back()
         mailbox = self._state.client.submit(

@@ -1,8 +1,7 @@
 """The model's chat template, rendered in a sandbox.
 
-A template is code that came with a model, fed with text that came from a caller: it runs without
-access to attributes or modules, its output has a length cap and its rendering a time limit
-(template_sandbox.py).
+A template is code of a model that prints text of a caller: it runs without access to attributes or
+modules, its output has a length cap and its rendering a time limit (template_sandbox.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from server.errors import RequestError
 from server.prompt.template_sandbox import TemplateSandbox, in_time, time_limit
 
 MAX_SECONDS = 10.0
-BLANK = "\t"  # behind the mark: it stays where the template does not trim contents
+BLANK = "\t"  # behind the marker: it stays where the template does not trim contents
 UNCONTINUED = (
     "`continue_final_message` needs a final message whose content the template prints as it is: "
     "give it some text"
@@ -31,7 +30,7 @@ UNCONTINUED = (
 
 
 class GenerationBlocks(Extension):
-    """{% generation %} marks training targets; for an answer it prints its body."""
+    """{% generation %} encloses training targets; for an answer it prints its body."""
 
     tags = {"generation"}  # noqa: RUF012 -- jinja2 declares it as an instance attribute
 
@@ -90,8 +89,8 @@ class ChatTemplate:
     def mentions(self, word: str) -> bool:
         return word in self.source
 
-    def looks_for(self, word: str) -> bool:
-        """Whether it searches contents for the word, as for the end of a thought."""
+    def searches_for(self, word: str) -> bool:
+        """Whether it searches contents for the word, as for the end of reasoning."""
         quoted = (f"'{word}'", f'"{word}"')
         return any(
             form in self.source for each in quoted for form in (f"{each} in ", f"split({each}")
@@ -109,9 +108,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text.  Raises RequestError if the template refuses the messages."""
         plain = [dict(message) for message in messages]
-        mark = f"[{secrets.token_hex(8)}]" if continue_final_message else ""
-        if mark:
-            plain[-1]["content"] = f"{_final_text(plain[-1])}{mark}{BLANK}"
+        marker = f"[{secrets.token_hex(8)}]" if continue_final_message else ""
+        if marker:
+            plain[-1]["content"] = f"{_final_text(plain[-1])}{marker}{BLANK}"
         context = {
             **self._special_tokens,
             **extra,
@@ -120,17 +119,17 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._rendered(context, max_chars + len(mark) + len(BLANK))
-        return _cut_at(text, mark, str(messages[-1]["content"])) if mark else text
+        text = self._rendered(context, max_chars + len(marker) + len(BLANK))
+        return _cut_at(text, marker, str(messages[-1]["content"])) if marker else text
 
     def _rendered(self, context: Mapping[str, Any], max_chars: int) -> str:
-        pieces: list[str] = []
+        chunks: list[str] = []
         length = 0
         try:
             with time_limit(MAX_SECONDS):
-                for piece in self._template.generate(context):
-                    pieces.append(piece)
-                    length += len(piece)
+                for chunk in self._template.generate(context):
+                    chunks.append(chunk)
+                    length += len(chunk)
                     if length > max_chars:
                         raise RequestError(
                             f"the chat template made more than {max_chars} characters of the "
@@ -157,25 +156,25 @@ class ChatTemplate:
                 "check roles, their order and the contents",
                 param="messages",
             ) from error
-        return "".join(pieces)
+        return "".join(chunks)
 
 
 def _final_text(message: Mapping[str, Any]) -> str:
-    """The text from which the model goes on.  Raises RequestError if there is none."""
+    """The text that the model continues.  Raises RequestError if there is none."""
     text = str(message.get("content") or "")
     if not text.strip():
         raise RequestError(UNCONTINUED, param="continue_final_message")
     return text
 
 
-def _cut_at(text: str, mark: str, final: str) -> str:
-    """`text` up to the mark behind the final message's content: the words alone may come again in
+def _cut_at(text: str, marker: str, final: str) -> str:
+    """`text` up to the marker behind the final message's content: the words alone may come again in
     what the template prints after them, as the `i` of `<|im_end|>` does.
     """
-    place = text.rfind(mark)
+    place = text.rfind(marker)
     before = text[: max(place, 0)]
     # A template that trims contents would have dropped the space at the end, too.
-    if not text.startswith(mark + BLANK, place):
+    if not text.startswith(marker + BLANK, place):
         before = before.rstrip()
     if not before.rstrip().endswith(final.strip()):
         raise RequestError(UNCONTINUED, param="continue_final_message")

@@ -1,9 +1,9 @@
 """`--special-tokens-in-content text`: what a caller wrote does not become a special token.
 
 A chat template prints one text, in which its own `<|im_start|>` and one of a message's content look
-alike.  So the caller's strings are marked before it is rendered: a joint stands behind the first
-character of each word that would become a special token.  The tokenizer of the prompt knows the
-joint as a special token, takes the text around it as ordinary text, and its id is left out.
+alike.  So the caller's strings are escaped before rendering: a separator stands behind the first
+character of each word that would become a special token.  The tokenizer of the prompt has the
+separator as a special token, takes the text around it as ordinary text, and its id is left out.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tokenizers import AddedToken, Tokenizer
 
 from server.prompt.chat_template import ChatTemplate
 
-# Code points that are no characters, and two different ones: a caller's own joint is broken, too.
-JOINT = "\ufdd0\ufdd1"
-GROWTH = 1 + len(JOINT)  # a text grows at most so many times: a joint for each character
+# Two noncharacters of Unicode, and different ones: a caller's own separator is broken up, too.
+SEPARATOR = "\ufdd0\ufdd1"
+MAX_GROWTH = 1 + len(SEPARATOR)  # times: a separator for each character
 
 
-def control_words(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[str]:
+def control_tokens(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[str]:
     """The words of text that control the model.
 
     They are the special tokens and those other added tokens that the template names: DeepSeek does
-    not declare its marks of roles as special.  Many more added tokens are ordinary text, such as
+    not declare its role tokens as special.  Many more added tokens are ordinary text, such as
     runs of spaces and HTML tags.
     """
     return {
@@ -38,50 +38,52 @@ def control_words(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[st
     }
 
 
-class ControlWords:
-    """Marks callers' strings, and encodes the prompt in which they stand."""
+class ControlTokens:
+    """Escapes callers' strings, and encodes the prompt in which they stand."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         # No single character: there is nothing else that could be made of it.
-        self._words = {w for w in control_words(tokenizer, template) if len(w) > 1} | {JOINT}
+        self._words = {w for w in control_tokens(tokenizer, template) if len(w) > 1} | {SEPARATOR}
         self._longest = max(map(len, self._words))
         self._find = re.compile(_first_characters(self._words))
         self._beginnings = {word[:end] for word in self._words for end in range(1, len(word))}
         self._endings = {word[start:] for word in self._words for start in range(1, len(word))}
-        # Templates part the thoughts of earlier answers from their contents by these.
-        looked_for = {w for w in self._words if template is not None and template.looks_for(w)}
-        self._find_in_answers = re.compile(_first_characters(self._words - looked_for))
-        # A copy: nobody else should see a token that the model does not have.
+        # Templates split the reasoning of earlier answers from their contents by these.
+        searched = {w for w in self._words if template is not None and template.searches_for(w)}
+        self._find_in_answers = re.compile(_first_characters(self._words - searched))
+        # A copy: other users of the tokenizer must not see a token that the model does not have.
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        joint = AddedToken(JOINT, special=True, normalized=False)
-        self._tokenizer.add_special_tokens([joint])  # pyright: ignore[reportUnknownMemberType]
-        self._joint = self._tokenizer.token_to_id(JOINT)
+        separator = AddedToken(SEPARATOR, special=True, normalized=False)
+        self._tokenizer.add_special_tokens([separator])  # pyright: ignore[reportUnknownMemberType]
+        self._separator = self._tokenizer.token_to_id(SEPARATOR)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered prompt."""
         batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return [id for id in batch[0].ids if id != self._joint]
+        return [id for id in batch[0].ids if id != self._separator]
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages of a conversation, everything that is text in them marked."""
+        """The messages of a conversation, all text in them escaped."""
         return [self._message(message) for message in messages]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        marked: dict[str, Any] = self.marked(message)
+        escaped: dict[str, Any] = self.escaped(message)
         content = message.get("content")
         if message["role"] == "assistant" and isinstance(content, str):
-            marked["content"] = self._text(content, self._find_in_answers)
-        return marked
+            escaped["content"] = self._text(content, self._find_in_answers)
+        return escaped
 
-    def marked(self, value: Any) -> Any:
-        """The same value with all strings in it marked, keys included."""
+    def escaped(self, value: Any) -> Any:
+        """A copy of the value with all strings in it escaped, keys included."""
         if isinstance(value, str):
             return self._text(value, self._find)
         if isinstance(value, Mapping):
             entries = cast("Mapping[str, Any]", value)
-            return {self._text(key, self._find): self.marked(each) for key, each in entries.items()}
+            return {
+                self._text(key, self._find): self.escaped(each) for key, each in entries.items()
+            }
         if isinstance(value, list | tuple):
-            return [self.marked(each) for each in cast("Sequence[Any]", value)]
+            return [self.escaped(each) for each in cast("Sequence[Any]", value)]
         return value
 
     def _text(self, text: str, find: re.Pattern[str]) -> str:
@@ -93,10 +95,10 @@ class ControlWords:
         if not places:
             return text
         cuts = [0, *sorted(places), len(text)]
-        return JOINT.join(text[start:end] for start, end in pairwise(cuts))
+        return SEPARATOR.join(text[start:end] for start, end in pairwise(cuts))
 
     def _edges(self, text: str) -> set[int]:
-        """Where to break what may become a word by what the template prints beside the text.
+        """Where to break what may become a word by what the template prints next to the text.
 
         Templates trim contents, so the edges are those of the trimmed text.
         """

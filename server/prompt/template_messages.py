@@ -133,9 +133,9 @@ def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict
 
 
 def _reasoning_of(message: Message, template: ChatTemplate) -> dict[str, str]:
-    """An earlier thought as the template names it.
+    """Earlier reasoning under the name that the template has for it.
 
-    The template knows which turns' thoughts the model was trained to read again; most leave out
+    The template knows which reasoning the model was trained to read again; most leave out
     those from before the last question, and many leave out all.
     """
     if template.mentions("reasoning_content"):
@@ -147,7 +147,7 @@ def _reasoning_of(message: Message, template: ChatTemplate) -> dict[str, str]:
 
 
 def unseen_chars(messages: Sequence[Message]) -> int:
-    """Characters beside the contents, which the template may print or leave out."""
+    """Characters besides the contents, which the template may print or leave out."""
     calls = [call for message in messages for call in message.tool_calls or ()]
     return sum(len(message.thought()) for message in messages) + sum(
         len(call.function.arguments) for call in calls

@@ -1,4 +1,4 @@
-"""What a request tells the chat template beside the messages."""
+"""What a request gives the chat template besides the messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.prompt.tokenizer import ChatTokenizer
 
 # Values that ask a model which cannot choose for what it does anyway.
 HARMLESS = {"reasoning_effort": ("none", "medium"), "verbosity": ("medium",)}
-SWITCH = "enable_thinking"  # of templates whose model thinks or does not, without degrees
+SWITCH = "enable_thinking"  # of templates that switch reasoning on or off, without levels
 
 
 def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, Any]:
@@ -24,15 +24,15 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
         value: str | None = getattr(body, name)
         if value is None:
             continue
-        told = _told(name, value, template)
-        for twice in {name, *told}.intersection(options):
+        variables = _variable(name, value, template)
+        for twice in {name, *variables}.intersection(options):
             raise RequestError(
                 f"`chat_template_kwargs.{twice}` says what `{name}` says: leave one of them out",
                 param=name,
             )
-        options |= told
+        options |= variables
     for key, said in options.items():
-        # null and false ask for what is done where nobody looks at them.
+        # null and false have no effect where the template does not read them.
         if said is not None and said is not False and not template.mentions(key):
             raise UnsupportedParameter(
                 f"`chat_template_kwargs.{key}` is nothing that this model's chat template knows: "
@@ -42,7 +42,7 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
     return options
 
 
-def _told(name: str, value: str, template: ChatTemplate) -> dict[str, Any]:
+def _variable(name: str, value: str, template: ChatTemplate) -> dict[str, Any]:
     if template.mentions(name):
         return {name: value}
     if name == "reasoning_effort" and value == "none" and template.mentions(SWITCH):

@@ -1,8 +1,8 @@
 """The environment of chat templates: jinja2's sandbox, and limits on what a template may compute.
 
-The sandbox keeps a template from attributes and modules, not from taking for ever.  Here every turn
-of a loop and every call, filter and test looks at the clock first; what a single operation can make
-is limited, since nothing can interrupt it.
+The sandbox keeps a template from attributes and modules, not from running for ever.  Here every
+iteration of a loop and every call, filter and test checks the clock first; what a single operation
+can make is limited, since nothing can interrupt it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST = 1 << 20  # characters or items that a factor, bits that an exponent or a width may lead to
-LONGEST = 1 << 26  # characters or items that are put together
+MAX_COUNT = 1 << 20  # characters or items by a factor, bits by an exponent, or a width
+MAX_RESULT = 1 << 26  # characters or items that are put together
 # Their numbers say how long the result is.
 WITH_WIDTHS = {
     *("batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"),
@@ -51,7 +51,7 @@ def in_time() -> bool:
 
 
 class TimedCode(CodeGenerator):
-    """A template's Python code: loops look at the clock for each item, also for those left out."""
+    """A template's Python code: loops check the clock for each item, also for those left out."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         node.body.insert(0, nodes.ExprStmt(_call("in_time", []), lineno=node.lineno))
@@ -101,19 +101,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         in_time()
-        if operator == "+" and _size(left) + _size(right) > LONGEST:
-            raise SecurityError(f"`+` would make more than {LONGEST} characters or items")
-        if operator == "*" and _product(left, right) > MOST:
-            raise SecurityError(f"`*` would make more than {MOST} characters, items or bits")
-        if operator == "**" and _bits(left) * _number(right) > MOST:
-            raise SecurityError(f"`**` would make a number of more than {MOST} bits")
+        if operator == "+" and _size(left) + _size(right) > MAX_RESULT:
+            raise SecurityError(f"`+` would make more than {MAX_RESULT} characters or items")
+        if operator == "*" and _product(left, right) > MAX_COUNT:
+            raise SecurityError(f"`*` would make more than {MAX_COUNT} characters, items or bits")
+        if operator == "**" and _bits(left) * _number(right) > MAX_COUNT:
+            raise SecurityError(f"`**` would make a number of more than {MAX_COUNT} bits")
         if operator == "%" and isinstance(left, str):
             _check_format(left, WIDE_PERCENT)
         return super().call_binop(context, operator, left, right)
 
 
 def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that looks at the clock, and at the widths that it is given."""
+    """A filter or test that checks the clock and the widths that it is given."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -130,15 +130,15 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _join(*parts: object) -> str:
     """What `~` does."""
     texts = list(map(str, parts))
-    if sum(map(len, texts)) > LONGEST:
-        raise SecurityError(f"`~` would make more than {LONGEST} characters")
+    if sum(map(len, texts)) > MAX_RESULT:
+        raise SecurityError(f"`~` would make more than {MAX_RESULT} characters")
     return "".join(texts)
 
 
 def _check_widths(values: Iterable[Any]) -> None:
     for value in values:
-        if _number(value) > MOST:
-            raise SecurityError(f"a width or count of {value}: at most {MOST}")
+        if _number(value) > MAX_COUNT:
+            raise SecurityError(f"a width or count of {value}: at most {MAX_COUNT}")
 
 
 def _check_format(text: str, wide: re.Pattern[str]) -> None:

@@ -20,13 +20,13 @@ from server.generation.detokenizer import (
     byte_table,
 )
 from server.prompt.chat_template import ChatTemplate
-from server.prompt.special_tokens import GROWTH, ControlWords
+from server.prompt.special_tokens import MAX_GROWTH, ControlTokens
 
 S = TypeVar("S", bound=Struct)
 
 REPAIR = "correct it, or download it again"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
-CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer looks at, to know what precedes the answer
+CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer decodes, to know what precedes the answer
 
 
 class TokenizerError(ValueError):
@@ -34,7 +34,7 @@ class TokenizerError(ValueError):
 
 
 class SamplingDefaults(Struct, frozen=True):
-    """What generation_config.json recommends; None where it says nothing."""
+    """What generation_config.json recommends; None where it has no value."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -44,7 +44,7 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class EndTokens(Struct, frozen=True):
-    """The part of config.json and generation_config.json that says what ends an answer."""
+    """The part of config.json and generation_config.json with the tokens that end an answer."""
 
     eos_token_id: int | list[int] | None = None
 
@@ -88,8 +88,8 @@ class TokenizerFile(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class TokenMarks:
-    """Special tokens that mean something in an answer, such as the mark of a tool call."""
+class KeptTokens:
+    """Special tokens that stay in the text of an answer, such as delimiters of tool calls."""
 
     ids: frozenset[int]
     table: list[bytes] | None  # ChatTokenizer.bytes_plain, and their bytes
@@ -104,8 +104,8 @@ class ChatTokenizer:
     special_ids: frozenset[int]
     longest_token: int  # characters
     bytes_all: list[bytes] | None  # by token id; None if the tokenizer is not byte-level
-    bytes_plain: list[bytes] | None  # the same without special tokens
-    control_words: ControlWords | None = None  # None: messages may hold special tokens
+    bytes_plain: list[bytes] | None  # bytes_all without special tokens
+    control_tokens: ControlTokens | None = None  # None: messages may hold special tokens
 
     @staticmethod
     def load(
@@ -114,10 +114,10 @@ class ChatTokenizer:
         chat_template: str | Path = "",
         special_in_content: Literal["allow", "text"] = "allow",
     ) -> ChatTokenizer:
-        """Read tokenizer.json and what stands beside it.  Raises TokenizerError.
+        """Read tokenizer.json and the files next to it.  Raises TokenizerError.
 
         chat_template        a file that takes the place of the model's own template
-        special_in_content   what special tokens are that a message spells
+        special_in_content   "text": special tokens that a message spells are ordinary text
         """
         folder = Path(directory)
         tokenizer = _read_tokenizer(folder)
@@ -137,8 +137,8 @@ class ChatTokenizer:
             longest_token=max(map(len, vocabulary), default=1),
             bytes_all=table,
             bytes_plain=table and [b"" if i in special else b for i, b in enumerate(table)],
-            control_words=(
-                ControlWords(tokenizer, template) if special_in_content == "text" else None
+            control_tokens=(
+                ControlTokens(tokenizer, template) if special_in_content == "text" else None
             ),
         )
 
@@ -149,14 +149,14 @@ class ChatTokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of what `render` has made."""
-        if self.control_words is not None:
-            return self.control_words.encode(text)
+        if self.control_tokens is not None:
+            return self.control_tokens.encode(text)
         return self.encode(text, add_special_tokens=False)
 
     @property
-    def growth(self) -> int:
+    def max_growth(self) -> int:
         """How many times longer than its characters `render` may make a text."""
-        return 1 if self.control_words is None else GROWTH
+        return 1 if self.control_tokens is None else MAX_GROWTH
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
@@ -166,12 +166,12 @@ class ChatTokenizer:
         *,
         skip_special: bool = True,
         prompt: Sequence[int] = (),
-        marks: TokenMarks | None = None,
+        kept: KeptTokens | None = None,
     ) -> Detokenizer:
-        """marks: special tokens that are part of the text even if others are skipped."""
+        """kept: special tokens that are part of the text even if others are skipped."""
         table = self.bytes_plain if skip_special else self.bytes_all
-        if marks is not None and marks.ids and skip_special:
-            table, skip_special = marks.table, False
+        if kept is not None and kept.ids and skip_special:
+            table, skip_special = kept.table, False
         if table is not None:
             return ByteDetokenizer(table)
         context = list(prompt[-CONTEXT_TOKENS:])
@@ -182,15 +182,15 @@ class ChatTokenizer:
         words = ((id, self.tokenizer.id_to_token(id)) for id in self.special_ids)
         return {id: word for id, word in words if word}
 
-    def marks(self, is_mark: Callable[[str], bool]) -> TokenMarks:
-        """The special tokens whose words are marks; takes as long as the vocabulary."""
-        ids = frozenset(id for id, word in self.special_words().items() if is_mark(word))
+    def kept_tokens(self, is_kept: Callable[[str], bool]) -> KeptTokens:
+        """The special tokens whose words are kept; takes as long as the vocabulary."""
+        ids = frozenset(id for id, word in self.special_words().items() if is_kept(word))
         if self.bytes_plain is None or self.bytes_all is None:
-            return TokenMarks(ids, None)
+            return KeptTokens(ids, None)
         table = list(self.bytes_plain)
         for id in ids:
             table[id] = self.bytes_all[id]
-        return TokenMarks(ids, table)
+        return KeptTokens(ids, table)
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for: often part of a character."""
@@ -223,14 +223,14 @@ class ChatTokenizer:
                 code="no_chat_template",
             )
         options = extra or {}
-        if self.control_words is not None:
-            messages = self.control_words.messages(messages)
-            tools, options = self.control_words.marked([tools, options])
+        if self.control_tokens is not None:
+            messages = self.control_tokens.messages(messages)
+            tools, options = self.control_tokens.escaped([tools, options])
         return self.template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            max_chars=max_chars * self.growth,
+            max_chars=max_chars * self.max_growth,
             extra=options,
             tools=tools,
         )

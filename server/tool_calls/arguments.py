@@ -1,4 +1,4 @@
-"""Grammars of calls whose arguments stand one by one between marks, not in one JSON object."""
+"""Grammars of calls whose arguments stand one by one between delimiters, not in one JSON object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.constrained.grammar_text import GrammarMarks, escaped, literal
+from server.constrained.grammar_text import GrammarLiterals, escaped, literal
 from server.errors import UnsupportedParameter
 from server.http.validation import fields_of, items_of, kind_of
 from server.tool_calls.parser.values import argument_kinds
@@ -20,7 +20,7 @@ WHOLE = re.compile(r"\^(\(\?:.*\))\$", re.DOTALL)  # a pattern of a whole text
 
 @dataclass
 class ArgumentParts:
-    """What the grammar of one call is made of beside the call's own rule."""
+    """What the grammar of one call needs besides the call's own rule."""
 
     rules: list[str] = field(default_factory=list[str])
     grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -53,7 +53,12 @@ class Definitions:
 
 
 def arguments(
-    name: str, schema: Schema, path: str, form: ArgumentForm, marks: GrammarMarks, whitespace: str
+    name: str,
+    schema: Schema,
+    path: str,
+    form: ArgumentForm,
+    literals: GrammarLiterals,
+    whitespace: str,
 ) -> tuple[str, ArgumentParts]:
     """All arguments of a call, in the order of the schema: an expression, and the rules for it.
 
@@ -70,28 +75,30 @@ def arguments(
         kinds = argument_kinds(schema, key)
         if kinds and "string" not in kinds:
             definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
-            begin = marks.of(form.json.replace("KEY", key))
-            parts.rules.append(f"{rule}_a: {begin} @{rule} {marks.of(form.json_end + form.close)}")
+            begin = literals.of(form.json.replace("KEY", key))
+            parts.rules.append(
+                f"{rule}_a: {begin} @{rule} {literals.of(form.json_end + form.close)}"
+            )
         else:
-            parts.rules += _text(rule, key, fields_of(value), form, marks)
+            parts.rules += _text(rule, key, fields_of(value), form, literals)
         sequence.append(f"{rule}_a" if key in required else f"{rule}_a?")
     return " ".join(sequence), parts
 
 
 def _text(
-    rule: str, key: str, schema: Schema, form: ArgumentForm, marks: GrammarMarks
+    rule: str, key: str, schema: Schema, form: ArgumentForm, literals: GrammarLiterals
 ) -> list[str]:
-    begin = marks.of(form.text.replace("KEY", key))
+    begin = literals.of(form.text.replace("KEY", key))
     words = items_of(schema.get("enum")) or ([schema["const"]] if "const" in schema else [])
     if words and all(isinstance(word, str) and word for word in words):
-        choice = " | ".join(marks.of(word + form.json_end) for word in words)
-        return [f"{rule}_a: {begin} ({choice}) {marks.of(form.close)}"]
+        choice = " | ".join(literals.of(word + form.json_end) for word in words)
+        return [f"{rule}_a: {begin} ({choice}) {literals.of(form.close)}"]
     pattern = WHOLE.fullmatch(str(schema.get("pattern", "")))
     if pattern is not None:  # the first text that has the pattern and is followed by the end
         whole = escaped(f"(?:{pattern[1]})")
-        text = marks.after(f"{rule}_t", whole, form.json_end + form.close)
+        text = literals.after(f"{rule}_t", whole, form.json_end + form.close)
         return [f"{rule}_a: {begin} {rule}_t", text]
-    return [f"{rule}_a: {begin} {rule}_t", marks.after_any(f"{rule}_t", form.close)]
+    return [f"{rule}_a: {begin} {rule}_t", literals.after_any(f"{rule}_t", form.close)]
 
 
 COMMA = "/,[ \\n]?/"

@@ -22,7 +22,7 @@ def tool_input(arguments: str) -> dict[str, Any]:
 
 
 def input_json(arguments: str) -> orjson.Fragment:
-    """The same as a part of an answer; numbers that 64 bits do not hold keep all their digits."""
+    """The input of a call as part of an answer; integers beyond 64 bits keep all their digits."""
     return orjson.Fragment(to_json(tool_input(arguments), inf_nan_mode="null"))
 
 
@@ -35,7 +35,7 @@ class CustomCalls:
         self._arguments: list[str] = []
 
     def converted(self, deltas: Sequence[Delta], *, last: bool) -> list[Delta]:
-        """The deltas without those of a custom call that goes on; `last`: nothing follows."""
+        """The deltas without those of an unfinished custom call; `last`: nothing follows."""
         if not self._names:
             return list(deltas)
         found: list[Delta] = []

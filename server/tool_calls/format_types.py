@@ -38,7 +38,7 @@ class ToolFormat:
     # written for a model whose template does not have `name_close`
     argument_open: str = ""  # parameters style, as all below
     key_close: str = ""
-    value_open: tuple[tuple[str, bool], ...] = ()  # delimiter, and whether it says: a string
+    value_open: tuple[tuple[str, bool], ...] = ()  # delimiter, and whether the value is a string
     value_close: str = ""
     trim_value: bool = False  # a line end at either end of a value is not part of it
     ids: IdStyle = "call"

@@ -11,7 +11,7 @@ from typing import Any
 
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
-from server.constrained.grammar_text import TEXT, GrammarMarks, literal
+from server.constrained.grammar_text import TEXT, GrammarLiterals, literal
 from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 from server.constrained.response_format import WHITESPACE, Grammar
@@ -32,41 +32,41 @@ Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tool
 
 def tool_grammar(
     body: ChatRequest,
-    wanted: Grammar | None,
+    requested: Grammar | None,
     format: ToolFormat | None,
     template: str,
-    marks: GrammarMarks,
+    literals: GrammarLiterals,
     *,
-    thoughts: bool = True,
+    reasoning_between: bool = True,
 ) -> Grammar | None:
     """The grammar of an answer that may call tools; None if any text will do.
 
-    wanted   of the request's response_format or structured_outputs
-    template the chat template's source
-    thoughts whether there may be some between harmony's messages; False: at most one before them,
-             of limited length
+    requested          of the request's response_format or structured_outputs
+    template           the chat template's source
+    reasoning_between  whether harmony's messages may have reasoning between them; False: at most
+                       one message of it before them, of limited length
     Raises RequestError if the model's format is not known, or for a tool's schema.
     """
     tools = body.offered()
     if (name := body.named_tool()) is not None:
         tools = [(index, tool) for index, tool in tools if tool.function.name == name]
     strict = [(index, tool) for index, tool in tools if tool.function.strict]
-    if not (body.must_call() or strict or (tools and wanted is not None)):
-        return wanted
+    if not (body.must_call() or strict or (tools and requested is not None)):
+        return requested
     if format is None:
-        raise _cannot(body)
+        raise _unenforceable(body)
     form = written_form(format, template)
     most = 1 if body.one_call() else MAX_CALLS
     if body.must_call():
-        return _only_calls(tools, form, most, marks, None)
-    if wanted is not None:
-        return _only_calls(tools, form, most, marks, wanted, as_rules=not thoughts)
+        return _only_calls(tools, form, most, literals, None)
+    if requested is not None:
+        return _only_calls(tools, form, most, literals, requested, as_rules=not reasoning_between)
     if format.style == "harmony":
-        return _among_messages(tools, form, marks, thoughts=thoughts)
-    return _among_text(tools, form, most, marks)
+        return _calls_in_messages(tools, form, literals, reasoning_between=reasoning_between)
+    return _calls_in_text(tools, form, most, literals)
 
 
-def _cannot(body: ChatRequest) -> RequestError:
+def _unenforceable(body: ChatRequest) -> RequestError:
     param = "tools" if not body.must_call() else "tool_choice"
     what = "`tool_choice`" if body.must_call() else "`strict` tools, or tools with a format,"
     return RequestError(
@@ -78,11 +78,11 @@ def _cannot(body: ChatRequest) -> RequestError:
 
 
 def _rules(
-    tools: Offered, form: CallForm, marks: GrammarMarks, *, all_strict: bool
+    tools: Offered, form: CallForm, literals: GrammarLiterals, *, all_strict: bool
 ) -> ArgumentParts:
     """Of the calls: call and, by index, call0 = begin0 rest0, ...
 
-    all_strict  also functions that are not strict get the arguments that their schema asks for
+    all_strict  also functions that are not strict get arguments that fit their schema
     """
     parts = ArgumentParts(["call: " + " | ".join(f"call{index}" for index, _ in tools)])
     for index, tool in tools:
@@ -91,10 +91,10 @@ def _rules(
         checked = strict_schema if tool.function.strict else check_schema
         schema = checked(tool.function.parameters or {}, path) if bound else None
         if tool.lark is None or not bound:
-            written, more = _arguments(index, schema, path, form, marks)
+            written, more = _arguments(index, schema, path, form, literals)
         else:
-            written, more = _lark_input(index, tool.lark, form, marks)
-        begin = marks.of(form.begin.replace("NAME", tool.function.name))
+            written, more = _lark_input(index, tool.lark, form, literals)
+        begin = literals.of(form.begin.replace("NAME", tool.function.name))
         parts.rules += [f"call{index}: {begin} rest{index}", f"rest{index}: {written}".rstrip()]
         parts.rules += more.rules
         parts.grammars += more.grammars
@@ -112,21 +112,21 @@ def _rules(
 
 
 def _arguments(
-    index: int, schema: dict[str, Any] | None, path: str, form: CallForm, marks: GrammarMarks
+    index: int, schema: dict[str, Any] | None, path: str, form: CallForm, literals: GrammarLiterals
 ) -> tuple[str, ArgumentParts]:
     """From the arguments to the end of a call: an expression, and the rules for it.
 
     schema  None: the arguments are free
     """
-    name, end = f"argument{index}", marks.of(form.end)
+    name, end = f"argument{index}", literals.of(form.end)
     if form.arguments == "python":
         if schema is None:
             return f"python_free {end}", ArgumentParts()
         written, parts = python_arguments(name, schema, path, WHITESPACE)
     elif form.arguments is not None:
         if schema is None:
-            return f"free{index}", ArgumentParts([marks.after_any(f"free{index}", form.end)])
-        written, parts = arguments(name, schema, path, form.arguments, marks, WHITESPACE)
+            return f"free{index}", ArgumentParts([literals.after_any(f"free{index}", form.end)])
+        written, parts = arguments(name, schema, path, form.arguments, literals, WHITESPACE)
     else:
         whole = {"type": "object", **(schema or {})}
         whole["x-guidance"] = {"whitespace_pattern": WHITESPACE}
@@ -136,9 +136,12 @@ def _arguments(
 
 
 def _lark_input(
-    index: int, lark: str, form: CallForm, marks: GrammarMarks
+    index: int, lark: str, form: CallForm, literals: GrammarLiterals
 ) -> tuple[str, ArgumentParts]:
-    """The same of a custom tool.  Raises UnsupportedParameter where it cannot be enforced."""
+    """From the input of a custom tool to the end of a call: an expression, and the rules for it.
+
+    Raises UnsupportedParameter where it cannot be enforced.
+    """
     if not isinstance(form.arguments, ArgumentForm):
         path = f"tools[{index}].custom.format.grammar.syntax"
         raise UnsupportedParameter(
@@ -146,8 +149,8 @@ def _lark_input(
             "writes its calls: use regex, or the format text",
             param=path,
         )
-    begin = marks.of(form.arguments.text.replace("KEY", INPUT))
-    end = marks.of(form.arguments.json_end + form.arguments.close + form.end)
+    begin = literals.of(form.arguments.text.replace("KEY", INPUT))
+    end = literals.of(form.arguments.json_end + form.arguments.close + form.end)
     grammar = {"name": f"input{index}", "lark_grammar": lark}
     return f"{begin} @input{index} {end}", ArgumentParts([], [grammar])
 
@@ -156,19 +159,19 @@ def _only_calls(
     tools: Offered,
     form: CallForm,
     most: int,
-    marks: GrammarMarks,
+    literals: GrammarLiterals,
     instead: Grammar | None,
     *,
     as_rules: bool = False,
 ) -> Grammar:
     """Calls and nothing else, or the answer that `instead` describes.
 
-    as_rules    it is one of harmony's messages, see thought_grammar.as_rule
+    as_rules    it is one of harmony's messages, see reasoning_grammar.as_rule
     """
-    parts = _rules(tools, form, marks, all_strict=True)
+    parts = _rules(tools, form, literals, all_strict=True)
     more = ""
     if form.between is not None and most > 1:
-        more = f" ({marks.of(form.between)} section){{0,{most - 1}}}"
+        more = f" ({literals.of(form.between)} section){{0,{most - 1}}}"
     start = "start: calls"
     grammars, schemas = parts.grammars, parts.schemas
     if instead is not None:
@@ -181,23 +184,24 @@ def _only_calls(
             others = [{**first, "name": "instead"}, *others]
         grammars = [*grammars, *others]
         schemas = schemas | instead.schemas
-    section = f"section: {marks.of(form.opens)} {marks.of(form.head)} {_section(form, most, marks)}"
+    opens = f"{literals.of(form.opens)} {literals.of(form.head)}"
+    section = f"section: {opens} {_section(form, most, literals)}"
     lark = "\n".join([start, f"calls: section{more}", section, *parts.rules])
     return Grammar([{"lark_grammar": lark}, *grammars], schemas, "tools")
 
 
-def _section(form: CallForm, most: int, marks: GrammarMarks, first: str = "call") -> str:
+def _section(form: CallForm, most: int, literals: GrammarLiterals, first: str = "call") -> str:
     """What follows a section's `opens` and `head`, or the beginning of its first call."""
     more = ""
     if form.comma is not None and most > 1:
-        more = f"({marks.of(form.comma)} call){{0,{most - 1}}}"
-    return f"{first} {more} {marks.of(form.close)}".rstrip()
+        more = f"({literals.of(form.comma)} call){{0,{most - 1}}}"
+    return f"{first} {more} {literals.of(form.close)}".rstrip()
 
 
-def _among_text(tools: Offered, form: CallForm, most: int, marks: GrammarMarks) -> Grammar:
-    """Any text; a call that is begun must be one of these tools, with the arguments of strict ones
-    as their schemas say."""
-    parts = _rules(tools, form, marks, all_strict=False)
+def _calls_in_text(tools: Offered, form: CallForm, most: int, literals: GrammarLiterals) -> Grammar:
+    """Any text; a call in it must be of one of these tools, with arguments that fit the schemas of
+    strict ones."""
+    parts = _rules(tools, form, literals, all_strict=False)
     sections = most if form.between is not None else 1
     rules = [f"start: section{{0,{sections}}} tail", f"tail: {TEXT}"]
     if form.named:
@@ -205,28 +209,28 @@ def _among_text(tools: Offered, form: CallForm, most: int, marks: GrammarMarks) 
         for index, tool in tools:
             begin = f"{literal(form.opens)}\\s*{literal(tool.function.name)}\\("
             rules.append(f"lead{index}[lazy]: /(?s:.*){begin}/")
-            rest = _section(form, most, marks, f"rest{index}")
+            rest = _section(form, most, literals, f"rest{index}")
             rules.append(f"section{index}: lead{index} {rest}")
     else:
-        rules.append(marks.after_any("lead", form.opens))
-        rules.append(f"section: lead {marks.of(form.head)} {_section(form, most, marks)}")
+        rules.append(literals.after_any("lead", form.opens))
+        rules.append(f"section: lead {literals.of(form.head)} {_section(form, most, literals)}")
     lark = "\n".join([*rules, *parts.rules])
     return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")
 
 
-def _among_messages(
-    tools: Offered, form: CallForm, marks: GrammarMarks, *, thoughts: bool
+def _calls_in_messages(
+    tools: Offered, form: CallForm, literals: GrammarLiterals, *, reasoning_between: bool
 ) -> Grammar:
-    """The same in harmony, where text may only stand in messages."""
-    parts = _rules(tools, form, marks, all_strict=False)
-    message, channel = marks.of(MESSAGE), marks.of(CHANNEL)
-    told = "analysis|commentary" if thoughts else "commentary"
+    """Harmony's messages, in which calls must be as in _calls_in_text."""
+    parts = _rules(tools, form, literals, all_strict=False)
+    message, channel = literals.of(MESSAGE), literals.of(CHANNEL)
+    channels = "analysis|commentary" if reasoning_between else "commentary"
     lark = "\n".join(
         [
-            "start: told* last",
-            f"told: {channel} /{told}/ {message} told_text",
-            marks.after_any("told_text", NEXT),
-            f"last: {marks.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
+            "start: text* last",
+            f"text: {channel} /{channels}/ {message} text_end",
+            literals.after_any("text_end", NEXT),
+            f"last: {literals.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
             *parts.rules,
         ]
     )

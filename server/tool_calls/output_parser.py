@@ -1,4 +1,4 @@
-"""A choice's pieces of text as content, reasoning and tool calls, in the model's own formats."""
+"""A choice's text chunks as content, reasoning and tool calls, in the model's own formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.errors import RequestError
 from server.generation.choice import Choice, TextChunk
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.template_options import SWITCH
-from server.prompt.tokenizer import ChatTokenizer, TokenMarks
+from server.prompt.tokenizer import ChatTokenizer, KeptTokens
 from server.tool_calls.custom import CustomCalls
 from server.tool_calls.detect import detect
 from server.tool_calls.format_types import Formats, ReasoningFormat
@@ -29,8 +29,8 @@ class OutputFormats:
     """How the served model writes what is more than content."""
 
     formats: Formats
-    marks: TokenMarks
-    opened_by_template: bool = False  # thoughts that are wanted begin in the prompt, no others do
+    kept_tokens: KeptTokens
+    opened_by_template: bool = False  # requested reasoning begins in the prompt, and no other does
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, tools: str, reasoning: str) -> OutputFormats:
@@ -42,8 +42,8 @@ class OutputFormats:
             tools=tools,
             reasoning=reasoning,
         )
-        opened = formats.reasoning is not None and _opens(template, formats.reasoning)
-        return cls(formats, tokenizer.marks(formats.needs_token), opened)
+        opened = formats.reasoning is not None and _template_opens(template, formats.reasoning)
+        return cls(formats, tokenizer.kept_tokens(formats.needs_token), opened)
 
     def parser_spec(
         self, tools: list[Tool], prompt: list[int], tokenizer: ChatTokenizer, *, parallel: bool
@@ -56,21 +56,21 @@ class OutputFormats:
         begun = reasoning is not None and reasoning.open_after(tail)
         over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
         custom = frozenset(tool.function.name for tool in tools if tool.type == "custom")
-        may_think = begun or (reasoning is not None and not over)
+        may_reason = begun or (reasoning is not None and not over)
         schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
         return OutputParserSpec(
             self.formats,
             schemas,
             custom=custom,
             starts_in_reasoning=begun,
-            may_think=may_think,
-            begins_messages=self.formats.harmony and (may_think or (reasoning is None)),
+            may_reason=may_reason,
+            begins_messages=self.formats.harmony and (may_reason or (reasoning is None)),
             parallel=parallel,
         )
 
 
-def _opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
-    """Whether the template begins the thought itself, once every switch for thinking is on."""
+def _template_opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
+    """Whether the template begins the reasoning itself, where every switch for it is on."""
     if template is None:
         return False
     try:
@@ -81,7 +81,7 @@ def _opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
             max_chars=MAX_PROBED,
             extra={SWITCH: True, "thinking": True, "reasoning_effort": "high"},
         )
-    except RequestError:  # it wants something else: then nothing is known of it
+    except RequestError:  # it needs other messages: unknown
         return False
     return reasoning.open_after(prompt)
 
@@ -94,7 +94,7 @@ class OutputParserSpec:
     schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
     custom: frozenset[str]  # names of custom tools
     starts_in_reasoning: bool
-    may_think: bool  # the answer is in a thought, or may begin one
+    may_reason: bool  # the answer begins in reasoning, or may begin with it
     begins_messages: bool  # the answer is written as harmony's messages, each with a head
     parallel: bool
 
@@ -117,9 +117,9 @@ class OutputParser:
     def __init__(self, parser: AnswerParser, custom: CustomCalls) -> None:
         self._parser = parser
         self._custom = custom
-        self._thinking = True  # nothing but reasoning has come yet
+        self._only_reasoning = True  # nothing but reasoning has come yet
         self._tokens = 0  # while that is so
-        self._arguments: list[str] = []  # of the last call, in pieces
+        self._arguments: list[str] = []  # of the last call, in chunks
 
     def calls_tools(self, choice: Choice) -> bool:
         """Whether a stop is for calls: a stop string may have cut the last one short."""
@@ -127,23 +127,23 @@ class OutputParser:
             return False
         return not isinstance(choice.stop_hit, str) or _is_json("".join(self._arguments))
 
-    def feed(self, choice: Choice, piece: TextChunk) -> list[Delta]:
-        """What the piece adds; counts the choice's reasoning tokens."""
-        deltas = self._parser.feed(piece.text)
-        if piece.finish is not None:
+    def feed(self, choice: Choice, chunk: TextChunk) -> list[Delta]:
+        """What the chunk adds; counts the choice's reasoning tokens."""
+        deltas = self._parser.feed(chunk.text)
+        if chunk.finish is not None:
             deltas += self._parser.end()
         for delta in deltas:
             if isinstance(delta, ToolCallDelta):
                 if delta.id is not None:
                     self._arguments.clear()
                 self._arguments.append(delta.arguments)
-        if self._thinking:
-            self._tokens += len(piece.tokens)
+        if self._only_reasoning:
+            self._tokens += len(chunk.tokens)
             if any(not isinstance(delta, ReasoningDelta) for delta in deltas):
-                self._thinking = False
+                self._only_reasoning = False
             elif any(deltas):
                 choice.reasoning_tokens = self._tokens
-        return self._custom.converted(deltas, last=piece.finish is not None)
+        return self._custom.converted(deltas, last=chunk.finish is not None)
 
 
 def _is_json(text: str) -> bool:
@@ -154,6 +154,6 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def plain(piece: TextChunk) -> list[Delta]:
-    """The deltas of a piece that is content."""
-    return [ContentDelta(piece.text)] if piece.text else []
+def content_deltas(chunk: TextChunk) -> list[Delta]:
+    """The deltas of a text chunk that is content."""
+    return [ContentDelta(chunk.text)] if chunk.text else []

@@ -57,10 +57,10 @@ def joined(deltas: Iterable[Delta]) -> Split:
     return Split(content, reasoning, tuple(calls))
 
 
-def split_pieces(
-    pieces: Iterable[str], tools: str | None, reasoning: str | None = None, **options: Any
+def split_chunks(
+    chunks: Iterable[str], tools: str | None, reasoning: str | None = None, **options: Any
 ) -> Split:
-    """What the pieces of one answer are split into."""
+    """What the chunks of one answer are split into."""
     machine = parser(tools, reasoning, **options)
-    deltas = [delta for piece in pieces for delta in machine.feed(piece)]
+    deltas = [delta for chunk in chunks for delta in machine.feed(chunk)]
     return joined(deltas + machine.end())

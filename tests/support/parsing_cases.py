@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
+# ruff: noqa: RUF001 -- DeepSeek's delimiters have wide vertical lines
 """Answers with calls, and what they are split into; CASES are all there are."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ VARIANTS = [
         Split("", "", (OSLO, BONN)),
     ),
     ParsingCase(
-        "marks inside arguments",
+        "delimiters inside arguments",
         "hermes",
         None,
         '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call><tool_call>"}}'
@@ -170,21 +170,21 @@ VARIANTS = [
         Split("[weather](https://example.org) or [other(a=1)]"),
     ),
     ParsingCase(
-        "kimi without the section's mark",
+        "kimi without the section's delimiter",
         "kimi_k2",
         None,
         f"ok {KIMI_OSLO} {KIMI_BONN}",
         Split("ok", "", (OSLO, BONN)),
     ),
     ParsingCase(
-        "Qwen coder without the section's mark",
+        "Qwen coder without the section's delimiter",
         "qwen3_coder",
         None,
         "ok\n" + CODER_OSLO.removeprefix("<tool_call>\n") + "\n" + CODER_BONN,
         Split("ok", "", (OSLO, BONN)),
     ),
     ParsingCase(
-        "calls without arguments between marks",
+        "calls without arguments between delimiters",
         "qwen3_coder",
         None,
         "<tool_call>\n<function=now>\n</function>\n</tool_call><tool_call><function=now>"
@@ -221,7 +221,7 @@ VARIANTS = [
         Split("", "", (("weather", '{"city": "\\n  if a < b:\\n\\t\\"ü\\"\\n"}'),)),
     ),
     ParsingCase(
-        "a mark that says what is a string",
+        "a delimiter that says what is a string",
         "deepseek_v32",
         None,
         f"<｜DSML｜function_calls>{DSML_BONN.replace('false', 'true')}</｜DSML｜function_calls>",
@@ -250,7 +250,7 @@ VARIANTS = [
         Split("", "", (OSLO,)),
     ),
     ParsingCase(
-        "harmony, two thoughts and an answer",
+        "harmony, two messages of reasoning and an answer",
         "harmony",
         "harmony",
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b"
@@ -265,7 +265,7 @@ VARIANTS = [
         Split('{"city": "Oslo"}'),
     ),
     ParsingCase(
-        "harmony whose reasoning is not told apart",
+        "harmony whose reasoning is content",
         "harmony",
         None,
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",

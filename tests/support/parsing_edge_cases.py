@@ -1,4 +1,4 @@
-"""Answers with thoughts, and such as only look as if they called something."""
+"""Answers with reasoning, and answers that only resemble calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REASONING = [
         Split("Yes.", "hm."),
     ),
     ParsingCase(
-        "then a call without a mark",
+        "then a call without a delimiter",
         "llama3_json",
         "think",
         '<think>hm</think>{"name": "weather", "parameters": {"city": "Oslo"}}',
@@ -54,7 +54,7 @@ REASONING = [
     ),
 ]
 
-# What only looks like a call, or ends too early.
+# What only resembles a call, or ends too early.
 BROKEN = [
     ParsingCase(f"broken: {text}"[:60], tools, None, text, Split(content, "", calls))
     for tools, text, content, calls in (

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
+# ruff: noqa: RUF001 -- DeepSeek's delimiters have wide vertical lines
 """Answers as models of each format write them, and what they hold."""
 
 from __future__ import annotations

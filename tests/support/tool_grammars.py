@@ -11,7 +11,7 @@ from format_cases import format_name
 from tokenizers import AddedToken, Tokenizer
 
 from server.apis.openai.chat_schema import ChatRequest
-from server.constrained.grammar_text import GrammarMarks
+from server.constrained.grammar_text import GrammarLiterals
 from server.constrained.response_format import Grammar
 from server.tool_calls.formats import TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
@@ -30,9 +30,9 @@ PARAMETERS = {
 }
 
 
-def marks_of(tokenizer: Tokenizer) -> GrammarMarks:
+def literals_of(tokenizer: Tokenizer) -> GrammarLiterals:
     ids = {word: tokenizer.token_to_id(word) for word in SPECIAL}
-    return GrammarMarks({id: word for word, id in ids.items() if id is not None})
+    return GrammarLiterals({id: word for word, id in ids.items() if id is not None})
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def accepts(tokenizer: Tokenizer, grammar: Grammar, text: str, *, whole: bool = 
 def grammar_of(tokenizer: Tokenizer, name: str, wanted: Grammar | None = None, **more: Any):
     format = TOOL_FORMATS[format_name(name)]
     template = "" if name == "old mistral" else "[ARGS]"
-    return tool_grammar(request(**more), wanted, format, template, marks_of(tokenizer))
+    return tool_grammar(request(**more), wanted, format, template, literals_of(tokenizer))
 
 
-def tokenizer_with_marks(folder: Path) -> Tokenizer:
+def tokenizer_with_special(folder: Path) -> Tokenizer:
     """A small one that has SPECIAL."""
     tokenizer = Tokenizer.from_file(str(write_tokenizer(folder) / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in (*SPECIAL, EOS)])

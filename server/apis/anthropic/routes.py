@@ -77,7 +77,7 @@ async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[
         check_turns(body.messages)
         wanted, paths = to_chat_request(body, state.tokenizer)
         reasoning, thinking = state.formats.formats.reasoning, body.thinking
-        if thinking is not None and can_limit(reasoning, state.grammar_marks):
+        if thinking is not None and can_limit(reasoning, state.grammar_literals):
             wanted["thinking_token_budget"] = thinking.budget_tokens
         with map_error_fields(paths, FIELDS):
             return body, parse(ChatRequest, wanted), paths

@@ -9,7 +9,7 @@ from server.tool_calls.parser.calls import CallReader
 from server.tool_calls.parser.deltas import Delta
 from server.tool_calls.parser.harmony import HarmonyReader
 from server.tool_calls.parser.output import ParserOutput
-from server.tool_calls.parser.source import Broken, Reader, TextSource, marks
+from server.tool_calls.parser.source import Reader, TextSource, UnexpectedText, delimiters
 from server.tool_calls.parser.styles import read_section
 from server.tool_calls.parser.values import Schema
 
@@ -17,8 +17,8 @@ from server.tool_calls.parser.values import Schema
 class AnswerParser:
     """Splits one answer.  However its text is cut, the deltas join to the same whole.
 
-    - White space around marks is dropped; where calls split the content, its pieces are joined by
-      one line end.  An answer without marks comes out as it is.
+    - White space around delimiters is dropped; content before and after calls is joined by one line
+      end.  An answer without delimiters comes out as it is.
     - Reasoning begins at the start of an answer only, and what looks like calls in it is reasoning.
     - A call goes out from the moment its name is certain.  Text that only began like a call is
       content.  If a call's arguments stop being JSON, they end there and the rest is content; if
@@ -38,7 +38,7 @@ class AnswerParser:
         parallel: bool = True,
     ) -> None:
         """
-        tool_format         None if no tools may be called: then marks of calls are content
+        tool_format         None if no tools may be called: then delimiters of calls are content
         tools               function names and their parameters' JSON schemas
         starts_in_reasoning the prompt ends within it: ReasoningFormat.open_after(prompt)
         parallel            False: calls after the first are dropped
@@ -86,20 +86,20 @@ class AnswerParser:
     def _answer(self) -> Reader[None]:
         source, output = self._source, self._output
         yield from self._start()
-        opens = marks(*self._opens) if self._opens else None
+        opens = delimiters(*self._opens) if self._opens else None
         while not source.exhausted():
             if opens is None:
                 yield from source.copy_all(output.content)
-            elif mark := (yield from source.copy_until(opens, output.content)):
-                yield from self._section(mark)
+            elif delimiter := (yield from source.copy_until(opens, output.content)):
+                yield from self._section(delimiter)
 
     def _start(self) -> Reader[None]:
-        """What may only stand at the start: reasoning, and a call without a mark."""
+        """What may only stand at the start: reasoning, and a call without a delimiter."""
         source, output, format = self._source, self._output, self._reasoning
         if format is not None:
             yield from source.skip_space()
             if (yield from source.one_of(*format.opens)) or self._within:
-                output.mark()
+                output.delimiter()
                 yield from self._reason(format)
         char = yield from source.skip_space()
         if self._calls is not None and self._calls.may_start(char):
@@ -109,17 +109,17 @@ class AnswerParser:
     def _reason(self, format: ReasoningFormat) -> Reader[None]:
         source, output = self._source, self._output
         ended_by = () if self._calls is None else format.ended_by
-        word = yield from source.copy_until(marks(*format.closes, *ended_by), output.reasoning)
+        word = yield from source.copy_until(delimiters(*format.closes, *ended_by), output.reasoning)
         if word:
-            output.mark()
+            output.delimiter()
         if word in ended_by:
             source.taken.append(word)
             yield from self._section(word)
 
-    def _section(self, mark: str) -> Reader[None]:
+    def _section(self, delimiter: str) -> Reader[None]:
         """Read calls; what is no call is content."""
         assert self._calls is not None
         try:
-            yield from read_section(self._calls, mark)
-        except Broken:
+            yield from read_section(self._calls, delimiter)
+        except UnexpectedText:
             self._calls.give_up()

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from server.tool_calls.format_types import ToolFormat
 from server.tool_calls.parser.literal import as_json, copy_value
 from server.tool_calls.parser.output import ParserOutput
-from server.tool_calls.parser.source import Broken, Reader, Sink, TextSource
+from server.tool_calls.parser.source import Reader, Sink, TextSource, UnexpectedText
 from server.tool_calls.parser.values import Schema, decoded
 
 
 class CallReader:
-    """The calls of one answer: where they are read from and told to, and whether one goes on."""
+    """The calls of one answer: their source and output, and whether one is unfinished."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class CallReader:
         self.tools = tools
 
     def may_start(self, char: str) -> bool:
-        """Whether an answer that begins with this character may be a call without a mark."""
+        """Whether an answer that begins with this character may be a call without a delimiter."""
         first = "{" if self.format.style == "object" else "["
         return self.format.bare and char == first
 
@@ -41,16 +41,16 @@ class CallReader:
 
     def end(self) -> None:
         self.inside = False
-        self.output.mark()
+        self.output.delimiter()
 
     def arguments(self, sink: Sink) -> Reader[None]:
         """Read an object of arguments, {} for null.  One inside a string is unpacked."""
         source = self.source
         char = yield from source.peek()
         if char in ('"', "'", "n", "N"):
-            pieces: list[str] = []
-            yield from self.value(pieces.append, sink)
-            text = "".join(pieces)
+            chunks: list[str] = []
+            yield from self.value(chunks.append, sink)
+            text = "".join(chunks)
             inner = as_json(decoded(text)) if text[0] == '"' else "{}"
             sink(inner if inner is not None and inner[0] == "{" else text)
         else:
@@ -60,20 +60,20 @@ class CallReader:
         """Read one value; `rest` gets what was held back if the answer ends within it."""
         try:
             yield from copy_value(self.source, sink)
-        except Broken:
+        except UnexpectedText:
             if self.source.exhausted():
                 rest("".join(self.source.taken))
             raise
 
     def give_up(self) -> None:
-        """After Broken: what is no call is content, but for half a mark that ends an answer."""
+        """After UnexpectedText: what is no call is content, except half a delimiter at the end."""
         if self.inside and self.source.cut_off():
             self.source.drop()
         else:
             self.output.content("".join(self.source.taken))
         self.inside = False
 
-    def check(self, mark: str, name: str) -> None:
-        """Raises Broken if there is no name, or without a mark, if it was not offered."""
-        if not name or (not mark and name not in self.tools):
-            raise Broken
+    def check(self, delimiter: str, name: str) -> None:
+        """Raises UnexpectedText without a name, or without a delimiter if it was not offered."""
+        if not name or (not delimiter and name not in self.tools):
+            raise UnexpectedText

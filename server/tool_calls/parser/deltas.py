@@ -11,7 +11,7 @@ class ContentDelta(NamedTuple):
 
 
 class ReasoningDelta(NamedTuple):
-    """What the model thinks before it answers; its marks are left out."""
+    """What the model thinks before it answers; its delimiters are left out."""
 
     text: str
 

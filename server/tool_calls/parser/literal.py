@@ -2,7 +2,7 @@
 
 JSON comes out byte for byte.  Python's quotes, names and tuples are translated, and so is what
 models get wrong most: line ends and stray backslashes inside strings, a comma before a bracket,
-keys without quotes.  What is neither JSON nor can be made JSON is Broken.
+keys without quotes.  What is neither JSON nor can be made JSON is UnexpectedText.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 import orjson
 
-from server.tool_calls.parser.source import NO_SPACE, Broken, Reader, Sink, TextSource
+from server.tool_calls.parser.source import NO_SPACE, Reader, Sink, TextSource, UnexpectedText
 
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
 AS_JSON = {"{": "{", "[": "[", "(": "[", "}": "}", "]": "]", ")": "]"}
@@ -52,17 +52,17 @@ def as_json(text: str) -> str | None:
     source = TextSource()
     source.feed(text)
     source.ended = True
-    pieces: list[str] = []
+    chunks: list[str] = []
     try:
-        for _ in copy_value(source, pieces.append):
+        for _ in copy_value(source, chunks.append):
             raise AssertionError("nothing to wait for")
-    except Broken:
+    except UnexpectedText:
         return None
-    return "".join(pieces) if source.exhausted() else None
+    return "".join(chunks) if source.exhausted() else None
 
 
 def copy_value(source: TextSource, sink: Sink) -> Reader[None]:
-    """Copy one value as JSON, from its first character to its last.  Raises Broken."""
+    """Copy one value as JSON, from its first character to its last.  Raises UnexpectedText."""
     closers: list[str] = []  # of the brackets that are open; as deep as a model likes
     while True:
         char = yield from source.peek()
@@ -101,7 +101,7 @@ def _another(source: TextSource, closer: str, sink: Sink) -> Reader[bool]:
             return True
         gap += after
     elif (yield from source.peek()) != closer:
-        raise Broken
+        raise UnexpectedText
     sink(gap)
     return False
 
@@ -112,7 +112,7 @@ def _copy_key(source: TextSource, sink: Sink) -> Reader[None]:
     else:
         word = yield from source.read(SCALAR_END, MAX_KEY)
         if not word:
-            raise Broken
+            raise UnexpectedText
         sink(quoted(word))
     yield from source.copy(NO_SPACE, sink)
     yield from source.expect(":")
@@ -127,7 +127,7 @@ def _scalar(word: str) -> str:
         return WORDS[word]
     match = LOOSE_NUMBER.fullmatch(word)
     if match is None or not (match[2] or match[3]):
-        raise Broken
+        raise UnexpectedText
     sign, whole, fraction, exponent = match.groups(default="")
     whole = whole.lstrip("0") or "0"
     point = f".{fraction or 0}" if match[3] is not None else ""
@@ -135,14 +135,14 @@ def _scalar(word: str) -> str:
 
 
 def copy_string(source: TextSource, sink: Sink) -> Reader[None]:
-    """Copy a string in either kind of quotes as a JSON string.  Raises Broken if it never ends."""
+    """Copy a string in either quotes as a JSON string.  Raises UnexpectedText without an end."""
     quote = source.take_one()
     sink('"')
     while True:
         yield from source.copy(PLAIN_END[quote], sink)
         char = yield from source.peek()
         if not char:
-            raise Broken
+            raise UnexpectedText
         source.take_one()
         if char == quote:
             sink('"')
@@ -156,7 +156,7 @@ def copy_string(source: TextSource, sink: Sink) -> Reader[None]:
 def _copy_escape(source: TextSource, sink: Sink) -> Reader[None]:
     char = yield from source.peek()
     if not char:
-        raise Broken
+        raise UnexpectedText
     if char in JSON_ESCAPES:
         sink("\\" + source.take_one())
     elif char in "'\n":  # Python's quote, and its way to go on in the next line
@@ -166,7 +166,7 @@ def _copy_escape(source: TextSource, sink: Sink) -> Reader[None]:
         source.take_one()
         digits = yield from source.read(NO_HEX, HEX_LENGTHS[char])
         sink(_hex_escape(char, digits))
-    else:  # a backslash that nobody doubled
+    else:  # a backslash that was not doubled
         sink("\\\\")
 
 

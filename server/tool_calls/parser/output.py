@@ -1,4 +1,4 @@
-"""Deltas in the making: white space around marks, ids of calls, what follows the first call."""
+"""How deltas are joined: white space around delimiters, ids of calls, calls after the first."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def new_call_id(style: IdStyle, name: str, index: int) -> str:
 class ParserOutput:
     """What readers found, joined to few deltas.
 
-    White space next to a mark is dropped, and pieces of content (or of reasoning) between which
-    there were marks are joined by one line end.  All other text comes out as it is.
+    White space next to a delimiter is dropped, and content (or reasoning) on both sides of one is
+    joined by one line end.  All other text comes out as it is.
     """
 
     __slots__ = (
-        "_after_mark",
+        "_after_delimiter",
         "_begun",
         "_blanks",
+        "_chunks",
         "_deltas",
         "_ids",
         "_kind",
         "_most",
-        "_parts",
         "_said",
         "_taken",
         "num_calls",
@@ -48,23 +48,23 @@ class ParserOutput:
         self._taken = taken
         self._ids: IdStyle = ids
         self._most = 1 << 62 if parallel else 1
-        self.num_calls = 0  # begun, those beyond the first included where only one is wanted
+        self.num_calls = 0  # begun, those beyond the first included where only one is requested
         self._deltas: list[Delta] = []
         self._kind: Kind = "content"  # of the delta that is being joined
-        self._parts: list[str] = []
+        self._chunks: list[str] = []
         self._begun: tuple[str, str] | None = None  # id and name, if it begins a call
-        self._blanks: list[str] = []  # white space that a mark may follow
-        self._after_mark = False
+        self._blanks: list[str] = []  # white space that a delimiter may follow
+        self._after_delimiter = False
         self._said: set[Kind] = set()
 
     def text(self, kind: Kind, text: str) -> None:
         """Add content or reasoning."""
         self._taken.clear()
-        if self._after_mark:
+        if self._after_delimiter:
             text = text.lstrip(BLANKS)
             if not text:
                 return
-            self._after_mark = False
+            self._after_delimiter = False
             if kind in self._said:
                 text = "\n" + text
         solid = text.rstrip(BLANKS)
@@ -74,8 +74,8 @@ class ParserOutput:
         if self._kind != kind:
             self._finish_delta()
             self._kind = kind
-        self._parts += self._blanks
-        self._parts.append(solid)
+        self._chunks += self._blanks
+        self._chunks.append(solid)
         self._said.add(kind)
         self._blanks = [text[len(solid) :]] if len(solid) < len(text) else []
 
@@ -85,14 +85,14 @@ class ParserOutput:
     def reasoning(self, text: str) -> None:
         self.text("reasoning", text)
 
-    def mark(self) -> None:
-        """A mark was passed: white space before and after it goes."""
+    def delimiter(self) -> None:
+        """A delimiter was passed: white space before and after it goes."""
         self._taken.clear()
         self._blanks = []
-        self._after_mark = True
+        self._after_delimiter = True
 
     def begin_call(self, name: str, id: str | None = None) -> None:
-        self.mark()
+        self.delimiter()
         if self.num_calls < self._most:
             self._finish_delta()
             self._kind = "call"
@@ -103,12 +103,12 @@ class ParserOutput:
         """Add JSON text to the call that was begun last."""
         self._taken.clear()
         if self.num_calls <= self._most:
-            self._parts.append(text)
+            self._chunks.append(text)
 
     def take(self, *, last: bool) -> list[Delta]:
         """The deltas since the last time; with `last`, what was held back, too."""
         if last and self._blanks:
-            self._parts += self._blanks
+            self._chunks += self._blanks
             self._blanks = []
         self._finish_delta()
         deltas = self._deltas
@@ -116,8 +116,8 @@ class ParserOutput:
         return deltas
 
     def _finish_delta(self) -> None:
-        text = "".join(self._parts)
-        self._parts = []
+        text = "".join(self._chunks)
+        self._chunks = []
         if self._kind == "call":
             if text or self._begun:
                 id, name = self._begun or (None, None)

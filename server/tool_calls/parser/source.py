@@ -1,8 +1,8 @@
-"""Text that comes in pieces, read by generators that pause where they need more.
+"""Text that comes in chunks, read by generators that pause where they need more.
 
-A reader written as a generator says in its own order what it expects, and bare `yield`s until the
-text is there.  What it has decided never depends on where one piece of text ended and the next
-began, so neither does what it makes of them.
+A reader is a generator that takes what it expects in order, and yields until the text is there.
+Its decisions never depend on where one chunk of text ended and the next began, so neither does its
+result.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ NO_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 def ignore(text: str) -> None:
-    """A sink for what nobody needs."""
+    """A sink for text that is dropped."""
 
 
-class Broken(Exception):
-    """The text is not what was expected; it ends, or goes on at the first wrong character."""
+class UnexpectedText(Exception):
+    """The text is not what was expected: it ends, or its next character is wrong."""
 
 
-class ParserMarks:
-    """Words to look for in a text that may end within one of them."""
+class Delimiters:
+    """Words to search for in a text that may end within one of them."""
 
     def __init__(self, words: Sequence[str]) -> None:
         longest_first = sorted(set(words), key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, longest_first)))
         self._first = re.compile(f"[{re.escape(''.join({word[0] for word in words}))}]")
-        self._parts = {word[:length] for word in words for length in range(1, len(word))}
+        self._beginnings = {word[:length] for word in words for length in range(1, len(word))}
         self._window = len(longest_first[0]) - 1
 
     def search(self, text: str, start: int) -> re.Match[str] | None:
         return self._whole.search(text, start)
 
-    def settled(self, text: str, start: int) -> int:
+    def partial_start(self, text: str, start: int) -> int:
         """Where the end of a text begins that may still become a word; len(text) if none."""
         for match in self._first.finditer(text, max(start, len(text) - self._window)):
-            if text[match.start() :] in self._parts:
+            if text[match.start() :] in self._beginnings:
                 return match.start()
         return len(text)
 
 
 @cache
-def marks(*words: str) -> ParserMarks:
-    return ParserMarks(words)
+def delimiters(*words: str) -> Delimiters:
+    return Delimiters(words)
 
 
 class TextSource:
@@ -85,7 +85,7 @@ class TextSource:
         return self.ended and self._pos == len(self._text)
 
     def cut_off(self) -> bool:
-        """Nothing will come, and nothing is left but half a word that was looked for."""
+        """Nothing will come, and nothing is left but half a word that was expected."""
         return self.exhausted() or (self.ended and self._half_word)
 
     def drop(self) -> None:
@@ -119,9 +119,9 @@ class TextSource:
 
     def read(self, stop: re.Pattern[str], limit: int = 1 << 62) -> Reader[str]:
         """What `copy` passes on, as one text."""
-        pieces: list[str] = []
-        yield from self.copy(stop, pieces.append, limit)
-        return "".join(pieces)
+        chunks: list[str] = []
+        yield from self.copy(stop, chunks.append, limit)
+        return "".join(chunks)
 
     def skip_space(self) -> Reader[str]:
         """Take blanks and line ends; the character after them, not taken."""
@@ -129,7 +129,7 @@ class TextSource:
         return (yield from self.peek())
 
     def one_of(self, *words: str) -> Reader[str]:
-        """Take the word of these that the text goes on with; "" if it is none of them.
+        """Take the word of these that comes next; "" if it is none of them.
 
         None of the words may begin another of them.
         """
@@ -146,18 +146,18 @@ class TextSource:
             yield
 
     def expect(self, word: str) -> Reader[None]:
-        """Take `word`.  Raises Broken if the text goes on with something else."""
+        """Take `word`.  Raises UnexpectedText if something else comes next."""
         if word and not (yield from self.one_of(word)):
-            raise Broken
+            raise UnexpectedText
 
-    def copy_until(self, words: ParserMarks, sink: Sink) -> Reader[str]:
+    def copy_until(self, words: Delimiters, sink: Sink) -> Reader[str]:
         """Pass text on up to the first of the words, which is taken; "" at the end of the text."""
         while True:
             match = words.search(self._text, self._pos)
             if match is not None:
                 end = match.start()
             else:
-                end = len(self._text) if self.ended else words.settled(self._text, self._pos)
+                end = len(self._text) if self.ended else words.partial_start(self._text, self._pos)
             if end > self._pos:
                 sink(self.take(end))
             if match is not None:

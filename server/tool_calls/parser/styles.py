@@ -1,8 +1,8 @@
 """Readers of one section of calls, one for each style (server/tool_calls/formats.py).
 
-Each is called behind the mark that opened the section and raises Broken where the text is no call.
-Nothing of a call becomes a delta before its name is certain; from then on its arguments go out as
-they come.
+Each is called behind the delimiter that opened the section and raises UnexpectedText where the text
+is no call.  Nothing of a call becomes a delta before its name is certain; from then on its
+arguments go out as they come.
 """
 
 from __future__ import annotations
@@ -12,46 +12,49 @@ from collections.abc import Callable
 
 from server.tool_calls.parser.calls import CallReader
 from server.tool_calls.parser.literal import copy_string, copy_value, escaped, quoted
-from server.tool_calls.parser.source import Broken, Reader, ignore, marks
+from server.tool_calls.parser.source import Reader, UnexpectedText, delimiters, ignore
 from server.tool_calls.parser.values import STRING, argument_kinds, as_argument, decoded
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-OTHER_KEYS = ("type", "id")  # beside these, a call without a mark has no keys
+OTHER_KEYS = ("type", "id")  # a call without a delimiter has no keys besides these
 BRACE = re.compile(r"\{")
 NO_NAME = re.compile(r"[^\w.-]")
 NO_IDENTIFIER = re.compile(r"\W")
 KEY_END = re.compile(r'[<>"\n]')
-MAX_HEAD = 512  # characters from the mark to the arguments
+MAX_HEAD = 512  # characters from the delimiter to the arguments
 MAX_NAME = 256
 
 ReadCall = Callable[[CallReader], Reader[None]]
 
 
-def read_section(calls: CallReader, mark: str) -> Reader[None]:
-    """Read a section that `mark` opened, "" for none, and the mark that ends it.  Raises Broken."""
+def read_section(calls: CallReader, delimiter: str) -> Reader[None]:
+    """Read a section behind the delimiter that opened it, "" for none, and the one that ends it.
+
+    Raises UnexpectedText.
+    """
     format, source = calls.format, calls.source
     in_objects = format.objects and (yield from source.skip_space()) in ("[", "{")
     if in_objects or format.style == "object":
-        yield from _objects(calls, mark)
+        yield from _objects(calls, delimiter)
     elif format.style == "python":
-        yield from _python_calls(calls, mark)
+        yield from _python_calls(calls, delimiter)
     else:
-        yield from _each(calls, mark, READ_CALL[format.style])
+        yield from _each(calls, delimiter, READ_CALL[format.style])
     yield from source.skip_space()
     yield from source.one_of(format.close)
-    calls.output.mark()
+    calls.output.delimiter()
 
 
 # Style "object": a call, or several in a list or one after the other.
 
 
-def _objects(calls: CallReader, mark: str) -> Reader[None]:
+def _objects(calls: CallReader, delimiter: str) -> Reader[None]:
     source = calls.source
     yield from source.skip_space()
     in_list = yield from source.one_of("[")
     while True:
         yield from source.skip_space()
-        yield from _object(calls, mark)
+        yield from _object(calls, delimiter)
         yield from source.skip_space()
         if not (yield from source.one_of(*(",", ";")[: 1 if in_list else 2])):
             break
@@ -59,7 +62,7 @@ def _objects(calls: CallReader, mark: str) -> Reader[None]:
         yield from source.one_of("]")
 
 
-def _object(calls: CallReader, mark: str) -> Reader[None]:
+def _object(calls: CallReader, delimiter: str) -> Reader[None]:
     source = calls.source
     name = ""
     held: list[str] | None = None  # arguments that came before the name
@@ -69,27 +72,27 @@ def _object(calls: CallReader, mark: str) -> Reader[None]:
         key = yield from _key(calls)
         if key == "name" and not name:
             name = yield from _string(calls)
-            calls.check(mark, name)
+            calls.check(delimiter, name)
             if held is not None:
                 begun = _begin_with(calls, name, held)
         elif key in ARGUMENT_KEYS and not begun and held is None:
-            if not mark and (yield from source.peek()) != "{":
-                raise Broken
+            if not delimiter and (yield from source.peek()) != "{":
+                raise UnexpectedText
             if name:
                 begun = _begin_with(calls, name, [])
                 yield from calls.arguments(calls.output.arguments)
             else:
                 held = []
                 yield from calls.arguments(held.append)
-        elif mark or key in OTHER_KEYS:
+        elif delimiter or key in OTHER_KEYS:
             yield from copy_value(source, ignore)
         else:
-            raise Broken
+            raise UnexpectedText
         yield from source.skip_space()
         if not (yield from source.one_of(",")):
             break
     if not begun:
-        calls.check(mark, name)
+        calls.check(delimiter, name)
         _begin_with(calls, name, ["{}"])
     while (yield from source.skip_space()) == "}":  # models miscount the closing ones
         source.take_one()
@@ -112,18 +115,18 @@ def _key(calls: CallReader) -> Reader[str]:
 
 def _string(calls: CallReader) -> Reader[str]:
     if (yield from calls.source.peek()) not in ('"', "'"):
-        raise Broken
-    pieces: list[str] = []
-    yield from copy_string(calls.source, pieces.append)
-    return decoded("".join(pieces))
+        raise UnexpectedText
+    chunks: list[str] = []
+    yield from copy_string(calls.source, chunks.append)
+    return decoded("".join(chunks))
 
 
-# Styles "header" and "parameters": each call of a section may have a mark of its own.
+# Styles "header" and "parameters": each call of a section may have a delimiter of its own.
 
 
-def _each(calls: CallReader, mark: str, read_call: ReadCall) -> Reader[None]:
+def _each(calls: CallReader, delimiter: str, read_call: ReadCall) -> Reader[None]:
     call_open = calls.format.call_open
-    if call_open and mark != call_open:
+    if call_open and delimiter != call_open:
         yield from calls.source.skip_space()
         yield from calls.source.expect(call_open)
     yield from read_call(calls)
@@ -139,7 +142,7 @@ def _header_call(calls: CallReader) -> Reader[None]:
     assert format.head is not None
     head = format.head.fullmatch((yield from source.read(BRACE, MAX_HEAD)))
     if head is None or (yield from source.peek()) != "{":
-        raise Broken
+        raise UnexpectedText
     id = head.groupdict().get("id")
     fits = id is not None and (":" in id if format.ids == "kimi" else len(id) == 9)
     calls.begin(head["name"], id if fits else None)
@@ -148,7 +151,7 @@ def _header_call(calls: CallReader) -> Reader[None]:
     for close in format.call_close:
         yield from source.skip_space()
         yield from source.one_of(close)
-    calls.output.mark()
+    calls.output.delimiter()
 
 
 def _parameter_call(calls: CallReader) -> Reader[None]:
@@ -156,13 +159,13 @@ def _parameter_call(calls: CallReader) -> Reader[None]:
     yield from source.skip_space()
     name = yield from source.read(NO_NAME, MAX_NAME)
     if not name:
-        raise Broken
+        raise UnexpectedText
     yield from source.expect(format.name_close)
     ends = (*format.call_close, format.close)
     yield from source.skip_space()
     word = yield from source.one_of(format.argument_open, *ends)
     if not word:
-        raise Broken
+        raise UnexpectedText
     calls.begin(name)
     before = "{"
     while word == format.argument_open:
@@ -174,19 +177,19 @@ def _parameter_call(calls: CallReader) -> Reader[None]:
         yield from source.skip_space()
         word = yield from source.one_of(format.argument_open, *ends)
     if not word:
-        raise Broken
+        raise UnexpectedText
     output.arguments("{}" if before == "{" else "}")
     calls.end()
 
 
 def _argument(calls: CallReader, kinds: frozenset[str]) -> Reader[None]:
-    """Read one argument's text and its end mark, behind the key."""
+    """Read one argument's text and its end delimiter, behind the key."""
     source, format, output = calls.source, calls.format, calls.output
     if format.value_open:
         yield from source.skip_space()
-        word = yield from source.one_of(*(mark for mark, _ in format.value_open))
+        word = yield from source.one_of(*(delimiter for delimiter, _ in format.value_open))
         if not word:
-            raise Broken
+            raise UnexpectedText
         if dict(format.value_open)[word]:
             kinds = STRING
     ends = (format.value_close,)
@@ -199,27 +202,27 @@ def _argument(calls: CallReader, kinds: frozenset[str]) -> Reader[None]:
             output.arguments(escaped(text))
 
         output.arguments('"')
-        if not (yield from source.copy_until(marks(*ends), escape)):
-            raise Broken
+        if not (yield from source.copy_until(delimiters(*ends), escape)):
+            raise UnexpectedText
         output.arguments('"')
         return
-    pieces: list[str] = []
-    if not (yield from source.copy_until(marks(*ends), pieces.append)):
-        output.arguments("".join(pieces))
-        raise Broken
-    output.arguments(as_argument("".join(pieces), kinds))
+    chunks: list[str] = []
+    if not (yield from source.copy_until(delimiters(*ends), chunks.append)):
+        output.arguments("".join(chunks))
+        raise UnexpectedText
+    output.arguments(as_argument("".join(chunks), kinds))
 
 
 # Style "python".
 
 
-def _python_calls(calls: CallReader, mark: str) -> Reader[None]:
+def _python_calls(calls: CallReader, delimiter: str) -> Reader[None]:
     source = calls.source
     yield from source.skip_space()
     in_list = yield from source.one_of("[")
     while True:
         yield from source.skip_space()
-        yield from _python_call(calls, mark)
+        yield from _python_call(calls, delimiter)
         yield from source.skip_space()
         yield from source.one_of(",")
         if not (yield from source.skip_space()).isidentifier():
@@ -228,17 +231,17 @@ def _python_calls(calls: CallReader, mark: str) -> Reader[None]:
         yield from source.one_of("]")
 
 
-def _python_call(calls: CallReader, mark: str) -> Reader[None]:
+def _python_call(calls: CallReader, delimiter: str) -> Reader[None]:
     source, output = calls.source, calls.output
     name = yield from source.read(NO_NAME, MAX_NAME)
-    calls.check(mark, name)
+    calls.check(delimiter, name)
     yield from source.expect("(")
     begun = False
     while (yield from source.skip_space()) != ")":
         key = yield from source.read(NO_IDENTIFIER, MAX_NAME)
         yield from source.skip_space()
         if not key:
-            raise Broken
+            raise UnexpectedText
         yield from source.expect("=")
         yield from source.skip_space()
         if not begun:

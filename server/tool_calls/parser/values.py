@@ -1,4 +1,4 @@
-"""Arguments written as plain text, as JSON of the types that the tool's schema asks for."""
+"""Arguments written as plain text, as JSON of the types that the tool's schema gives."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from tool_grammars import (
     EOS,
     PARAMETERS,
     accepts,
-    marks_of,
+    literals_of,
     request,
-    tokenizer_with_marks,
+    tokenizer_with_special,
     tool,
 )
 
-from server.constrained.grammar_text import GrammarMarks
+from server.constrained.grammar_text import GrammarLiterals
 from server.constrained.reasoning_grammar import after_limited_reasoning, in_final_message
 from server.constrained.response_format import json_grammar
 from server.errors import UnsupportedParameter
@@ -37,7 +37,7 @@ WORDS = "the quick brown fox jumps over the lazy dog and so on and on"
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tokenizer_with_marks(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer_with_special(tmp_path_factory.mktemp("tokenizer"))
 
 
 def taken(tokenizer: Tokenizer, grammar: Any, text: str) -> int:
@@ -54,15 +54,15 @@ def taken(tokenizer: Tokenizer, grammar: Any, text: str) -> int:
 def test_a_thought_has_so_many_tokens_and_no_more(
     tokenizer: Tokenizer, reasoning: Any, budget: int
 ):
-    marks = marks_of(tokenizer)
-    begun = after_limited_reasoning(None, reasoning, marks, budget, begun=True)
+    literals = literals_of(tokenizer)
+    begun = after_limited_reasoning(None, reasoning, literals, budget, begun=True)
     # A word of text may go on in the next token: then it counts from there.
     least = budget if reasoning is THINK else max(0, budget - 2)
     assert least <= taken(tokenizer, begun, WORDS) <= budget
     thought = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:least])
     answer = f"{thought}{reasoning.closes[0]}\n\nYes: {WORDS} <|tool_call|> {WORDS}"
     assert accepts(tokenizer, begun, answer)
-    free = after_limited_reasoning(None, reasoning, marks, budget, begun=False)
+    free = after_limited_reasoning(None, reasoning, literals, budget, begun=False)
     assert accepts(tokenizer, free, reasoning.opens[0] + answer)
 
 
@@ -70,7 +70,7 @@ def test_a_thought_has_so_many_tokens_and_no_more(
 def test_a_thought_may_end_by_itself_and_the_answer_is_not_limited(
     tokenizer: Tokenizer, reasoning: Any
 ):
-    grammar = after_limited_reasoning(None, reasoning, marks_of(tokenizer), 30, begun=True)
+    grammar = after_limited_reasoning(None, reasoning, literals_of(tokenizer), 30, begun=True)
     end = reasoning.closes[0]
     for thought in ("", "a < b", "</b> </", f"{end[:4]}{end[:-1]}<", "x" + end[:3]):
         assert accepts(tokenizer, grammar, f"{thought}{end}{WORDS} {WORDS} {end} {WORDS}"), thought
@@ -81,7 +81,7 @@ def test_a_thought_may_end_by_itself_and_the_answer_is_not_limited(
 def test_an_answer_without_a_thought_is_free_but_cannot_hide_one(
     tokenizer: Tokenizer, reasoning: Any
 ):
-    grammar = after_limited_reasoning(None, reasoning, marks_of(tokenizer), 2, begun=False)
+    grammar = after_limited_reasoning(None, reasoning, literals_of(tokenizer), 2, begun=False)
     for text in ("", WORDS, f"{WORDS}[ARGS]{WORDS}", "<|tool_call|>x"):
         assert accepts(tokenizer, grammar, text), text
     for gap in ("", "\n"):
@@ -90,7 +90,7 @@ def test_an_answer_without_a_thought_is_free_but_cannot_hide_one(
 
 def test_the_form_of_the_answer_follows_the_thought(tokenizer: Tokenizer):
     wanted = json_grammar({"type": "object", "required": ["a"]}, "response_format")
-    grammar = after_limited_reasoning(wanted, SEED, marks_of(tokenizer), 2, begun=True)
+    grammar = after_limited_reasoning(wanted, SEED, literals_of(tokenizer), 2, begun=True)
     end = SEED.closes[0]
     assert accepts(tokenizer, grammar, f'a{end}\n{{"a": 1}}')
     assert not accepts(tokenizer, grammar, f'a{end}\n{{"b": 1}}')
@@ -105,10 +105,10 @@ CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_harmonys_thought_is_one_message_of_so_many_tokens(tokenizer: Tokenizer, budget: int):
-    marks = marks_of(tokenizer)
-    begun = after_limited_reasoning(None, HARMONY, marks, budget, begun=True)
+    literals = literals_of(tokenizer)
+    begun = after_limited_reasoning(None, HARMONY, literals, budget, begun=True)
     assert taken(tokenizer, begun, WORDS) == budget
-    free = after_limited_reasoning(None, HARMONY, marks, budget, begun=False)
+    free = after_limited_reasoning(None, HARMONY, literals, budget, begun=False)
     head = len(tokenizer.encode(HEAD, add_special_tokens=False).ids)
     assert taken(tokenizer, free, HEAD + WORDS) == head + budget
     thought = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:budget])
@@ -124,10 +124,10 @@ def test_harmonys_thought_is_one_message_of_so_many_tokens(tokenizer: Tokenizer,
 def test_harmonys_preambles_and_calls_follow_the_thought(tokenizer: Tokenizer, strict: bool):
     told = f"<|channel|>commentary<|message|>I will look.{NEXT}"
     tools = [tool("weather", parameters=PARAMETERS, strict=strict)]
-    format, marks = TOOL_FORMATS["harmony"], marks_of(tokenizer)
-    calls = tool_grammar(request(tools=tools), None, format, "", marks, thoughts=False)
+    format, literals = TOOL_FORMATS["harmony"], literals_of(tokenizer)
+    calls = tool_grammar(request(tools=tools), None, format, "", literals, reasoning_between=False)
     assert (calls is None) == (not strict)
-    grammar = after_limited_reasoning(calls, HARMONY, marks, 3, begun=False)
+    grammar = after_limited_reasoning(calls, HARMONY, literals, 3, begun=False)
     for before in ("", f"{HEAD}Hm.{NEXT}"):
         for text in (CALL, told + CALL, told + FINAL + WORDS):
             assert accepts(tokenizer, grammar, before + text), before + text
@@ -137,13 +137,13 @@ def test_harmonys_preambles_and_calls_follow_the_thought(tokenizer: Tokenizer, s
 
 
 def test_the_form_of_harmonys_final_message_follows_the_thought(tokenizer: Tokenizer):
-    marks = marks_of(tokenizer)
+    literals = literals_of(tokenizer)
     schema = {"type": "object", "required": ["a"]}
-    wanted = in_final_message(json_grammar(schema, "response_format"), marks)
+    wanted = in_final_message(json_grammar(schema, "response_format"), literals)
     format = TOOL_FORMATS["harmony"]
-    calls = tool_grammar(request(), wanted, format, "", marks, thoughts=False)
+    calls = tool_grammar(request(), wanted, format, "", literals, reasoning_between=False)
     for answer, may_call in ((wanted, False), (calls, True)):
-        grammar = after_limited_reasoning(answer, HARMONY, marks, 3, begun=False)
+        grammar = after_limited_reasoning(answer, HARMONY, literals, 3, begun=False)
         for before in ("", f"{HEAD}Hm.{NEXT}"):
             assert accepts(tokenizer, grammar, f'{before}{FINAL}{{"a": 1}}')
             assert not accepts(tokenizer, grammar, f'{before}{FINAL}{{"b": 1}}')
@@ -154,7 +154,7 @@ def test_the_form_of_harmonys_final_message_follows_the_thought(tokenizer: Token
 @pytest.mark.parametrize("name", ["harmony", "granite"])
 def test_formats_whose_end_is_no_one_token_are_refused_by_name(name: str):
     with pytest.raises(UnsupportedParameter, match=name) as refused:
-        after_limited_reasoning(None, REASONING_FORMATS[name], GrammarMarks({}), 5, begun=True)
+        after_limited_reasoning(None, REASONING_FORMATS[name], GrammarLiterals({}), 5, begun=True)
     assert refused.value.param == "thinking_token_budget"
 
 

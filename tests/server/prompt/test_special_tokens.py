@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
 from server.process.api_process import tokenizer_of
-from server.prompt.special_tokens import JOINT
+from server.prompt.special_tokens import SEPARATOR
 from server.prompt.tokenizer import ChatTokenizer
 
 # It puts what a caller wrote right beside its own text, trims contents, and names some tokens that
@@ -43,7 +43,7 @@ HARMLESS = ["<td>", "   "]  # added tokens that the template does not name
 def pieces_of(words: list[str]) -> st.SearchStrategy[str]:
     """Texts of special tokens, parts of them, and what else a template or a joint could trip on."""
     parts = {word[start:end] for word in words for start in range(3) for end in (-2, -1, None)}
-    odd = [" ", "\n", "a", "end", ">", "|", "\u00f6", '"', JOINT, *JOINT]
+    odd = [" ", "\n", "a", "end", ">", "|", "\u00f6", '"', SEPARATOR, *SEPARATOR]
     return st.lists(st.sampled_from([*words, *sorted(parts - {""}), *odd]), max_size=6).map("".join)
 
 
@@ -98,7 +98,7 @@ NAMING_WORDS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", *NAMED]
 
 def unmarked(tokenizer: ChatTokenizer) -> ChatTokenizer:
     """The same tokenizer as it is with `allow`."""
-    return replace(tokenizer, control_words=None)
+    return replace(tokenizer, control_tokens=None)
 
 
 def check(tokenizer: ChatTokenizer, words: list[str], texts: list[str]) -> None:
@@ -162,7 +162,7 @@ def test_what_stood_before_the_end_of_a_thought_is_left_out_of_an_answer_as_ever
     )
 
 
-def test_no_space_comes_into_a_word_of_a_tokenizer_that_marks_spaces(tmp_path: Path):
+def test_no_space_comes_into_a_word_of_a_tokenizer_that_delimiters_spaces(tmp_path: Path):
     words = ["<unk>", "\u2581", "<", "|", ">", "e", "n", "d", ".", "\u2581."]
     model = models.BPE(
         vocab={word: place for place, word in enumerate(words)}, merges=[], unk_token="<unk>"

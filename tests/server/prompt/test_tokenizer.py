@@ -182,7 +182,9 @@ def test_a_final_message_can_be_continued(byte_level: ChatTokenizer):
 
 
 @pytest.mark.parametrize("text", ["e", "d|", "<", ">", "|end|", "assistant", "a<|end|>b", " i"])
-def test_a_continued_message_may_end_like_the_mark_behind_it(byte_level: ChatTokenizer, text: str):
+def test_a_continued_message_may_end_like_the_delimiter_behind_it(
+    byte_level: ChatTokenizer, text: str
+):
     messages = [*HELLO, {"role": "assistant", "content": text}]
     prompt = byte_level.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert prompt == f"<|user|>Hello<|end|><|assistant|>{text}"

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between marks: what must be called, through the whole server."""
+"""Calls whose arguments stand between delimiters: what must be called, through the whole server."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from qwen_fake_model import PARAMETERS, QUESTION, qwen_server
 
 HARMONY = "{# <|channel|>commentary to=functions.example #}"
 # The fake model has a token <|end|> of its own, which ends answers.
-THOUGHT = "<|channel|>analysis<|message|>Rome, then.<|return|><|start|>assistant"
+REASONING = "<|channel|>analysis<|message|>Rome, then.<|return|><|start|>assistant"
 CALL = (
     "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
     '{"city": "Rome"}<|call|>'
@@ -36,7 +36,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_call_can_be_required(fake: FakeServer, choice: Any):
-    fake.say(THOUGHT + CALL)
+    fake.say(REASONING + CALL)
     answer = fake.client().chat.completions.create(**BODY, **TOOLS, tool_choice=choice).choices[0]
     [call] = answer.message.tool_calls or []
     assert call.type == "function" and call.function.name == "weather"
@@ -47,7 +47,7 @@ def test_a_call_can_be_required(fake: FakeServer, choice: Any):
 
 @pytest.mark.parametrize("more", [{}, TOOLS])
 def test_a_format_is_that_of_the_final_message(fake: FakeServer, more: dict[str, Any]):
-    fake.say(THOUGHT + FINAL)
+    fake.say(REASONING + FINAL)
     answer = fake.client().chat.completions.create(**BODY, **more, response_format=FORMAT)
     assert json.loads(answer.choices[0].message.content or "") == {"city": "Rome"}
     grammar = fake.engine.requests[-1].params.grammar
@@ -55,7 +55,7 @@ def test_a_format_is_that_of_the_final_message(fake: FakeServer, more: dict[str,
     assert ("weather" in grammar) == bool(more)
 
 
-def test_a_limit_of_thoughts_needs_marks_that_are_tokens(fake: FakeServer):
+def test_a_limit_of_reasoning_needs_delimiters_that_are_tokens(fake: FakeServer):
     body = {**BODY, "extra_body": {"thinking_token_budget": 5}}
     with pytest.raises(openai.BadRequestError, match="in the format harmony"):
         fake.client().chat.completions.create(**body)
@@ -63,7 +63,7 @@ def test_a_limit_of_thoughts_needs_marks_that_are_tokens(fake: FakeServer):
     goes_on = {"continue_final_message": True, "add_generation_prompt": False}
     extra = body["extra_body"] | goes_on
     fake.client().chat.completions.create(model="fake", messages=begun, extra_body=extra)
-    assert fake.engine.requests[-1].params.grammar == ""  # thoughts are over
+    assert fake.engine.requests[-1].params.grammar == ""  # reasoning is over
 
 
 def test_an_answer_that_goes_on_has_the_format_at_once(fake: FakeServer):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from parsed_answer import joined, parser, split_pieces
+from parsed_answer import joined, parser, split_chunks
 from parsing_cases import CALLS, CASES
 from parsing_texts import HERMES_OSLO, OSLO, ParsingCase
 
@@ -13,8 +13,8 @@ from server.tool_calls.parser.deltas import ToolCallDelta
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
-def split_case(case: ParsingCase, pieces: list[str]):
-    return split_pieces(pieces, case.tools, case.reasoning, starts_in_reasoning=case.within)
+def split_case(case: ParsingCase, chunks: list[str]):
+    return split_chunks(chunks, case.tools, case.reasoning, starts_in_reasoning=case.within)
 
 
 @each_case
@@ -72,8 +72,8 @@ def test_an_id_that_the_model_wrote_is_kept():
 
 @pytest.mark.parametrize("case", CALLS, ids=[case.name for case in CALLS])
 def test_without_parallel_calls_only_the_first_goes_out(case: ParsingCase):
-    for pieces in ([case.text + "\nWell."], [*case.text, "\nWell."]):
-        found = split_pieces(pieces, case.tools, None, parallel=False)
+    for chunks in ([case.text + "\nWell."], [*case.text, "\nWell."]):
+        found = split_chunks(chunks, case.tools, None, parallel=False)
         assert found == ("Let me see.\nWell.", "", (OSLO,))
 
 
@@ -94,13 +94,13 @@ def test_text_arguments_go_out_as_they_come():
     assert machine.feed('sl"') == [ToolCallDelta(0, 'sl\\"')]
 
 
-def test_content_is_held_back_only_while_it_may_become_a_mark():
+def test_content_is_held_back_only_while_it_may_become_a_delimiter():
     machine = parser("hermes", "think")
     assert joined(machine.feed("a <tool")).content == "a"
     assert joined(machine.feed("s> b")).content == " <tools> b"
     assert joined(machine.feed("c")).content == "c"
 
 
-def test_an_unknown_tool_between_marks_is_still_a_call():
+def test_an_unknown_tool_between_delimiters_is_still_a_call():
     text = HERMES_OSLO.replace("weather", "wether")
-    assert split_pieces([text], "hermes").calls == (("wether", OSLO[1]),)
+    assert split_chunks([text], "hermes").calls == (("wether", OSLO[1]),)

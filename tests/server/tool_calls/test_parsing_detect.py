@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
+# ruff: noqa: RUF001 -- DeepSeek's delimiters have wide vertical lines
 """Formats are chosen by the chat template's text, and by name."""
 
 import pytest

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 -- DeepSeek's marks have wide vertical lines
+# ruff: noqa: RUF001 -- DeepSeek's delimiters have wide vertical lines
 """Every way of cutting an answer gives the same, nothing raises, arguments are what was meant."""
 
 import json
@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsed_answer import joined, parser, split_pieces
+from parsed_answer import joined, parser, split_chunks
 from parsing_cases import CALLS, CASES
 from parsing_texts import ParsingCase
 
@@ -19,8 +19,8 @@ from server.tool_calls.parser.source import TextSource
 
 FRAGMENTS = (
     *(case.text for case in CASES),
-    *(mark for format in TOOL_FORMATS.values() for mark in format.delimiters()),
-    *(mark for format in REASONING_FORMATS.values() for mark in format.delimiters()),
+    *(delimiter for format in TOOL_FORMATS.values() for delimiter in format.delimiters()),
+    *(delimiter for format in REASONING_FORMATS.values() for delimiter in format.delimiters()),
     *('{"name": "weather", "arguments": ', '{"name": "', '"', "'", "\\", "{", "}", "[", "]", "("),
     *(")", ",", ":", "=", ";", "\n", " ", "weather", "now", "city", "1", "-", "true", "None"),
     *("<", "</", "<think", "functions.", "to=functions.now", "\x00", "\u2028", "é", "😀", "\ufffd"),
@@ -53,9 +53,9 @@ def test_any_text_is_split_the_same_however_it_is_cut(
     parallel: bool,
 ):
     options = {"starts_in_reasoning": within, "parallel": parallel}
-    whole = split_pieces([text], tools, reasoning, **options)
-    assert split_pieces(pieces_of(text, cuts), tools, reasoning, **options) == whole
-    assert split_pieces(text, tools, reasoning, **options) == whole
+    whole = split_chunks([text], tools, reasoning, **options)
+    assert split_chunks(pieces_of(text, cuts), tools, reasoning, **options) == whole
+    assert split_chunks(text, tools, reasoning, **options) == whole
 
 
 @settings(max_examples=300, deadline=None)
@@ -65,19 +65,19 @@ def test_any_text_is_split_the_same_however_it_is_cut(
     tool_names,
     st.sampled_from([None, *(name for name in REASONING_FORMATS if name != "granite")]),
 )
-def test_text_without_marks_comes_out_as_it_is(
+def test_text_without_delimiters_comes_out_as_it_is(
     text: str, cuts: list[int], tools: str | None, reasoning: str | None
 ):
-    assert split_pieces(pieces_of(text, cuts), tools, reasoning) == (text, "", ())
+    assert split_chunks(pieces_of(text, cuts), tools, reasoning) == (text, "", ())
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=40), st.sampled_from(sorted({"<", "<tool", "<tool_call", "<think", "[T"})))
-def test_text_with_half_a_mark_comes_out_as_it_is(text: str, half: str):
+def test_text_with_half_a_delimiter_comes_out_as_it_is(text: str, half: str):
     whole = f"x{text}{half}"
-    if not any(mark in whole for mark in ("<tool_call>", "[TOOL_CALLS]")):
-        assert split_pieces(whole, "hermes", "think") == (whole, "", ())
-        assert split_pieces(whole, "mistral", "mistral") == (whole, "", ())
+    if not any(delimiter in whole for delimiter in ("<tool_call>", "[TOOL_CALLS]")):
+        assert split_chunks(whole, "hermes", "think") == (whole, "", ())
+        assert split_chunks(whole, "mistral", "mistral") == (whole, "", ())
 
 
 @settings(max_examples=300, deadline=None)
@@ -87,7 +87,7 @@ def test_text_with_half_a_mark_comes_out_as_it_is(text: str, half: str):
 )
 def test_words_between_calls_are_kept_and_so_are_the_calls(case: ParsingCase, between: list[str]):
     section = case.text.removeprefix("Let me see.")
-    found = split_pieces([section.join(f"x{words}x" for words in between)], case.tools)
+    found = split_chunks([section.join(f"x{words}x" for words in between)], case.tools)
     assert found.content == "\n".join(f"x{words}x" for words in between)
     assert found.calls == case.split.calls * (len(between) - 1)
 
@@ -116,21 +116,21 @@ def test_json_arguments_are_passed_on_to_the_byte(
         ("llama3_json", '{"name": "now", "parameters": %s}'),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>%s<|call|>"),
     ):
-        assert split_pieces([answer % text], tools).calls == (("now", text),)
+        assert split_chunks([answer % text], tools).calls == (("now", text),)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,5}", fullmatch=True), values, max_size=4))
 def test_python_arguments_become_the_same_json(meant: dict[str, object]):
     inside = ", ".join(f"{key}={value!r}" for key, value in meant.items())
-    found = split_pieces([f"[now({inside})]"], "pythonic")
+    found = split_chunks([f"[now({inside})]"], "pythonic")
     assert (found.content, len(found.calls)) == ("", 1)
     assert json.loads(found.calls[0][1]) == meant
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.from_regex("[a-z]{1,5}", fullmatch=True), values, max_size=4))
-def test_arguments_between_marks_become_the_same_json(meant: dict[str, object]):
+def test_arguments_between_delimiters_become_the_same_json(meant: dict[str, object]):
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
     kinds |= {list: "array", dict: "object"}
     schema = {"properties": {key: {"type": kinds[type(value)]} for key, value in meant.items()}}

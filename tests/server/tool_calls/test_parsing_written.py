@@ -16,10 +16,10 @@ from server.tool_calls.parser.answer import AnswerParser
 Call = tuple[str, dict[str, Any]]
 MARKS = sorted(
     {
-        mark
+        delimiter
         for table in (TOOL_FORMATS, REASONING_FORMATS)
         for f in table.values()
-        for mark in f.delimiters()
+        for delimiter in f.delimiters()
     }
 )
 PIECES = (

@@ -21,15 +21,15 @@ from tool_grammars import (
     PARAMETERS,
     accepts,
     grammar_of,
-    marks_of,
+    literals_of,
     request,
-    tokenizer_with_marks,
+    tokenizer_with_special,
     tool,
 )
 
 from server.apis.openai.response_format_schema import StructuredOutputs
 from server.constrained.reasoning_grammar import after_reasoning
-from server.constrained.response_format import Grammar, json_grammar, requested
+from server.constrained.response_format import Grammar, format_grammar, json_grammar
 from server.errors import RequestError
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
@@ -41,7 +41,7 @@ IN_TEXT = [name for name in NAMES if name != "harmony"]
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tokenizer_with_marks(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer_with_special(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -176,16 +176,16 @@ def test_every_format_is_tried():
 
 
 def test_calls_in_a_format_that_is_not_known_cannot_be_enforced(tokenizer: Tokenizer):
-    marks = marks_of(tokenizer)
+    literals = literals_of(tokenizer)
     for body, param in (
         (request(tool_choice="required"), "tool_choice"),
         (request(tool_choice=tool("now")), "tool_choice"),
         (request(tools=STRICT), "tools"),
     ):
         with pytest.raises(RequestError, match="cannot be enforced") as refused:
-            tool_grammar(body, None, None, "", marks)
+            tool_grammar(body, None, None, "", literals)
         assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
-    assert tool_grammar(request(), None, None, "", marks) is None
+    assert tool_grammar(request(), None, None, "", literals) is None
 
 
 def test_a_schema_that_cannot_be_honoured_is_named(tokenizer: Tokenizer):
@@ -199,7 +199,9 @@ def test_a_schema_that_cannot_be_honoured_is_named(tokenizer: Tokenizer):
 def test_reasoning_may_come_before_the_call(tokenizer: Tokenizer, begun: bool, reasoning: str):
     inner = grammar_of(tokenizer, "hermes", tool_choice="required")
     assert inner is not None
-    grammar = after_reasoning(inner, REASONING_FORMATS[reasoning], marks_of(tokenizer), begun=begun)
+    grammar = after_reasoning(
+        inner, REASONING_FORMATS[reasoning], literals_of(tokenizer), begun=begun
+    )
     right = call("hermes", "now", "{}")
     thought = "Let me see <tool_call> no.</think>\n\n"
     assert accepts(tokenizer, grammar, ("" if begun else "<think>") + thought + right)
@@ -207,12 +209,12 @@ def test_reasoning_may_come_before_the_call(tokenizer: Tokenizer, begun: bool, r
     assert not accepts(tokenizer, grammar, "Hello")
 
 
-def test_marks_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
+def test_delimiters_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
     def grammar(begin: str, trigger: str, end: str) -> Grammar:
         tag = {"begin": begin, "schema": {"type": "integer"}, "end": end}
         asked = {"structural_tag": {"triggers": [trigger], "structures": [tag]}}
         wanted = StructuredOutputs.model_validate(asked)
-        found = requested(None, wanted, marks_of(tokenizer))
+        found = format_grammar(None, wanted, literals_of(tokenizer))
         assert found is not None
         return found
 
@@ -231,7 +233,7 @@ def test_marks_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("name", BETWEEN_DELIMITERS)
-def test_a_pattern_with_alternatives_ends_at_the_mark(tokenizer: Tokenizer, name: str):
+def test_a_pattern_with_alternatives_ends_at_the_delimiter(tokenizer: Tokenizer, name: str):
     schema = {"properties": {"x": {"type": "string", "pattern": "^(?:a)|(?:b)$"}}}
     tools = [tool("f", parameters=schema | {"required": ["x"]})]
     grammar = grammar_of(tokenizer, name, tools=tools, tool_choice="required")
@@ -258,7 +260,7 @@ def test_definitions_are_copied_to_arguments_that_refer_to_them_within_a_limit(
 
 
 @pytest.mark.parametrize("name", [*BETWEEN_DELIMITERS, *PYTHON])
-def test_arguments_between_marks_are_of_the_types_that_the_schema_names(
+def test_arguments_between_delimiters_are_of_the_types_that_the_schema_names(
     tokenizer: Tokenizer, name: str
 ):
     """Those that are read again are those that were meant."""

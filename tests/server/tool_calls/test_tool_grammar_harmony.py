@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tokenizers import Tokenizer
-from tool_grammars import PARAMETERS, accepts, grammar_of, marks_of, tokenizer_with_marks, tool
+from tool_grammars import PARAMETERS, accepts, grammar_of, literals_of, tokenizer_with_special, tool
 
 from server.constrained.reasoning_grammar import after_reasoning, in_final_message
 from server.constrained.response_format import Grammar, json_grammar
@@ -12,8 +12,8 @@ from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 
-THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
-TOLD = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
+REASONING = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+COMMENTARY = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
 HEAD = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
 CALL = HEAD + '{"city": "Rome"}'
 WRONG = HEAD + '{"city": 1}'
@@ -23,39 +23,50 @@ STRICT = [tool("weather", parameters=PARAMETERS, strict=True), tool("now")]
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tokenizer_with_marks(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer_with_special(tmp_path_factory.mktemp("tokenizer"))
 
 
-def thinking(tokenizer: Tokenizer, grammar: Grammar | None, *, begun: bool = False) -> Grammar:
+def with_reasoning(
+    tokenizer: Tokenizer, grammar: Grammar | None, *, begun: bool = False
+) -> Grammar:
     assert grammar is not None
-    return after_reasoning(grammar, REASONING_FORMATS["harmony"], marks_of(tokenizer), begun=begun)
+    return after_reasoning(
+        grammar, REASONING_FORMATS["harmony"], literals_of(tokenizer), begun=begun
+    )
 
 
-def test_a_call_that_must_be_made_may_follow_thoughts_and_nothing_else(tokenizer: Tokenizer):
-    grammar = thinking(tokenizer, grammar_of(tokenizer, "harmony", tool_choice="required"))
-    for text in (CALL, THOUGHT + CALL, THOUGHT + THOUGHT + CALL):
+def test_a_call_that_must_be_made_may_follow_reasoning_and_nothing_else(tokenizer: Tokenizer):
+    grammar = with_reasoning(tokenizer, grammar_of(tokenizer, "harmony", tool_choice="required"))
+    for text in (CALL, REASONING + CALL, REASONING + REASONING + CALL):
         assert accepts(tokenizer, grammar, text), text
-    for text in (WRONG, TOLD + CALL, FINAL + "Hello", THOUGHT + FINAL + "Hello", "Hello", THOUGHT):
+    for text in (
+        WRONG,
+        COMMENTARY + CALL,
+        FINAL + "Hello",
+        REASONING + FINAL + "Hello",
+        "Hello",
+        REASONING,
+    ):
         assert not accepts(tokenizer, grammar, text), text
     parser = AnswerParser(
         TOOL_FORMATS["harmony"], REASONING_FORMATS["harmony"], tools={"weather": PARAMETERS}
     )
-    thought, call = parser.feed(THOUGHT + CALL) + parser.end()
-    assert thought == ReasoningDelta("Let me see.")
+    reasoning, call = parser.feed(REASONING + CALL) + parser.end()
+    assert reasoning == ReasoningDelta("Let me see.")
     assert isinstance(call, ToolCallDelta) and call.name == "weather"
     assert call.arguments == '{"city": "Rome"}'
 
 
-def test_a_thought_that_the_prompt_has_begun_is_ended_first(tokenizer: Tokenizer):
+def test_reasoning_that_the_prompt_has_begun_is_ended_first(tokenizer: Tokenizer):
     required = grammar_of(tokenizer, "harmony", tool_choice="required")
-    grammar = thinking(tokenizer, required, begun=True)
+    grammar = with_reasoning(tokenizer, required, begun=True)
     assert accepts(tokenizer, grammar, "so.<|end|><|start|>assistant" + CALL)
     assert not accepts(tokenizer, grammar, CALL)
 
 
-@pytest.mark.parametrize("before", ["", THOUGHT, TOLD, THOUGHT + TOLD])
+@pytest.mark.parametrize("before", ["", REASONING, COMMENTARY, REASONING + COMMENTARY])
 def test_strict_tools_leave_messages_free_and_bind_the_calls(tokenizer: Tokenizer, before: str):
-    grammar = thinking(tokenizer, grammar_of(tokenizer, "harmony", tools=STRICT))
+    grammar = with_reasoning(tokenizer, grammar_of(tokenizer, "harmony", tools=STRICT))
     now = '<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"any": [1]}'
     for text in (CALL, now, FINAL + "It is sunny.", FINAL):
         assert accepts(tokenizer, grammar, before + text), text
@@ -65,16 +76,16 @@ def test_strict_tools_leave_messages_free_and_bind_the_calls(tokenizer: Tokenize
 
 def test_a_format_for_the_answer_is_that_of_its_final_message(tokenizer: Tokenizer):
     wanted = json_grammar({"type": "object", "required": ["a"]}, "response_format")
-    wanted = in_final_message(wanted, marks_of(tokenizer))
-    alone = thinking(tokenizer, wanted)
-    with_tools = thinking(tokenizer, grammar_of(tokenizer, "harmony", wanted))
+    wanted = in_final_message(wanted, literals_of(tokenizer))
+    alone = with_reasoning(tokenizer, wanted)
+    with_tools = with_reasoning(tokenizer, grammar_of(tokenizer, "harmony", wanted))
     for grammar, calls in ((alone, False), (with_tools, True)):
-        for before in ("", THOUGHT):
+        for before in ("", REASONING):
             assert accepts(tokenizer, grammar, before + FINAL + '{"a": 1}')
             assert accepts(tokenizer, grammar, before + CALL) == calls
             assert not accepts(tokenizer, grammar, before + FINAL + '{"b": 1}')
             assert not accepts(tokenizer, grammar, before + WRONG)
-            assert not accepts(tokenizer, grammar, TOLD + FINAL + '{"a": 1}')
+            assert not accepts(tokenizer, grammar, COMMENTARY + FINAL + '{"a": 1}')
     parser = AnswerParser(None, REASONING_FORMATS["harmony"], tools={})
-    answer = parser.feed(THOUGHT + FINAL + '{"a": 1}') + parser.end()
+    answer = parser.feed(REASONING + FINAL + '{"a": 1}') + parser.end()
     assert answer == [ReasoningDelta("Let me see."), ContentDelta('{"a": 1}')]

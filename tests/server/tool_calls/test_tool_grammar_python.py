@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from format_cases import PYTHON, section
 from tokenizers import Tokenizer
-from tool_grammars import accepts, grammar_of, request, tokenizer_with_marks, tool
+from tool_grammars import accepts, grammar_of, request, tokenizer_with_special, tool
 
 from server.errors import RequestError
 from server.tool_calls.formats import TOOL_FORMATS
@@ -32,7 +32,7 @@ FREE = tool("g")
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tokenizer_with_marks(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer_with_special(tmp_path_factory.mktemp("tokenizer"))
 
 
 def read(name: str, text: str) -> list[Any]:

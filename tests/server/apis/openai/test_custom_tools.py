@@ -13,7 +13,7 @@ from format_cases import BETWEEN_DELIMITERS, NAMES, call
 from openai import BadRequestError
 from qwen_fake_model import QUESTION, prompt_of, qwen_server
 from tokenizers import Tokenizer
-from tool_grammars import accepts, grammar_of, tokenizer_with_marks
+from tool_grammars import accepts, grammar_of, tokenizer_with_special
 
 from server.constrained import request_grammar
 from server.errors import UnsupportedParameter
@@ -43,7 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tokenizer_with_marks(tmp_path_factory.mktemp("tokenizer"))
+    return tokenizer_with_special(tmp_path_factory.mktemp("tokenizer"))
 
 
 def test_the_model_sees_a_function_and_the_caller_gets_its_input(fake: FakeServer):
