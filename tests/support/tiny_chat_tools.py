@@ -1,4 +1,4 @@
-"""What the built-in model is asked in tests of calls, thoughts and JSON, and what it must say."""
+"""What the built-in model is asked in tests of calls, reasoning and JSON, and what it must say."""
 
 from __future__ import annotations
 

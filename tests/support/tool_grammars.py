@@ -57,10 +57,10 @@ def accepts(tokenizer: Tokenizer, grammar: Grammar, text: str, *, whole: bool = 
     return taken == len(tokens) and (not whole or matcher.is_accepting())
 
 
-def grammar_of(tokenizer: Tokenizer, name: str, wanted: Grammar | None = None, **more: Any):
+def grammar_of(tokenizer: Tokenizer, name: str, requested: Grammar | None = None, **more: Any):
     format = TOOL_FORMATS[format_name(name)]
     template = "" if name == "old mistral" else "[ARGS]"
-    return tool_grammar(request(**more), wanted, format, template, literals_of(tokenizer))
+    return tool_grammar(request(**more), requested, format, template, literals_of(tokenizer))
 
 
 def tokenizer_with_special(folder: Path) -> Tokenizer:

@@ -17,7 +17,7 @@ LEVEL = "{% if (reasoning_effort or 'none') != 'none' %}<think>\n{% endif %}"
 ALWAYS = "<think>\n"
 ON: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 OFF: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
-PLAIN, THOUGHT, REST = '{"a": 1}', '<think>\nhm\n</think>\n\n{"a": 1}', 'hm\n</think>\n\n{"a": 1}'
+PLAIN, REASONED, REST = '{"a": 1}', '<think>\nhm\n</think>\n\n{"a": 1}', 'hm\n</think>\n\n{"a": 1}'
 
 
 def takes(grammar: str, text: str, folder: Path) -> bool:
@@ -33,20 +33,20 @@ def takes(grammar: str, text: str, folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("thinking", "fields", "allowed"),
     [
-        ("", {}, {PLAIN, THOUGHT}),  # the model thinks unasked, or does not
-        (CAN_BE_QUIET, {}, {PLAIN, THOUGHT}),
-        (CAN_BE_QUIET, ON, {PLAIN, THOUGHT}),
+        ("", {}, {PLAIN, REASONED}),  # the model thinks unasked, or does not
+        (CAN_BE_QUIET, {}, {PLAIN, REASONED}),
+        (CAN_BE_QUIET, ON, {PLAIN, REASONED}),
         (CAN_BE_QUIET, OFF, {PLAIN}),  # the thought is over where the answer begins
         (CAN_BE_QUIET, {"reasoning_effort": "none"}, {PLAIN}),
-        (SWITCH, {}, {PLAIN}),  # the prompt begins those that are wanted
+        (SWITCH, {}, {PLAIN}),  # the prompt begins reasoning that is requested
         (SWITCH, OFF, {PLAIN}),
-        (SWITCH, ON, {REST, THOUGHT}),
+        (SWITCH, ON, {REST, REASONED}),
         (LEVEL, {}, {PLAIN}),
-        (LEVEL, {"reasoning_effort": "low"}, {REST, THOUGHT}),
-        (ALWAYS, {}, {REST, THOUGHT}),
+        (LEVEL, {"reasoning_effort": "low"}, {REST, REASONED}),
+        (ALWAYS, {}, {REST, REASONED}),
     ],
 )
-def test_a_form_comes_after_the_thought_that_the_template_leaves_room_for(
+def test_a_form_comes_after_the_reasoning_that_the_template_leaves_room_for(
     tmp_path_factory: pytest.TempPathFactory,
     thinking: str,
     fields: dict[str, Any],
@@ -62,4 +62,4 @@ def test_a_form_comes_after_the_thought_that_the_template_leaves_room_for(
         assert answer.status_code == 200, answer.text
         grammar = fake.engine.requests[-1].params.grammar
     assert json.loads(grammar)
-    assert {text for text in (PLAIN, THOUGHT, REST) if takes(grammar, text, folder)} == allowed
+    assert {text for text in (PLAIN, REASONED, REST) if takes(grammar, text, folder)} == allowed

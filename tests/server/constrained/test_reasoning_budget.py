@@ -51,7 +51,7 @@ def taken(tokenizer: Tokenizer, grammar: Any, text: str) -> int:
 # </think> is a special token of this vocabulary, </seed:think> is text.
 @pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
 @pytest.mark.parametrize("budget", [0, 1, 7])
-def test_a_thought_has_so_many_tokens_and_no_more(
+def test_reasoning_has_so_many_tokens_and_no_more(
     tokenizer: Tokenizer, reasoning: Any, budget: int
 ):
     literals = literals_of(tokenizer)
@@ -67,7 +67,7 @@ def test_a_thought_has_so_many_tokens_and_no_more(
 
 
 @pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
-def test_a_thought_may_end_by_itself_and_the_answer_is_not_limited(
+def test_reasoning_may_end_by_itself_and_the_answer_is_not_limited(
     tokenizer: Tokenizer, reasoning: Any
 ):
     grammar = after_limited_reasoning(None, reasoning, literals_of(tokenizer), 30, begun=True)
@@ -78,7 +78,7 @@ def test_a_thought_may_end_by_itself_and_the_answer_is_not_limited(
 
 
 @pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
-def test_an_answer_without_a_thought_is_free_but_cannot_hide_one(
+def test_an_answer_without_reasoning_is_free_but_cannot_hide_it(
     tokenizer: Tokenizer, reasoning: Any
 ):
     grammar = after_limited_reasoning(None, reasoning, literals_of(tokenizer), 2, begun=False)
@@ -88,9 +88,9 @@ def test_an_answer_without_a_thought_is_free_but_cannot_hide_one(
         assert not accepts(tokenizer, grammar, f"{gap}{reasoning.opens[0]}{WORDS}", whole=False)
 
 
-def test_the_form_of_the_answer_follows_the_thought(tokenizer: Tokenizer):
-    wanted = json_grammar({"type": "object", "required": ["a"]}, "response_format")
-    grammar = after_limited_reasoning(wanted, SEED, literals_of(tokenizer), 2, begun=True)
+def test_the_form_of_the_answer_follows_the_reasoning(tokenizer: Tokenizer):
+    requested = json_grammar({"type": "object", "required": ["a"]}, "response_format")
+    grammar = after_limited_reasoning(requested, SEED, literals_of(tokenizer), 2, begun=True)
     end = SEED.closes[0]
     assert accepts(tokenizer, grammar, f'a{end}\n{{"a": 1}}')
     assert not accepts(tokenizer, grammar, f'a{end}\n{{"b": 1}}')
@@ -104,7 +104,7 @@ CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7])
-def test_harmonys_thought_is_one_message_of_so_many_tokens(tokenizer: Tokenizer, budget: int):
+def test_harmonys_reasoning_is_one_message_of_so_many_tokens(tokenizer: Tokenizer, budget: int):
     literals = literals_of(tokenizer)
     begun = after_limited_reasoning(None, HARMONY, literals, budget, begun=True)
     assert taken(tokenizer, begun, WORDS) == budget
@@ -121,7 +121,7 @@ def test_harmonys_thought_is_one_message_of_so_many_tokens(tokenizer: Tokenizer,
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_harmonys_preambles_and_calls_follow_the_thought(tokenizer: Tokenizer, strict: bool):
+def test_harmonys_preambles_and_calls_follow_the_reasoning(tokenizer: Tokenizer, strict: bool):
     told = f"<|channel|>commentary<|message|>I will look.{NEXT}"
     tools = [tool("weather", parameters=PARAMETERS, strict=strict)]
     format, literals = TOOL_FORMATS["harmony"], literals_of(tokenizer)
@@ -136,13 +136,13 @@ def test_harmonys_preambles_and_calls_follow_the_thought(tokenizer: Tokenizer, s
     assert accepts(tokenizer, grammar, CALL.replace('"Rome"', "1")) == (not strict)
 
 
-def test_the_form_of_harmonys_final_message_follows_the_thought(tokenizer: Tokenizer):
+def test_the_form_of_harmonys_final_message_follows_the_reasoning(tokenizer: Tokenizer):
     literals = literals_of(tokenizer)
     schema = {"type": "object", "required": ["a"]}
-    wanted = in_final_message(json_grammar(schema, "response_format"), literals)
+    requested = in_final_message(json_grammar(schema, "response_format"), literals)
     format = TOOL_FORMATS["harmony"]
-    calls = tool_grammar(request(), wanted, format, "", literals, reasoning_between=False)
-    for answer, may_call in ((wanted, False), (calls, True)):
+    calls = tool_grammar(request(), requested, format, "", literals, reasoning_between=False)
+    for answer, may_call in ((requested, False), (calls, True)):
         grammar = after_limited_reasoning(answer, HARMONY, literals, 3, begun=False)
         for before in ("", f"{HEAD}Hm.{NEXT}"):
             assert accepts(tokenizer, grammar, f'{before}{FINAL}{{"a": 1}}')

@@ -156,14 +156,14 @@ def test_strict_tools_leave_text_free_and_bind_the_calls_in_it(tokenizer: Tokeni
 
 def test_tools_that_are_not_strict_bind_nothing(tokenizer: Tokenizer):
     assert grammar_of(tokenizer, "hermes") is None
-    wanted = json_grammar({"type": "object"}, "response_format")
+    requested = json_grammar({"type": "object"}, "response_format")
     none = {"tool_choice": "none"}
-    assert grammar_of(tokenizer, "hermes", wanted, **none) is wanted
+    assert grammar_of(tokenizer, "hermes", requested, **none) is requested
 
 
 def test_a_format_for_the_answer_still_lets_tools_be_called(tokenizer: Tokenizer):
-    wanted = json_grammar({"type": "object", "required": ["a"]}, "response_format")
-    grammar = grammar_of(tokenizer, "hermes", wanted)
+    requested = json_grammar({"type": "object", "required": ["a"]}, "response_format")
+    grammar = grammar_of(tokenizer, "hermes", requested)
     assert grammar is not None
     assert accepts(tokenizer, grammar, '{"a": 1}')
     assert accepts(tokenizer, grammar, call("hermes", "weather", '{"city": "Rome"}'))
@@ -213,8 +213,8 @@ def test_delimiters_of_a_structural_tag_may_be_special_tokens(tokenizer: Tokeniz
     def grammar(begin: str, trigger: str, end: str) -> Grammar:
         tag = {"begin": begin, "schema": {"type": "integer"}, "end": end}
         asked = {"structural_tag": {"triggers": [trigger], "structures": [tag]}}
-        wanted = StructuredOutputs.model_validate(asked)
-        found = format_grammar(None, wanted, literals_of(tokenizer))
+        requested = StructuredOutputs.model_validate(asked)
+        found = format_grammar(None, requested, literals_of(tokenizer))
         assert found is not None
         return found
 

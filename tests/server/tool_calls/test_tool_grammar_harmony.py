@@ -75,10 +75,10 @@ def test_strict_tools_leave_messages_free_and_bind_the_calls(tokenizer: Tokenize
 
 
 def test_a_format_for_the_answer_is_that_of_its_final_message(tokenizer: Tokenizer):
-    wanted = json_grammar({"type": "object", "required": ["a"]}, "response_format")
-    wanted = in_final_message(wanted, literals_of(tokenizer))
-    alone = with_reasoning(tokenizer, wanted)
-    with_tools = with_reasoning(tokenizer, grammar_of(tokenizer, "harmony", wanted))
+    requested = json_grammar({"type": "object", "required": ["a"]}, "response_format")
+    requested = in_final_message(requested, literals_of(tokenizer))
+    alone = with_reasoning(tokenizer, requested)
+    with_tools = with_reasoning(tokenizer, grammar_of(tokenizer, "harmony", requested))
     for grammar, calls in ((alone, False), (with_tools, True)):
         for before in ("", REASONING):
             assert accepts(tokenizer, grammar, before + FINAL + '{"a": 1}')
