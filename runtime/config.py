@@ -1,4 +1,4 @@
-"""EngineConfig (what was asked for, "auto" allowed) -> resolve() -> Resolved (no question left).
+"""EngineConfig (as requested, "auto" allowed) -> resolve() -> ResolvedConfig (every value set).
 
 Both are frozen and hold plain values only, so that they travel as JSON between processes.
 """
@@ -21,8 +21,8 @@ KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 PAGE_SIZES = (16, 32, 64, 128)
-MAX_SEQS, MAX_TOKENS = 65535, 1 << 20  # of a step: a CUDA grid's y; no device gains by more
-LARGE_GPU_BYTES = 32 << 30  # free: with so much, the working memory of 8192 tokens is a small part
+MAX_SEQS, MAX_TOKENS = 65535, 1 << 20  # of a step: the y of a CUDA grid; more gains no speed
+LARGE_GPU_BYTES = 32 << 30  # free: then the activations of 8192 tokens are a small part of it
 
 
 class ConfigError(ValueError):
@@ -30,13 +30,13 @@ class ConfigError(ValueError):
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
-    """What the operator asked for.  0 means: derive it."""
+    """The configuration as the operator requested it.  0 means: derive it."""
 
     model: str  # a local directory
     device: DeviceOption = "auto"
     dtype: DType = "auto"
     attention: AttentionOption = "auto"
-    deterministic: bool = False  # no bit of an answer depends on what else runs
+    deterministic: bool = False  # batch-invariant: no bit of an answer depends on the batch
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
     load_format: LoadFormat = "auto"
@@ -44,9 +44,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0
     max_batched_tokens: int = 0
     page_size: int = 16
-    itl_target_ms: float = 0.0  # between two tokens of a sequence while others' prompts run
+    itl_target_ms: float = 0.0  # inter-token latency while other requests are prefilled
     kv_tokens: int = 0  # capacity of the KV pool in tokens; 0: what the memory allows
-    gpu_memory: float = 0.9  # share of what is free; on a CPU of the half of it
+    gpu_memory: float = 0.9  # share of the free memory; on a CPU, of half of it
     prefix_cache: bool = True
     threads: int = 0  # compute threads on a CPU
     seed: int = 0
@@ -62,7 +62,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
 
 class ResolvedConfig(Struct, frozen=True, kw_only=True):
-    """What the engine runs with."""
+    """The configuration that the engine runs with."""
 
     model: str
     device: DeviceName
@@ -78,8 +78,8 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     prefix_cache: bool
     threads: int
     seed: int
-    itl_target_ms: float = 0.0  # 0: none was asked for
-    full_wave_sizes: tuple[int, ...] = ()  # tokens of steps that suit the device; ascending
+    itl_target_ms: float = 0.0  # 0: automatic
+    full_wave_sizes: tuple[int, ...] = ()  # tokens of steps whose GEMMs fill the device
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -89,19 +89,19 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
 def check(
     requested: EngineConfig, facts: ModelFacts, attention: str = "", max_rows: int | None = None
 ) -> None:
-    """Raises ConfigError for a wish that no memory could fulfil: before anything is loaded.
+    """Raises ConfigError, before anything is loaded, for options invalid whatever the memory.
 
-    max_rows: of a step that the back end `attention` plans; None: any number
+    max_rows: that the back end `attention` can plan for a step; None: any number
     """
     if requested.page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, PAGE_SIZES))
         raise ConfigError(f"--page-size {requested.page_size}: choose one of {sizes}")
-    for name, value, most in (
+    for name, value, limit in (
         ("--max-num-seqs", requested.max_num_seqs, MAX_SEQS),
         ("--max-batched-tokens", requested.max_batched_tokens, MAX_TOKENS),
     ):
-        if value > most:
-            raise ConfigError(f"{name} {value}: a step has at most {most} of them: lower it")
+        if value > limit:
+            raise ConfigError(f"{name} {value}: a step has at most {limit} of them: lower it")
     if max_rows is not None and requested.max_num_seqs > max_rows:
         raise ConfigError(
             f"--max-num-seqs {requested.max_num_seqs}: --attention {attention} plans at most "
@@ -127,18 +127,18 @@ def resolve(
     memory: MemoryPlan,
     threads: int,
 ) -> ResolvedConfig:
-    """Settle every number of wishes that `check` has passed.
+    """Derive every number of a configuration that `check` has passed.
 
     Raises ConfigError if one exceeds what the memory allows.
     """
     max_num_seqs, max_batched_tokens = step_limits(requested, device, memory.free)
-    longest = requested.max_model_len or facts.max_position
+    max_len = requested.max_model_len or facts.max_position
     num_pages = _num_pages(
         requested,
         memory,
         page_bytes=requested.page_size * facts.kv_bytes_per_token,
         # More pages than every slot at full length could use would only waste memory.
-        most=max_num_seqs * -(-longest // requested.page_size),
+        max_pages=max_num_seqs * -(-max_len // requested.page_size),
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
     )
@@ -149,7 +149,7 @@ def resolve(
         kv_dtype=kv_dtype,
         attention=attention,
         load_format=requested.load_format,
-        max_model_len=min(longest, num_pages * requested.page_size),
+        max_model_len=min(max_len, num_pages * requested.page_size),
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
         page_size=requested.page_size,
@@ -162,16 +162,16 @@ def resolve(
 
 
 def step_limits(requested: EngineConfig, device: DeviceName, free: int) -> tuple[int, int]:
-    """Most sequences and most tokens of a step, on a device with so many bytes free.
+    """The most sequences and tokens of a step, on a device with `free` bytes.
 
     Raises ConfigError if they do not agree.
     """
-    usual_seqs, usual_tokens = 64, 512
+    default_seqs, default_tokens = 64, 512
     if device == "cuda":
-        usual_seqs, usual_tokens = 256, 8192 if free >= LARGE_GPU_BYTES else 2048
+        default_seqs, default_tokens = 256, 8192 if free >= LARGE_GPU_BYTES else 2048
     budget = requested.max_batched_tokens
-    max_num_seqs = requested.max_num_seqs or min(usual_seqs, budget or usual_seqs)
-    max_batched_tokens = budget or max(usual_tokens, max_num_seqs)
+    max_num_seqs = requested.max_num_seqs or min(default_seqs, budget or default_seqs)
+    max_batched_tokens = budget or max(default_tokens, max_num_seqs)
     if max_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"--max-batched-tokens {max_batched_tokens} is less than --max-num-seqs "
@@ -186,40 +186,40 @@ def _num_pages(
     memory: MemoryPlan,
     *,
     page_bytes: int,
-    most: int,
+    max_pages: int,
     max_num_seqs: int,
     max_batched_tokens: int,
 ) -> int:
-    """Pages of KV.
+    """The number of KV pages.
 
-    Raises ConfigError if those asked for do not fit, or do not hold a request of --max-model-len.
+    Raises ConfigError if --kv-tokens does not fit, or cannot hold a request of --max-model-len.
     """
-    fits = memory.for_kv // page_bytes
-    asked = -(-requested.kv_tokens // requested.page_size)
-    needed = -(-(requested.max_model_len or 2) // requested.page_size)  # for one request
-    if asked and asked < needed:
+    available_pages = memory.for_kv // page_bytes
+    requested_pages = -(-requested.kv_tokens // requested.page_size)
+    min_pages = -(-(requested.max_model_len or 2) // requested.page_size)  # for one request
+    if requested_pages and requested_pages < min_pages:
         raise ConfigError(
             f"--kv-tokens {requested.kv_tokens} is less than "
             f"--max-model-len {requested.max_model_len}, "
             "and a request has to fit: raise the one or lower the other"
         )
-    if asked > fits:
+    if requested_pages > available_pages:
         raise ConfigError(
-            f"--kv-tokens {requested.kv_tokens} needs {size(asked * page_bytes)}: "
-            f"{memory.explained()}: ask for at most {fits * requested.page_size}"
+            f"--kv-tokens {requested.kv_tokens} needs {size(requested_pages * page_bytes)}: "
+            f"{memory.explain()}: ask for at most {available_pages * requested.page_size}"
         )
-    if fits < needed:
+    if available_pages < min_pages:
         length = requested.max_model_len
         what = f"one request of --max-model-len {length}" if length else "the shortest request"
         raise ConfigError(
-            f"memory: KV for {what} takes {size(needed * page_bytes)}: "
-            f"{memory.explained()}: "
+            f"memory: KV for {what} takes {size(min_pages * page_bytes)}: "
+            f"{memory.explain()}: "
             + remedies(
                 memory,
-                needed * page_bytes,
-                length_that_fits=fits * requested.page_size,
+                min_pages * page_bytes,
+                length_that_fits=available_pages * requested.page_size,
                 batched_tokens=max_batched_tokens,
                 max_num_seqs=max_num_seqs,
             )
         )
-    return asked or min(fits, most)
+    return requested_pages or min(available_pages, max_pages)

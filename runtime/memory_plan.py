@@ -1,8 +1,8 @@
-"""MemoryPlan: what the device's memory goes to, and what to change if it is too little.
+"""MemoryPlan: how the device's memory is divided, and which options to change if it is too small.
 
-Keys and values get what is left of the share that may be used.  On a GPU the rest is measured: the
-weights when they have their memory, what slots and planners keep when they are made, the working
-memory by running the largest steps, graphs by capturing some.
+The KV cache gets what is left of the share that may be used.  On a GPU the rest is measured: the
+weights and the state of slots and planners after their allocation, activations by running the
+largest steps, CUDA graphs by capturing some.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import math
 from msgspec import Struct
 
 GIB = 2**30
-HEADROOM = 1.03  # in suggestions: what they change is measured when they are followed
-MAX_MEMORY_SHARE = 0.98  # somebody else, the display or a driver, may want a little
-TOKEN_STEPS = 64  # suggested token budgets are multiples of it
-LIBRARY_BYTES = 600 * 2**20  # of a step's work: loaded kernels and workspaces, whatever its size
+HEADROOM = 1.03  # in suggested values, whose effect is only estimated
+MAX_MEMORY_SHARE = 0.98  # the display, a driver or another process may need a little
+TOKEN_MULTIPLE = 64  # suggested token budgets are multiples of it
+LIBRARY_BYTES = 600 * 2**20  # of `work`: loaded kernels and workspaces, whatever the size of a step
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
-    """Bytes.  `free` could be allocated before anything was, `share` of it may be used."""
+    """Bytes.  `free` was free before the first allocation; `share` of it may be used."""
 
     free: int
     share: float
     weights: int = 0
-    state: int = 0  # slots, plans and buffers, which are kept from step to step
-    work: int = 0  # of the largest steps
+    state: int = 0  # slots, plans and buffers, which persist between steps
+    work: int = 0  # activations and workspaces of the largest steps
     graphs: int = 0
 
     @property
     def fixed(self) -> int:
-        """All but keys and values."""
+        """All but the KV cache."""
         return self.weights + self.state + self.work + self.graphs
 
     @property
@@ -38,14 +38,14 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         return max(0, int(self.free * self.share) - self.fixed)
 
     def lines(self, kv: int) -> list[tuple[str, int]]:
-        """For the start report, with the keys and values that were allocated."""
+        """(name, bytes) for the start report; `kv`: the bytes allocated to the KV cache."""
         parts = [("weights", self.weights), ("state", self.state), ("work", self.work)]
         parts += [("graphs", self.graphs), ("KV", kv)]
         parts.append(("left", self.free - self.fixed - kv))
         return [(name, count) for name, count in parts if count]
 
-    def explained(self) -> str:
-        """Where the memory went, for an error."""
+    def explain(self) -> str:
+        """How the memory is divided, for an error message."""
         parts = {"weights": self.weights, "state": self.state, "work of a step": self.work}
         parts["graphs"] = self.graphs
         taken = [f"less {name} {size(count)}" for name, count in parts.items() if count]
@@ -68,9 +68,9 @@ def remedies(
     batched_tokens: int,
     max_num_seqs: int,
 ) -> str:
-    """What would make room for `needed` bytes of KV: those of three options that may do it alone.
+    """The options that would each make room for `needed` bytes of KV, for an error message.
 
-    What smaller steps leave is only known when they are measured.
+    The memory that smaller steps need is an estimate until it is measured.
     """
     found: list[str] = []
     if length_that_fits >= 2:
@@ -80,21 +80,21 @@ def remedies(
     if plan.share < share <= MAX_MEMORY_SHARE:
         found.append(f"--gpu-memory {share:g}")
     one_of = "each of these makes" if len(found) > 1 else "this makes"
-    sure = f"{one_of} it fit: {', '.join(found)}" if found else ""
+    certain = f"{one_of} it fit: {', '.join(found)}" if found else ""
     growing = plan.work - LIBRARY_BYTES  # with the tokens of a step
     tokens = int(batched_tokens * (growing - missing) / growing) if growing > 0 else 0
-    tokens -= tokens % TOKEN_STEPS
-    if tokens >= max(max_num_seqs, TOKEN_STEPS):
+    tokens -= tokens % TOKEN_MULTIPLE
+    if tokens >= max(max_num_seqs, TOKEN_MULTIPLE):
         smaller = f"smaller steps may do: --max-batched-tokens {tokens}"
-        return f"{sure}; {smaller}" if sure else smaller
-    if sure:
-        return sure
-    # All but weights and libraries comes of the size of steps.
+        return f"{certain}; {smaller}" if certain else smaller
+    if certain:
+        return certain
+    # All but weights and libraries depends on the size of steps.
     if plan.work and plan.weights + LIBRARY_BYTES + needed <= plan.free * plan.share:
         return (
             "fewer sequences and smaller steps may do: "
             f"--max-num-seqs {max(1, min(max_num_seqs // 4, 32))}, "
-            f"--max-batched-tokens {max(TOKEN_STEPS, min(batched_tokens // 4, 2048))}"
+            f"--max-batched-tokens {max(TOKEN_MULTIPLE, min(batched_tokens // 4, 2048))}"
         )
     others = "" if plan.weights > plan.free * MAX_MEMORY_SHARE else "--kv-dtype fp8_e4m3, "
     return (

@@ -1,4 +1,4 @@
-"""What crosses the boundary between an API process and the engine process.
+"""The messages between an API process and the engine process.
 
     API process  --  Hello, Request, Abort     -->  engine
     engine       --  Progress, Ready, StepOutput -->  API process
@@ -16,25 +16,27 @@ from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-BACKGROUND = 2**31  # the priority of work that makes way for all other: callers' own end below it
+BACKGROUND = (
+    2**31
+)  # the priority of work that yields to all other; callers' own priorities are lower numbers
 
 MAX_BANNED_TOKENS = 32  # of one banned sequence
-MAX_LEXER_STATES = 50_000  # of one grammar: some 100 MB; whoever compiles it sets this limit
+MAX_LEXER_STATES = 50_000  # of one grammar, some 100 MB: a limit of the grammar compiler
 
 
 class PoolingParams(Struct, frozen=True, array_like=True):
-    """Instead of an answer, one vector made of the prompt's hidden states after the last norm."""
+    """Return an embedding pooled from the prompt's hidden states after the last norm."""
 
     kind: Literal["last", "mean"]  # the state of the last token, or the mean of all
-    dimensions: int = 0  # keep so many from the front; 0 keeps all
+    dimensions: int = 0  # the first so many are kept; 0 keeps all
     normalize: bool = True  # to length 1, after the cut
 
 
 class SamplingParams(Struct, frozen=True, array_like=True):
-    """How to choose the tokens of one sequence.  The server has validated every range.
+    """How to sample the tokens of one sequence.  The server has validated every range.
 
-    `stop_ids` are the token ids that end the sequence (the model's end-of-sequence ids included,
-    unless the caller asked to ignore them); the id that ended it is the last one delivered.
+    `stop_ids` are the token ids that end the sequence, the model's end-of-sequence ids included
+    unless the request ignores them; the id that ended it is the last one delivered.
     """
 
     max_tokens: int
@@ -45,7 +47,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int | None = None  # None: the engine draws one
+    seed: int | None = None  # None: the engine chooses one
     min_tokens: int = 0  # stop_ids are masked before this many tokens
     stop_ids: tuple[int, ...] = ()
     logit_bias: dict[int, float] = {}
@@ -56,12 +58,12 @@ class SamplingParams(Struct, frozen=True, array_like=True):
     banned: tuple[tuple[int, ...], ...] = ()
     # The alternatives to report instead of the likeliest; then logprobs is their number.
     logprob_ids: tuple[int, ...] = ()
-    grammar: str = ""  # the answer must follow it: JSON as llguidance reads it; "" allows all
+    grammar: str = ""  # constrains the answer: llguidance's JSON format; "" allows all
     pooling: PoolingParams | None = None  # with max_tokens=0: nothing is sampled
 
     @property
     def needs_history(self) -> bool:
-        """Sampling depends on the tokens that came before."""
+        """Whether sampling depends on the earlier tokens."""
         return self.has_penalties or bool(self.banned)
 
     @property
@@ -74,7 +76,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
 
 
 class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
-    """One prompt that asks for one completion (`n` completions are `n` requests)."""
+    """One prompt and its sampling parameters (`n` completions are `n` requests)."""
 
     id: int  # unique among all API processes of a server
     client: int  # index of the API process that gets the outputs
@@ -86,13 +88,13 @@ class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
 
 
 class Abort(Struct, frozen=True, array_like=True, tag="abort"):
-    """The caller of request `id` has gone; answered by an Output with finish="abort"."""
+    """The caller of request `id` has gone; answered by a RequestOutput with finish="abort"."""
 
     id: int
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello"):
-    """An API process begins; nobody waits for what an earlier one asked for.  Answered by Ready."""
+    """An API process started: requests of its predecessor are aborted.  Answered by Ready."""
 
     client: int
 
@@ -113,17 +115,17 @@ class RequestOutput(Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     stop_id: int | None = None  # the token id that ended it, when finish is "stop"
     logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None  # in the first Output only
-    cached: int = 0  # prompt tokens found in the prefix cache; in the first Output only
-    started: float = 0.0  # when the request was first scheduled; in the first Output only
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # in the first output only
+    cached: int = 0  # prompt tokens found in the prefix cache; in the first output only
+    started: float = 0.0  # when the request was first scheduled; in the first output only
     error: str | None = None  # with finish="error"
-    embedding: bytes = b""  # little-endian float32, in the one Output of a prompt that is pooled
-    preemptions: int = 0  # in the last Output only, as is the next
-    mean_batch: float = 0.0  # rows of a step, on average from its first step to its last
-    refused: bool = False  # with error: the request asks for what cannot be done
+    embedding: bytes = b""  # little-endian float32, in the only output of a pooled prompt
+    preemptions: int = 0  # in the last output only, as is mean_batch
+    mean_batch: float = 0.0  # mean rows a step, from its first step to its last
+    is_request_error: bool = False  # with `error`: the request is invalid
 
 
-# Upper edges of the buckets that Stats counts steps in; one more bucket takes the rest.
+# Upper edges of the histogram buckets of steps in Stats; one more bucket takes the rest.
 STEP_SECONDS_EDGES = (
     0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5,
     1.0, 2.5, 5.0, 10.0,
@@ -132,7 +134,7 @@ STEP_TOKENS_EDGES = tuple(float(2**power) for power in range(15))
 
 
 class Stats(Struct, frozen=True, array_like=True):
-    """Gauges of this moment and counters since the engine started."""
+    """Current gauges, and counters since the engine started."""
 
     running: int = 0
     waiting: int = 0
@@ -152,9 +154,9 @@ class Stats(Struct, frozen=True, array_like=True):
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
-    """Everything one step made for one API process; also sent once a second as a sign of life.
+    """The outputs of one step for one API process; sent once a second when idle, as a heartbeat.
 
-    Requests that got one token each and have nothing else to tell are columns: `ids` are 8 bytes
+    Requests whose output is one token and nothing else are packed arrays: `ids` are 8 bytes
     a request, `tokens` 4 bytes, both in the byte order of the host.
     """
 
@@ -189,9 +191,9 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     weight_bytes: int
     kv_bytes: int
     load_seconds: float
-    hidden_size: int = 0  # numbers in a pooled vector
-    memory: list[tuple[str, int]] = []  # what the device's memory goes to, in bytes
-    phases: list[tuple[str, float]] = []  # of the start, in seconds
+    hidden_size: int = 0  # dimensions of an embedding
+    memory: list[tuple[str, int]] = []  # how the device's memory is divided, in bytes
+    phases: list[tuple[str, float]] = []  # of the startup, in seconds
 
     @property
     def capacity_tokens(self) -> int:

@@ -21,7 +21,7 @@ from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.input_block import HostBlock, Layout
 from runtime.engine.loop import Engine
-from runtime.engine.process import Clients
+from runtime.engine.process import OutputPublisher
 from runtime.messages import EngineRequest, SamplingParams, Stats
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 
@@ -62,8 +62,8 @@ class ReadyResult:
 class QueueingExecutor:
     """Samples token 1 for every row; fills a block as for a device, and notes when it was called.
 
-    Engine.advance() calls forward() right after schedule() and sample() right after commit(), so
-    the calls divide its time.
+    Engine.step_columns() calls forward() right after schedule() and sample() after commit(), so the
+    calls divide its time.
     """
 
     overlap = True
@@ -158,13 +158,13 @@ def measure_host(rows: int, steps: int, case: HostStepCase) -> dict[str, float]:
         engine.step()
     with tempfile.TemporaryDirectory() as folder, no_collector():
         addresses = [f"ipc://{folder}/api-{number}" for number in range(2)]
-        with closing(Clients(addresses)) as clients:
+        with closing(OutputPublisher(addresses)) as publisher:
             for id in (*range(rows), *range(20_000, 20_000 + case.prompts)):
-                clients.expect(EngineRequest(id, id % 2, [], SamplingParams(1)), Stats())
+                publisher.register(EngineRequest(id, id % 2, [], SamplingParams(1)), Stats())
             times: list[tuple[float, float, float, float]] = []
             for _ in range(steps):
                 np.add(overwritten, 1, out=overwritten)
-                times.append(step_times(engine, executor, clients))
+                times.append(step_times(engine, executor, publisher))
     assert case.prompts or engine.stats().step_tokens == rows, "a sequence ended meanwhile"
     totals = sorted(sum(parts) for parts in times)
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
@@ -175,13 +175,13 @@ def measure_host(rows: int, steps: int, case: HostStepCase) -> dict[str, float]:
 
 
 def step_times(
-    engine: Engine, executor: QueueingExecutor, clients: Clients
+    engine: Engine, executor: QueueingExecutor, publisher: OutputPublisher
 ) -> tuple[float, float, float, float]:
     """Microseconds of each of PARTS in one step."""
     began = time.thread_time_ns()
-    engine_outputs = engine.advance()
+    engine_outputs = engine.step_columns()
     publishing = time.thread_time_ns()
-    clients.publish(engine_outputs, engine.stats())
+    publisher.publish(engine_outputs, engine.stats())
     ended = time.thread_time_ns()
     return (
         (executor.scheduled_ns - began) / 1000,

@@ -205,7 +205,7 @@ def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None
     hosts: list[float] = []
     while engine.has_work:
         wall, host = time.perf_counter(), time.thread_time()
-        engine.advance()
+        engine.step_columns()
         if engine.stats().step_tokens == rows:
             walls.append(time.perf_counter() - wall)
             hosts.append(time.thread_time() - host)

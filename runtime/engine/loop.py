@@ -1,8 +1,8 @@
-"""Engine: the loop that joins the scheduler and an executor, one step at a time.
+"""Engine: connects the scheduler to an executor, one step at a time.
 
-A step is scheduled and queued on the device before the results of the one before are read, so the
-device never waits for the host.  One order serves every kind of step; an executor that computes
-while it is called (a CPU) sets `overlap = False` and its results are read at once.
+A step is scheduled and queued on the device before the results of the previous one are read, so the
+device never waits for the host.  The order is the same for every step; an executor that computes
+synchronously (on a CPU) sets `overlap = False`, and its results are read at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from runtime.config import ResolvedConfig
-from runtime.grammar.manager import Answers, GrammarManager
+from runtime.grammar.manager import GrammarManager, GrammarUpdates
 from runtime.messages import (
     STEP_SECONDS_EDGES,
     STEP_TOKENS_EDGES,
@@ -27,9 +27,9 @@ from runtime.scheduler.batch_builder import SchedulerOutput
 from runtime.scheduler.outputs import EngineOutputs
 from runtime.scheduler.scheduler import Scheduler
 
-COMPILE_WAIT_SECONDS = 0.002  # in one step: a message may come meanwhile
-QUIET_SECONDS = 0.5
-UNMASKED = "the grammar process did not say what may come next"
+COMPILE_WAIT_SECONDS = 0.002  # at most in one step: a message may arrive meanwhile
+IDLE_BEFORE_PREPARE_SECONDS = 0.5
+MISSING_MASK = "the grammar process returned no mask for the next token"
 
 
 class PendingOutput(Protocol):
@@ -39,7 +39,7 @@ class PendingOutput(Protocol):
 
 
 class Executor(Protocol):
-    """Runs batches in the order of the calls, as a Runner does; no device is known here."""
+    """Runs batches in the order of the calls; the interface between the host and device sides."""
 
     @property
     def overlap(self) -> bool:
@@ -49,17 +49,17 @@ class Executor(Protocol):
     def forward(self, batch: Batch) -> None: ...
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> PendingOutput:
-        """Of the batch of forward(), in which fewer rows may sample by now: what an executor
-        draws for the others all the same is not used."""
+        """Sample the batch of forward(), of which fewer rows may sample by now: tokens that the
+        executor samples for the others are discarded."""
         ...
 
     def prepare(self) -> bool:
-        """Use an idle moment, a tenth of a second of it.  True if there is more to do."""
+        """Do a tenth of a second of deferred work while idle.  True if more is left."""
         ...
 
 
 class Engine:
-    """Requests in, Outputs out.  Not thread-safe: one thread owns it."""
+    """Takes requests and returns outputs.  Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -77,11 +77,10 @@ class Engine:
         self._executor = executor
         self._grammars = grammars
         self._clock = clock
-        self._refusals: list[RequestOutput] = []
-        self._under_way: tuple[SchedulerOutput, PendingOutput, float] | None = (
-            None  # and when it was queued
-        )
-        self._read_at = 0.0  # when the results of a step were read last
+        self._unscheduled_outputs: list[RequestOutput] = []
+        # The step in flight, its results, and when it was queued.
+        self._in_flight: tuple[SchedulerOutput, PendingOutput, float] | None = None
+        self._last_commit_at = 0.0
         self._steps = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
@@ -92,154 +91,166 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute, to read or to deliver: step() need not be called before add()."""
-        return self._under_way is None and self.scheduler.idle and not self._waiting
+        """Nothing to compute, to read or to deliver: no step() is needed before the next add()."""
+        return self._in_flight is None and self.scheduler.idle and not self._has_unscheduled
 
     @property
-    def _waiting(self) -> bool:
-        """Somebody waits for a grammar, or for the word that there is none."""
+    def _has_unscheduled(self) -> bool:
+        """Whether a grammar compiles, or outputs wait that the scheduler does not know."""
         compiling = self._grammars is not None and self._grammars.compiling
-        return compiling or bool(self._refusals)
+        return compiling or bool(self._unscheduled_outputs)
 
     @property
     def has_work(self) -> bool:
         return not self.idle
 
     def prepare(self) -> bool:
-        """Let the executor use a moment without work.  True if it could use another.
+        """Let the executor do deferred work while idle.  True if more is left.
 
-        Not between two requests of somebody who waits for each answer: the second would wait.
+        It waits IDLE_BEFORE_PREPARE_SECONDS, so as not to delay a client's next request.
         """
-        quiet = self.idle and self._clock() - self._read_at >= QUIET_SECONDS
-        return quiet and self._executor.prepare()
+        idle = self.idle and self._clock() - self._last_commit_at >= IDLE_BEFORE_PREPARE_SECONDS
+        return idle and self._executor.prepare()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.  One that can never run is answered by the next step().
 
-        Raises ValueError if its id is in use: that is a mistake of the caller's, not the user's.
+        Raises ValueError if its id is in use, which is a bug of the calling process.
         """
         if not request.params.grammar:
             self.scheduler.add(request)
         elif self._grammars is None:
-            self._refuse(request, "this engine has no grammars")
+            self._reject(request, "this engine has no grammars")
         else:
-            self._grammars.begin(request)
+            self._grammars.submit(request)
 
-    def _refuse(self, request: EngineRequest, error: str, *, refused: bool = True) -> None:
-        output = RequestOutput(request.id, [], finish="error", error=error, refused=refused)
-        self._refusals.append(output)
+    def _reject(self, request: EngineRequest, error: str, *, is_request_error: bool = True) -> None:
+        output = RequestOutput(
+            request.id, [], finish="error", error=error, is_request_error=is_request_error
+        )
+        self._unscheduled_outputs.append(output)
 
     def abort(self, request_id: int) -> None:
-        """End a request at once; its last Output, with finish="abort", comes with the next step().
+        """Finish a request at once; the next step() returns its last output, with finish="abort".
 
-        An id that is not known belongs to a request that has had its end.
+        An unknown id is ignored: its request has finished already.
         """
         if self._grammars is not None and self._grammars.release(request_id):
-            self._refusals.append(RequestOutput(request_id, [], finish="abort"))
+            self._unscheduled_outputs.append(RequestOutput(request_id, [], finish="abort"))
         self.scheduler.abort(request_id)
 
     def step(self) -> list[RequestOutput]:
-        """Queue one step, read the one before.  Returns the Outputs made since the last call.
+        """Queue one step and read the previous one.  Returns the outputs since the last call.
 
-        What the executor raises is fatal for the engine and passes through.
+        Exceptions of the executor are fatal for the engine and pass through.
         """
-        return self.advance().all()
+        return self.step_columns().all()
 
-    def advance(self) -> EngineOutputs:
-        """step(), which says what it made in the form that costs least."""
+    def step_columns(self) -> EngineOutputs:
+        """step() with its outputs in columns, which cost less than one object a token."""
         began = self._clock()
         grammars = self._grammars
         if grammars is not None and grammars.compiling:
             self._take_compiled(grammars)
-        if grammars is not None and grammars.open:
-            self._hear(grammars)
-        launch = self.scheduler.schedule()
-        queued = self._clock()
-        if launch:
-            self._executor.forward(launch.batch)
-        self._read()
-        if launch:
-            launch, masks = self._masks(launch)
-            self._under_way = (launch, self._executor.sample(launch.batch, masks), queued)
+        if grammars is not None and grammars.has_live:
+            self._apply_grammar_updates(grammars)
+        scheduler_output = self.scheduler.schedule()
+        queued_at = self._clock()
+        if scheduler_output:
+            self._executor.forward(scheduler_output.batch)
+        self._commit_in_flight()
+        if scheduler_output:
+            scheduler_output, masks = self._collect_masks(scheduler_output)
+            self._in_flight = (
+                scheduler_output,
+                self._executor.sample(scheduler_output.batch, masks),
+                queued_at,
+            )
             if not self._executor.overlap:
-                self._read()
-            self._count(launch.batch.num_tokens, self._clock() - began)
+                self._commit_in_flight()
+            self._record_stats(scheduler_output.batch.num_tokens, self._clock() - began)
         elif grammars is not None and grammars.late:
-            self._hear(grammars, grammars.late)  # there is nothing else to do
+            self._apply_grammar_updates(grammars, grammars.late)  # no other work: wait for them
         return self._take_outputs()
 
-    def _read(self) -> None:
-        if self._under_way is not None:
-            launch, pending, queued = self._under_way
-            self._under_way = None
-            sampled = pending.wait()
-            # The device began when it was told to, or when it was done with the step before.
-            began, self._read_at = max(queued, self._read_at), self._clock()
-            self.scheduler.times.record(launch.load, self._read_at - began)
-            self.scheduler.commit(launch, sampled)
-            if self._grammars is not None and self._grammars.open:
-                tokens = sampled.tokens.tolist()
-                rows = self.scheduler.sampling(launch, self._grammars.live)
+    def _commit_in_flight(self) -> None:
+        if self._in_flight is not None:
+            scheduler_output, pending, queued_at = self._in_flight
+            self._in_flight = None
+            model_output = pending.wait()
+            # The device began when the step was queued, or when the previous step ended.
+            began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
+            self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
+            self.scheduler.commit(scheduler_output, model_output)
+            if self._grammars is not None and self._grammars.has_live:
+                tokens = model_output.tokens.tolist()
+                rows = self.scheduler.sampling_rows(scheduler_output, self._grammars.live)
                 self._grammars.advance([(id, tokens[row]) for row, id in rows])
 
     def _take_compiled(self, grammars: GrammarManager) -> None:
-        """Let those run whose grammar is ready.  With nothing else to do, wait a moment for it."""
-        nothing_else = self._under_way is None and self.scheduler.idle and not self._refusals
-        wait = COMPILE_WAIT_SECONDS if nothing_else else 0.0
-        for request, error, is_request_error in grammars.compiled(wait):
+        """Queue the requests whose grammar is compiled; waits a moment if no other work is left."""
+        no_other_work = (
+            self._in_flight is None and self.scheduler.idle and not self._unscheduled_outputs
+        )
+        wait = COMPILE_WAIT_SECONDS if no_other_work else 0.0
+        for request, error, is_request_error in grammars.take_compiled(wait):
             if error is None:
                 self.scheduler.add(request)
             else:
-                self._refuse(request, error, refused=is_request_error)
+                self._reject(request, error, is_request_error=is_request_error)
 
-    def _hear(self, grammars: GrammarManager, ids: Iterable[int] = ()) -> Answers:
-        """Do what the grammar process has said; first wait a moment for its word on `ids`."""
-        answers = grammars.wait_advanced(ids)
-        for id in answers.ended:
-            self.scheduler.end(id, "stop")
-        for id, error in answers.errors.items():
+    def _apply_grammar_updates(
+        self, grammars: GrammarManager, ids: Iterable[int] = ()
+    ) -> GrammarUpdates:
+        """Poll for the masks of `ids`; finish or resume requests as the grammar process reports."""
+        updates = grammars.poll(ids)
+        for id in updates.ended:
+            self.scheduler.finish_request(id, "stop")
+        for id, error in updates.errors.items():
             error = f"the grammar is too complex or leads nowhere: {error}"
-            self.scheduler.end(id, "error", error=error, refused=True)
-        for id, reason in answers.lost.items():
-            self.scheduler.end(id, "error", error=reason)
-        for id in answers.here:
-            self.scheduler.go_on(id)
-        return answers
+            self.scheduler.finish_request(id, "error", error=error, is_request_error=True)
+        for id, reason in updates.lost.items():
+            self.scheduler.finish_request(id, "error", error=reason)
+        for id in updates.arrived:
+            self.scheduler.resume_held(id)
+        return updates
 
-    def _masks(self, launch: SchedulerOutput) -> tuple[SchedulerOutput, Masks | None]:
-        """What the rows may take, and the step without those whose mask is late.
+    def _collect_masks(
+        self, scheduler_output: SchedulerOutput
+    ) -> tuple[SchedulerOutput, Masks | None]:
+        """The step with the rows held whose masks are late, and the masks of the other rows.
 
-        All earlier tokens are known, and the forward pass is queued.
+        All earlier tokens are committed, and the forward pass is queued.
         """
-        if self._grammars is None or not self._grammars.open:
-            return launch, None
-        rows = self.scheduler.sampling(launch, self._grammars.live)
-        answers = self._hear(self._grammars, [id for _, id in rows])
-        if answers.late:
-            late = [row for row, id in rows if id in answers.late]
-            launch = self.scheduler.hold_back(launch, late)
-        if any(answers):
-            rows = self.scheduler.sampling(launch, self._grammars.live)
+        if self._grammars is None or not self._grammars.has_live:
+            return scheduler_output, None
+        rows = self.scheduler.sampling_rows(scheduler_output, self._grammars.live)
+        updates = self._apply_grammar_updates(self._grammars, [id for _, id in rows])
+        if updates.late:
+            late = [row for row, id in rows if id in updates.late]
+            scheduler_output = self.scheduler.hold_rows(scheduler_output, late)
+        if any(updates):
+            rows = self.scheduler.sampling_rows(scheduler_output, self._grammars.live)
         masks = self._grammars.masks(rows)
         if masks is None or len(masks.rows) < len(rows):
-            # Better no answer than one that breaks the form that was promised.
+            # An error is better than an answer that violates its grammar.
             masked = () if masks is None else masks.rows
             for id in [id for row, id in rows if row not in masked]:
-                self.scheduler.end(id, "error", error=UNMASKED)
-        return launch, masks
+                self.scheduler.finish_request(id, "error", error=MISSING_MASK)
+        return scheduler_output, masks
 
     def _take_outputs(self) -> EngineOutputs:
         engine_outputs = self.scheduler.take_outputs()
-        if self._refusals:
-            engine_outputs.outputs.extend(self._refusals)
-            self._refusals = []
-        if self._grammars is not None and self._grammars.open:
+        if self._unscheduled_outputs:
+            engine_outputs.outputs.extend(self._unscheduled_outputs)
+            self._unscheduled_outputs = []
+        if self._grammars is not None and self._grammars.has_live:
             for output in engine_outputs.outputs:
                 if output.finish is not None:
                     self._grammars.release(output.id)
         return engine_outputs
 
-    def _count(self, tokens: int, seconds: float) -> None:
+    def _record_stats(self, tokens: int, seconds: float) -> None:
         self._steps += 1
         self._step_tokens, self._step_seconds = tokens, seconds
         self._tokens_counts[bisect_left(STEP_TOKENS_EDGES, tokens)] += 1

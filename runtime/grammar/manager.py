@@ -1,9 +1,9 @@
-"""Grammars: what constrained sequences may say next, asked of the grammar process.
+"""GrammarManager: the masks of constrained sequences, computed by the grammar process.
 
-The process is started by the first request that has a grammar; nobody else pays for it.  A mask for
-step n + 1 is asked for as soon as the tokens of step n are known and is waited for just before
-sampling, so it is made while the forward pass runs.  The wait is short: a row whose mask comes
-later is left out of that step, and goes on once its mask is here.
+The first request with a grammar starts the process; without one there is none.  The mask of step
+n + 1 is requested as soon as the tokens of step n are known, and waited for just before sampling,
+so it is computed during the forward pass.  The wait is short: a row whose mask comes later is left
+out of that step, and resumes once its mask has arrived.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from runtime.grammar.messages import (
     Compile,
     Compiled,
     Free,
-    FromWorker,
+    FromGrammarProcess,
     GrammarProcessArgs,
-    ToWorker,
+    ToGrammarProcess,
 )
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import EngineRequest
@@ -40,62 +40,64 @@ from runtime.scheduler.batch import Masks
 
 log = logging.getLogger("wavefill.grammar")
 
-REPLY_TIMEOUT_SECONDS = 20.0  # for masks: the library's own limits are far below
-COMPILE_SECONDS = 60.0  # for one grammar after the other, and for the process to start
+REPLY_TIMEOUT_SECONDS = 20.0  # for masks: the limits of the grammar library are far below
+COMPILE_SECONDS = 60.0  # for each grammar in turn, and for the process to start
 STEP_WAIT_SECONDS = 0.02  # at most, for the masks of a step
-LATE_WAIT_SECONDS = 0.001  # the same, while masks come later than that
+LATE_WAIT_SECONDS = 0.001  # likewise, while masks take longer than STEP_WAIT_SECONDS
 DIED = "the grammar process ended"
 SILENT = "the grammar process does not answer"
 
 
-class Answers(NamedTuple):
-    """What was heard since the last time, by request id."""
+class GrammarUpdates(NamedTuple):
+    """What the grammar process reported since the last poll, by request id."""
 
-    ended: list[int]  # the grammar takes no more
+    ended: list[int]  # the grammar allows no further token
     errors: dict[int, str]  # the grammar failed, and why
     lost: dict[int, str]  # the process failed
-    late: set[int]  # of those that were waited for: their masks are still to come
-    here: set[int]  # they were late, and need not be waited for any more
+    late: set[int]  # of the ids polled for: their masks have not arrived
+    arrived: set[int]  # late ones that have been answered since
 
 
-class Worker:
+class GrammarProcess:
     """One grammar process and the channels to it."""
 
     def __init__(
         self, tokenizer_file: Path, vocab_size: int, threads: int, parent: Path | None
     ) -> None:
-        """Raises OSError or ZMQError if there can be no such process, and leaves nothing behind."""
-        with ExitStack() as parts:
+        """Raises OSError or ZMQError if the process cannot start, with all resources released."""
+        with ExitStack() as resources:
             folder = tempfile.mkdtemp(prefix="grammar-", dir=parent)
-            parts.callback(shutil.rmtree, folder, ignore_errors=True)
-            start = GrammarProcessArgs(
+            resources.callback(shutil.rmtree, folder, ignore_errors=True)
+            args = GrammarProcessArgs(
                 tokenizer_file=str(tokenizer_file),
                 vocab_size=vocab_size,
                 threads=threads,
                 own_address=f"ipc://{folder}/worker",
                 engine_address=f"ipc://{folder}/engine",
             )
-            decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
-            self.receiver = Receiver(start.engine_address, decoder, low_priority=True)
-            parts.callback(self.receiver.close)
-            self.sender: Sender[ToWorker] = Sender(start.own_address, low_priority=True)
-            parts.callback(self.sender.close)
+            decoder: msgspec.msgpack.Decoder[FromGrammarProcess] = msgspec.msgpack.Decoder(
+                FromGrammarProcess
+            )
+            self.receiver = Receiver(args.engine_address, decoder, low_priority=True)
+            resources.callback(self.receiver.close)
+            self.sender: Sender[ToGrammarProcess] = Sender(args.own_address, low_priority=True)
+            resources.callback(self.sender.close)
             command = [sys.executable, "-P", "-m", "runtime.grammar.worker"]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
-            parts.callback(_end, self.process)
-            assert self.process.stdin is not None
-            self.process.stdin.write(msgspec.json.encode(start) + b"\n")
-            self.close = weakref.finalize(self, parts.pop_all().close)
+            self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+            resources.callback(_kill, self.popen)
+            assert self.popen.stdin is not None
+            self.popen.stdin.write(msgspec.json.encode(args) + b"\n")
+            self.close = weakref.finalize(self, resources.pop_all().close)
 
     def ended(self) -> str | None:
         """How the process ended, or None."""
-        code = self.process.poll()
+        code = self.popen.poll()
         if code is None:
             return None
         return f"{DIED} ({signal.Signals(-code).name if code < 0 else f'code {code}'})"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     assert process.stdin is not None
@@ -103,7 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class GrammarManager:
-    """Constrained sequences by request id.  The engine's thread owns it."""
+    """Constrained sequences by request id.  Not thread-safe: the engine's thread owns it."""
 
     def __init__(
         self,
@@ -114,26 +116,26 @@ class GrammarManager:
         folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`threads` make masks; the process's sockets lie in `folder`, else where temporary files
-        do."""
+        """`threads` of the process compute masks; its sockets are in `folder`, by default that of
+        temporary files."""
         self._tokenizer_file = tokenizer_file
         self._vocab_size = vocab_size
         self._threads = threads
         self._folder = folder
         self._clock = clock
-        self._worker: Worker | None = None
-        self._live: set[int] = set()  # compiled and not forgotten
-        self._masks: dict[int, bytes] = {}  # what may come next
+        self._process: GrammarProcess | None = None
+        self._live: set[int] = set()  # compiled and not released
+        self._masks: dict[int, bytes] = {}  # of the next token
         self._compiling: dict[int, EngineRequest] = {}
         self._compiled: list[tuple[EngineRequest, str | None, bool]] = []
-        self._compiling_since = 0.0  # when the last one was done, or the first one began
-        self._retried: set[int] = set()  # of those that compile, after a process had ended
-        # Advance messages without an answer, which come in the same order: when, and for whom.
-        self._asked: deque[tuple[float, list[int]]] = deque()
+        self._compiling_since = 0.0  # when the last grammar was done, or the first one submitted
+        self._retried: set[int] = set()  # of _compiling: submitted again after a process failure
+        # Advance messages without an answer, in order: when they were sent, and their ids.
+        self._pending_advances: deque[tuple[float, list[int]]] = deque()
         self._advancing: set[int] = set()
-        self._late: set[int] = set()  # of those, the ones that a step did not wait for any longer
-        self._slow = False  # the last answer was one that a step had not waited for
-        self._advanced = Answers([], {}, {}, set(), set())
+        self._late: set[int] = set()  # of these, the ones that a step stopped waiting for
+        self._last_was_late = False  # the last answer came after its step had stopped waiting
+        self._advanced = GrammarUpdates([], {}, {}, set(), set())
 
     @property
     def compiling(self) -> bool:
@@ -141,102 +143,106 @@ class GrammarManager:
 
     @property
     def live(self) -> Container[int]:
-        """The requests that may run and are constrained."""
+        """The constrained requests whose grammar is compiled."""
         return self._live
 
     @property
-    def open(self) -> bool:
-        """Some sequence that may run is constrained."""
+    def has_live(self) -> bool:
+        """Whether any constrained request is live."""
         return bool(self._live)
 
     @property
     def late(self) -> Set[int]:
-        """Those that were left out of a step and are still waited for."""
+        """The requests that were left out of a step and whose masks have not arrived."""
         return self._late
 
-    def begin(self, request: EngineRequest) -> None:
-        """Compile the grammar of a request; `compiled` returns the request when that is done."""
+    def submit(self, request: EngineRequest) -> None:
+        """Compile the grammar of a request; `take_compiled` returns the request when done."""
         if request.id in self._compiling or request.id in self._live:
             raise ValueError(f"request id {request.id} is in use: ids must be unique")
-        if self._worker is not None and (ended := self._worker.ended()) is not None:
-            self._give_up(ended)
+        if self._process is not None and (ended := self._process.ended()) is not None:
+            self._on_process_failure(ended)
         if not self._compiling:
             self._compiling_since = self._clock()
         self._compiling[request.id] = request
         if not self._tokenizer_file.is_file():
-            self._done(request.id, f"{self._tokenizer_file.name} is missing: grammars need it")
+            self._finish_compile(
+                request.id, f"{self._tokenizer_file.name} is missing: grammars need it"
+            )
             return
         self._compile(request)
 
     def _compile(self, request: EngineRequest) -> None:
-        if self._worker is None:
+        if self._process is None:
             try:
-                self._worker = self._start()
-            except Exception as error:  # no room for its sockets, no process: others run on
+                self._process = self._start()
+            except Exception as error:  # no space for its sockets, no process: other requests run
                 log.exception("there is no grammar process")
                 reason = f"the grammar process cannot be started: {error}"
-                self._done(request.id, reason, is_request_error=False)
+                self._finish_compile(request.id, reason, is_request_error=False)
                 return
         params = request.params
-        self._worker.sender.send(
+        self._process.sender.send(
             Compile(request.id, params.grammar, params.stop_ids, params.min_tokens)
         )
 
-    def _start(self) -> Worker:
-        return Worker(self._tokenizer_file, self._vocab_size, self._threads, self._folder)
+    def _start(self) -> GrammarProcess:
+        return GrammarProcess(self._tokenizer_file, self._vocab_size, self._threads, self._folder)
 
-    def compiled(self, wait_seconds: float = 0.0) -> list[tuple[EngineRequest, str | None, bool]]:
-        """Requests whose grammar is ready; or why it never will be, and if it is to blame."""
+    def take_compiled(
+        self, wait_seconds: float = 0.0
+    ) -> list[tuple[EngineRequest, str | None, bool]]:
+        """(request, error, is_request_error) of the requests whose compilation has ended."""
         if self._compiling and not self._compiled:
             self._receive(wait_seconds)
         done, self._compiled = self._compiled, []
         return done
 
     def release(self, request_id: int) -> bool:
-        """A request has ended or been given up.  True if `compiled` had not returned it yet."""
+        """Forget a request, finished or aborted.  True if `take_compiled` has not returned it."""
         was_compiling = self._compiling.pop(request_id, None) is not None
-        # Its answer may have come while a step waited for masks, and nobody has asked for it yet.
-        untold = [one for one in self._compiled if one[0].id != request_id]
-        was_compiling = was_compiling or len(untold) < len(self._compiled)
-        self._compiled = untold
+        # Its answer may have arrived while a step waited for masks.
+        remaining = [one for one in self._compiled if one[0].id != request_id]
+        was_compiling = was_compiling or len(remaining) < len(self._compiled)
+        self._compiled = remaining
         self._retried.discard(request_id)
         known = was_compiling or request_id in self._live
         self._live.discard(request_id)
         self._masks.pop(request_id, None)
         self._advancing.discard(request_id)
         self._late.discard(request_id)
-        if known and self._worker is not None:
-            self._worker.sender.send(Free([request_id]))
+        if known and self._process is not None:
+            self._process.sender.send(Free([request_id]))
         return was_compiling
 
     def advance(self, tokens: list[tuple[int, int]]) -> None:
-        """Tokens that were committed: (request id, token), for any requests."""
-        mine = [(id, token) for id, token in tokens if id in self._masks]
-        if not mine:
+        """Advance the grammars by committed tokens: (request id, token); others are ignored."""
+        own = [(id, token) for id, token in tokens if id in self._masks]
+        if not own:
             return
-        for id, _ in mine:
+        for id, _ in own:
             del self._masks[id]
             self._advancing.add(id)
-        assert self._worker is not None
-        self._worker.sender.send(Advance(mine))
-        self._asked.append((self._clock(), [id for id, _ in mine]))
+        assert self._process is not None
+        self._process.sender.send(Advance(own))
+        self._pending_advances.append((self._clock(), [id for id, _ in own]))
 
-    def wait_advanced(self, ids: Iterable[int] = ()) -> Answers:
-        """Hear what came of `advance`.  Waits for what concerns `ids`, but only a moment."""
-        until = self._clock() + (LATE_WAIT_SECONDS if self._slow else STEP_WAIT_SECONDS)
+    def poll(self, ids: Iterable[int] = ()) -> GrammarUpdates:
+        """The updates since the last poll; waits up to STEP_WAIT_SECONDS for the masks of `ids`."""
+        until = self._clock() + (LATE_WAIT_SECONDS if self._last_was_late else STEP_WAIT_SECONDS)
         self._receive(0.0)
         late = self._advancing.intersection(ids)
         while late and (left := until - self._clock()) > 0:
-            self._receive(max(left, 0.001))  # the least that a receiver can wait
+            self._receive(max(left, 0.001))  # a receiver waits whole milliseconds
             late &= self._advancing
         if late:
             self._late |= late
-            self._slow = True
-        advanced, self._advanced = self._advanced, Answers([], {}, {}, set(), set())
+            self._last_was_late = True
+        advanced, self._advanced = self._advanced, GrammarUpdates([], {}, {}, set(), set())
         return advanced._replace(late=late)
 
     def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
-        """The masks of some rows of a batch, given as (row, request id); None if none has one."""
+        """The masks of rows of a batch, given as (row, request id); None if no row has one."""
         found = [(row, mask) for row, id in rows if (mask := self._masks.get(id)) is not None]
         if not found:
             return None
@@ -244,74 +250,77 @@ class GrammarManager:
 
     def close(self) -> None:
         """End the process."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def _receive(self, wait_seconds: float) -> None:
-        worker = self._worker
-        if worker is None:
+        process = self._process
+        if process is None:
             return
-        messages = worker.receiver.receive(wait_seconds)
+        messages = process.receiver.receive(wait_seconds)
         for message in messages:
             if isinstance(message, Compiled):
                 is_request_error = not message.internal
-                self._done(
+                self._finish_compile(
                     message.key, message.error, message.mask, is_request_error=is_request_error
                 )
             else:
-                self._take(message)
+                self._on_advanced(message)
         if not messages:
-            ended = worker.ended()
+            ended = process.ended()
             if ended is not None or self._overdue():
-                self._give_up(ended or SILENT)
+                self._on_process_failure(ended or SILENT)
 
     def _overdue(self) -> bool:
         now = self._clock()
-        masks = bool(self._asked) and now - self._asked[0][0] > REPLY_TIMEOUT_SECONDS
+        masks = (
+            bool(self._pending_advances)
+            and now - self._pending_advances[0][0] > REPLY_TIMEOUT_SECONDS
+        )
         return masks or (bool(self._compiling) and now - self._compiling_since > COMPILE_SECONDS)
 
-    def _done(
+    def _finish_compile(
         self, id: int, error: str | None, mask: bytes = b"", *, is_request_error: bool = True
     ) -> None:
         self._compiling_since = self._clock()
         request = self._compiling.pop(id, None)
         self._retried.discard(id)
         if request is None:
-            return  # it was given up
+            return  # released meanwhile
         if error is None:
             self._live.add(id)
             self._masks[id] = mask
         self._compiled.append((request, error, is_request_error))
 
-    def _take(self, advanced: Advanced) -> None:
-        when, ids = self._asked.popleft()
+    def _on_advanced(self, advanced: Advanced) -> None:
+        sent_at, ids = self._pending_advances.popleft()
         waited, late = self._advancing, self._late.intersection(ids)
         self._masks.update({id: mask for id, mask in advanced.masks.items() if id in waited})
         self._advanced.ended.extend(id for id in advanced.ended if id in waited)
         self._advanced.errors.update({id: e for id, e in advanced.errors.items() if id in waited})
-        self._advanced.here.update(late)
-        self._slow = bool(late) and self._clock() - when > STEP_WAIT_SECONDS
+        self._advanced.arrived.update(late)
+        self._last_was_late = bool(late) and self._clock() - sent_at > STEP_WAIT_SECONDS
         self._late -= late
         waited.difference_update(ids)
 
-    def _give_up(self, reason: str) -> None:
-        """The process is of no more use: whoever relied on it fails, the next one starts anew."""
+    def _on_process_failure(self, reason: str) -> None:
+        """End the process: its live requests fail; those that compile start another process."""
         log.error("%s: %d constrained requests end", reason, len(self._live))
         self.close()
-        again: list[EngineRequest] = []
+        retries: list[EngineRequest] = []
         for id, request in list(self._compiling.items()):
             if id in self._retried:
-                self._done(id, reason)  # it may be the one to blame
+                self._finish_compile(id, reason)  # it may be the cause
             else:
                 self._retried.add(id)
-                again.append(request)
+                retries.append(request)
         self._advanced.lost.update(dict.fromkeys(self._live, reason))
         self._masks.clear()
-        self._asked.clear()
+        self._pending_advances.clear()
         self._advancing.clear()
         self._late.clear()
-        self._slow = False
+        self._last_was_late = False
         self._compiling_since = self._clock()
-        for request in again:
+        for request in retries:
             self._compile(request)

@@ -1,4 +1,4 @@
-"""What the engine and its grammar process say to each other."""
+"""The messages between the engine and its grammar process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class GrammarProcessArgs(Struct, frozen=True, kw_only=True):
-    """What the engine says on stdin."""
+    """The arguments of the grammar process, read from stdin."""
 
     tokenizer_file: str
     vocab_size: int
@@ -16,16 +16,16 @@ class GrammarProcessArgs(Struct, frozen=True, kw_only=True):
 
 
 class Compile(Struct, frozen=True, array_like=True, tag="compile"):
-    """Begin a sequence; answered by Compiled.  See SamplingParams for the fields."""
+    """Start a sequence; answered by Compiled.  See SamplingParams for the fields."""
 
-    key: int
+    key: int  # the request id
     grammar: str
     stop_ids: tuple[int, ...] = ()
     min_tokens: int = 0
 
 
 class Advance(Struct, frozen=True, array_like=True, tag="advance"):
-    """Tokens that were committed, one a sequence; answered by Advanced."""
+    """Committed tokens, one a sequence; answered by Advanced."""
 
     tokens: list[tuple[int, int]]  # key, token
 
@@ -38,16 +38,16 @@ class Compiled(Struct, frozen=True, array_like=True, tag="compiled"):
     key: int
     mask: bytes = b""
     error: str | None = None
-    internal: bool = False  # with error: the grammar is not to blame
+    internal: bool = False  # with `error`: the failure is ours, not the grammar's
 
 
 class Advanced(Struct, frozen=True, array_like=True, tag="advanced"):
-    """What may come next, in little-endian bits by token id; or that nothing may."""
+    """The masks of the next tokens, little-endian bits by token id; or the end of a sequence."""
 
     masks: dict[int, bytes]
-    ended: list[int] = []  # the grammar is fulfilled and takes no more
+    ended: list[int] = []  # the grammar is complete and allows no further token
     errors: dict[int, str] = {}
 
 
-ToWorker = Compile | Advance | Free
-FromWorker = Compiled | Advanced
+ToGrammarProcess = Compile | Advance | Free
+FromGrammarProcess = Compiled | Advanced

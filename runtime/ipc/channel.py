@@ -1,9 +1,9 @@
 """One-way typed channels between the processes of one server: the only file that knows ZMQ.
 
 A `Receiver` binds its address and takes from any number of `Sender`s.  Messages travel as
-MessagePack over Unix sockets.  Queues have no length limit, so that no side ever waits for the
-other; what bounds them is the protocol: requests are counted at the edge, and outputs are merged
-by the mailbox of their request.
+MessagePack over Unix sockets.  Queues have no length limit, so that neither side ever waits for
+the other; the protocol bounds them: the server limits its open requests, and the mailbox of each
+request merges its outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import zmq
 T = TypeVar("T")
 
 READABLE = int(zmq.POLLIN)
-BURST = 64  # messages handled before the event loop gets its turn
+BURST = 64  # messages handled before the event loop runs other callbacks
 
 
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -32,13 +32,13 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
 @cache
 def _low_priority_context() -> zmq.Context[zmq.Socket[bytes]]:
     context = zmq.Context()
-    if _can_lower_priority():  # otherwise ZMQ would end the process
+    if _can_lower_priority():  # otherwise ZMQ would abort the process
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
 
 
 def _can_lower_priority() -> bool:
-    """Whether a thread may ask never to take a core from another one when it wakes up."""
+    """Whether a thread may choose SCHED_BATCH, under which waking up preempts no other thread."""
     done: list[bool] = []
 
     def attempt() -> None:
@@ -54,7 +54,7 @@ def _can_lower_priority() -> bool:
 
 def _open(kind: int, low_priority: bool) -> zmq.Socket[bytes]:
     socket = (_low_priority_context() if low_priority else _context()).socket(kind)
-    socket.set(zmq.LINGER, 0)  # closing drops what was not sent: its reader has gone
+    socket.set(zmq.LINGER, 0)  # closing drops unsent messages: their reader has gone
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     return socket
@@ -71,11 +71,11 @@ def _bound(address: str, low_priority: bool = False) -> zmq.Socket[bytes]:
 
 
 class Sender(Generic[T]):
-    """The end that writes.  The reader may come later: messages wait for it."""
+    """The sending end.  The receiver may start later: messages wait for it."""
 
     def __init__(self, address: str, *, low_priority: bool = False) -> None:
-        """patient: the thread that passes messages on never takes a core from the one that sends,
-        which would wait inside `send` where no other core is free."""
+        """low_priority: ZMQ's I/O thread never preempts the sending thread, which would otherwise
+        wait inside `send` when no other core is free."""
         self.address = address
         self._low_priority = low_priority
         self._encoder = msgspec.msgpack.Encoder()
@@ -83,7 +83,7 @@ class Sender(Generic[T]):
 
     def _connect(self) -> zmq.Socket[bytes]:
         socket = _open(zmq.PUSH, self._low_priority)
-        # A new reader at the same address should hear from us soon after it starts.
+        # Reconnect soon after a new receiver binds the same address.
         socket.set(zmq.RECONNECT_IVL, 10)
         socket.set(zmq.RECONNECT_IVL_MAX, 200)
         socket.connect(self.address)
@@ -94,7 +94,7 @@ class Sender(Generic[T]):
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def reopen(self) -> None:
-        """Forget every message that was not sent, for a reader that was restarted."""
+        """Drop all unsent messages, for a receiver that was restarted."""
         self._socket.close()
         self._socket = self._connect()
 
@@ -103,17 +103,17 @@ class Sender(Generic[T]):
 
 
 class Receiver(Generic[T]):
-    """The end that reads, for a thread that may wait."""
+    """The receiving end for a thread, which may block."""
 
     def __init__(
         self, address: str, decoder: msgspec.msgpack.Decoder[T], *, low_priority: bool = False
     ) -> None:
-        """patient: as of a Sender."""
+        """low_priority: ZMQ's I/O thread never preempts another thread when it wakes up."""
         self._decoder = decoder
         self._socket = _bound(address, low_priority)
 
     def receive(self, timeout_seconds: float = 0.0) -> list[T]:
-        """All messages that have arrived; waits up to the time-out for a first one."""
+        """All messages that have arrived; waits up to the timeout for a first one."""
         messages = self._arrived()
         if not messages and timeout_seconds > 0 and self._socket.poll(int(timeout_seconds * 1000)):
             messages = self._arrived()
@@ -121,7 +121,7 @@ class Receiver(Generic[T]):
 
     def _arrived(self) -> list[T]:
         messages: list[T] = []
-        # Not until Again is raised, which takes longer than a message.
+        # Polling EVENTS costs less than a recv() that raises Again.
         while cast(int, self._socket.get(zmq.EVENTS)) & READABLE:
             messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
         return messages
@@ -131,9 +131,9 @@ class Receiver(Generic[T]):
 
 
 class AsyncReceiver(Generic[T]):
-    """The end that reads, for an event loop: calls `handle` with each message, in order.
+    """The receiving end for an event loop: calls `handle` with each message, in order.
 
-    `then` is called when those that were there have been handled, or BURST of them.
+    It calls `after_batch` once no message is left, and after every BURST messages.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class AsyncReceiver(Generic[T]):
         address: str,
         decoder: msgspec.msgpack.Decoder[T],
         handle: Callable[[T], None],
-        then: Callable[[], None] = lambda: None,
+        after_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self._decoder = decoder
         self._handle = handle
-        self._then = then
+        self._after_batch = after_batch
         self._socket = _bound(address)
         self._loop = asyncio.get_running_loop()
         self._fd = self._socket.fileno()
@@ -153,17 +153,17 @@ class AsyncReceiver(Generic[T]):
         self._soon = self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        # The descriptor signals changes, not a state: read until nothing is left, or come back.
+        # The descriptor is edge-triggered: drain it, or schedule the rest.
         for _ in range(BURST):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                self._then()
+                self._after_batch()
                 return
             self._handle(self._decoder.decode(frame))
             if self._socket.closed:
                 return
-        self._then()
+        self._after_batch()
         if not self._socket.closed:
             self._soon = self._loop.call_soon(self._drain)
 

@@ -1,10 +1,10 @@
 """EngineClient: what an API process uses to reach the engine process, and a Mailbox per request.
 
-One message a step arrives and is spread over the mailboxes by a callback.  A reader that can take
-Outputs as they come is called at once; no task has to wake for a token.  For the others a mailbox
-holds at most one Output: what arrives while its reader is busy is merged into it, so a slow reader
-costs its own tokens and nothing else.  Nor do steps queue up where this process is the slow one:
-those that have arrived together are told together.
+One message a step arrives, and a callback distributes its outputs to the mailboxes.  A reader with
+a callback of its own (Mailbox.drain) is called at once; no task has to wake for a token.  For other
+readers a mailbox holds at most one output: what arrives while the reader is busy is merged into it,
+so a slow reader delays no other.  Nor do steps queue up where this process is the slow one: those
+that have arrived together are merged before delivery.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CLIENT_BITS = 40  # a request id is the API process's index, then a counter of t
 
 
 class EngineClient:
-    """Submits requests to the engine and hands its outputs out.  Lives on one event loop.
+    """Submits requests to the engine and delivers its outputs.  Belongs to one event loop.
 
-    While the engine loads or restarts, requests wait here and are sent when it is ready.
+    While the engine loads or restarts, requests wait here; they are sent when it is ready.
     """
 
     def __init__(
@@ -59,18 +59,20 @@ class EngineClient:
         self._stall_seconds = stall_seconds
         self._sender: Sender[ToEngine] = Sender(address_of_engine)
         self._receiver: AsyncReceiver[FromEngine] | None = None
-        self._open: dict[int, Mailbox] = {}
-        self._num_background = 0  # of those
-        # Counting from the clock keeps the ids of an API process that was restarted apart.
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._num_background = 0  # of these
+        # Ids start at the clock, so that a restarted API process does not reuse any.
         self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
-        self._heard = time.monotonic()
-        self._steps: list[StepOutput] = []  # that have come and were not told yet
+        self._last_message_at = time.monotonic()
+        self._undelivered_steps: list[StepOutput] = []  # received since the last delivery
 
     async def start(self) -> None:
         """Listen from now on, on the running event loop."""
         decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-        self._heard = time.monotonic()
-        self._receiver = AsyncReceiver(self._own_address, decoder, self._handle, self._tell)
+        self._last_message_at = time.monotonic()
+        self._receiver = AsyncReceiver(
+            self._own_address, decoder, self._handle, self._deliver_steps
+        )
         self._sender.send(Hello(self.index))
 
     def close(self) -> None:
@@ -78,23 +80,23 @@ class EngineClient:
         if self._receiver is not None:
             self._receiver.close()
         self._sender.close()
-        for mailbox in self._open.values():
+        for mailbox in self._mailboxes.values():
             mailbox.put(_failed(mailbox.id, "the server is shutting down"))
-        self._open.clear()
+        self._mailboxes.clear()
         self._num_background = 0
 
     @property
     def pending(self) -> int:
-        """Requests that have not ended, those in the background left out."""
-        return len(self._open) - self._num_background
+        """Unfinished requests, background ones not counted."""
+        return len(self._mailboxes) - self._num_background
 
     def unhealthy(self) -> str | None:
-        """Why the engine does not serve, or None.  Still loading for the first time is no fault."""
+        """Why the engine does not serve, or None; None during its first start, too."""
         if self.down is not None:
             return self.down
-        silent = time.monotonic() - self._heard
-        # The engine speaks once a second when idle, and between two steps when not; a large model
-        # on a CPU takes long ones.
+        silent = time.monotonic() - self._last_message_at
+        # The engine sends a message once a second when idle, else after every step; a large model
+        # on a CPU has long steps.
         timeout = max(self._stall_seconds, 5 * self.stats.step_seconds)
         if self.ready is not None and silent > timeout:
             return (
@@ -108,7 +110,7 @@ class EngineClient:
         """Queue a request; never blocks."""
         arrived = time.monotonic()
         request = EngineRequest(self._new_id(), self.index, tokens, params, priority, salt, arrived)
-        mailbox = self._open[request.id] = Mailbox(request)
+        mailbox = self._mailboxes[request.id] = Mailbox(request)
         self._num_background += priority == BACKGROUND
         if self.ready is not None:
             self._sender.send(request)
@@ -119,93 +121,93 @@ class EngineClient:
         return self._next_id
 
     def abort(self, id: int) -> None:
-        """Give a request up.  Its mailbox gets an Output that says "abort" unless it has ended."""
-        mailbox = self._open.get(id)
+        """Abort a request.  Unless it has finished, its mailbox gets an output with "abort"."""
+        mailbox = self._mailboxes.get(id)
         if mailbox is None or mailbox.aborted:
             return
         mailbox.aborted = True
         if self.ready is not None:
             self._sender.send(Abort(id))
         else:
-            self._end(mailbox, RequestOutput(id, [], finish="abort"))
+            self._finish(mailbox, RequestOutput(id, [], finish="abort"))
 
-    def _end(self, mailbox: Mailbox, output: RequestOutput) -> None:
+    def _finish(self, mailbox: Mailbox, output: RequestOutput) -> None:
         self._forget(mailbox)
         mailbox.put(output)
 
     def _forget(self, mailbox: Mailbox) -> None:
-        del self._open[mailbox.id]
+        del self._mailboxes[mailbox.id]
         self._num_background -= mailbox.request.priority == BACKGROUND
 
     def _handle(self, message: FromEngine) -> None:
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         if isinstance(message, StepOutput):
-            self._steps.append(message)
+            self._undelivered_steps.append(message)
             return
-        self._tell()
+        self._deliver_steps()
         match message:
             case Progress():
                 self.progress = message
             case Ready():
-                self._begin(message)
+                self._on_ready(message)
             case EngineDown():
                 known = self.ready.epoch if self.ready is not None else 0
                 if message.epoch is None or message.epoch >= known:
-                    self._engine_died(message.reason)
+                    self._on_engine_down(message.reason)
 
-    def _tell(self) -> None:
-        """Hand out what the steps that have come made."""
-        steps, self._steps = self._steps, []
+    def _deliver_steps(self) -> None:
+        """Deliver the outputs of all steps received since the last delivery."""
+        steps, self._undelivered_steps = self._undelivered_steps, []
         if not steps or self.ready is None:
-            return  # a late word of an engine that died: its requests start over or have ended
+            return  # from an engine that died: its requests were submitted again or have ended
         self.stats = steps[-1].stats
         if len(steps) == 1:
             for output in _outputs_of(steps[0]):
                 self._deliver(output)
             return
-        together: dict[int, RequestOutput] = {}
+        merged_outputs: dict[int, RequestOutput] = {}
         for step in steps:
             for output in _outputs_of(step):
-                before = together.get(output.id)
-                together[output.id] = output if before is None else merged(before, output)
-        for output in together.values():
+                earlier = merged_outputs.get(output.id)
+                merged_outputs[output.id] = output if earlier is None else merged(earlier, output)
+        for output in merged_outputs.values():
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
-        mailbox = self._open.get(output.id)
+        mailbox = self._mailboxes.get(output.id)
         if mailbox is not None:
             if output.finish is not None:
                 self._forget(mailbox)
             mailbox.put(output)
 
-    def _begin(self, ready: Ready) -> None:
+    def _on_ready(self, ready: Ready) -> None:
         if self.ready is not None:
             if self.ready.epoch == ready.epoch:
                 return
-            # The engine was restarted, and the launcher's word about it was overtaken.
-            self._engine_died("the engine was restarted")
+            # The engine was restarted, and this message overtook the launcher's EngineDown.
+            self._on_engine_down("the engine was restarted")
         self.ready = ready
         self.down = None
         self.progress = None
-        for mailbox in self._open.values():
+        for mailbox in self._mailboxes.values():
             self._sender.send(mailbox.request)
 
-    def _engine_died(self, reason: str) -> None:
+    def _on_engine_down(self, reason: str) -> None:
         self.ready = None
         self.progress = None
         self.down = reason
         self.stats = Stats()
         self._sender.reopen()
-        for mailbox in list(self._open.values()):
+        for mailbox in list(self._mailboxes.values()):
             if mailbox.aborted:
-                self._end(mailbox, RequestOutput(mailbox.id, [], finish="abort"))
+                self._finish(mailbox, RequestOutput(mailbox.id, [], finish="abort"))
             elif mailbox.delivered:
-                self._end(mailbox, _failed(mailbox.id, reason))
+                self._finish(mailbox, _failed(mailbox.id, reason))
             else:
-                # Under its old id, a late output of the engine that died could still find it.
-                del self._open[mailbox.id]
+                # A new id, because a late output of the engine that died has the old one.
+                del self._mailboxes[mailbox.id]
                 mailbox.reset(self._new_id())
-                self._open[mailbox.id] = mailbox
+                self._mailboxes[mailbox.id] = mailbox
 
 
 def _outputs_of(step: StepOutput) -> Iterator[RequestOutput]:
@@ -219,13 +221,13 @@ def _failed(id: int, reason: str) -> RequestOutput:
 
 
 class ClientNotifier:
-    """How the launcher tells every API process that the engine process ended."""
+    """Notifies every API process, on behalf of the launcher, that the engine process ended."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]
 
     def engine_down(self, reason: str, epoch: int) -> None:
-        """`epoch` is that of the engine that ended."""
+        """Send EngineDown; `epoch` is that of the engine that ended."""
         for sender in self._senders:
             sender.send(EngineDown(reason, epoch))
 

@@ -1,4 +1,4 @@
-"""Mailbox: the Outputs of one request on their way to the one who reads them."""
+"""Mailbox: the outputs of one request on their way to its reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.messages import EngineRequest, RequestOutput
 
 
 def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
-    """One Output that says what two in a row said.  Takes over the lists of `first`."""
+    """Two consecutive outputs merged into one, which reuses the lists of `first`."""
     first.tokens.extend(then.tokens)
     logprobs = first.logprobs
     if logprobs is None:
@@ -31,26 +31,26 @@ def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
         error=then.error,
         preemptions=then.preemptions,
         mean_batch=then.mean_batch,
-        refused=then.refused,
+        is_request_error=then.is_request_error,
     )
 
 
 class Mailbox:
     """The outputs of one request, for one reader."""
 
-    __slots__ = ("_output", "_take", "_waiter", "aborted", "delivered", "request")
+    __slots__ = ("_callback", "_output", "_waiter", "aborted", "delivered", "request")
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
-        self.delivered = False  # the reader has seen an Output: the request cannot start over
+        self.delivered = False  # the reader has seen an output: the request cannot be run again
         self.aborted = False
         self._output: RequestOutput | None = None
-        self._take: Callable[[RequestOutput], bool] | None = None
+        self._callback: Callable[[RequestOutput], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def id(self) -> int:
-        """Names the request to `EngineClient.abort`; changes if it starts over."""
+        """The id for `EngineClient.abort`; it changes if the request is run again."""
         return self.request.id
 
     @property
@@ -59,26 +59,26 @@ class Mailbox:
         return self.request.arrived
 
     async def get(self) -> RequestOutput:
-        """Wait for the next Output.  After the one with `finish` set there is none."""
+        """Wait for the next output.  After the one with `finish` set there is none."""
         while self._output is None:
             await self._wait()
         output, self._output = self._output, None
         self.delivered = True
         return output
 
-    async def drain(self, take: Callable[[RequestOutput], bool]) -> None:
-        """Call `take` with every Output as it comes, until it returns False.
+    async def drain(self, callback: Callable[[RequestOutput], bool]) -> None:
+        """Call `callback` with every output as it arrives, until it returns False.
 
-        What `take` raises is raised here.
+        What `callback` raises is raised here.
         """
         while self._output is not None:
-            if not take(await self.get()):
+            if not callback(await self.get()):
                 return
-        self._take = take
+        self._callback = callback
         try:
             await self._wait()
         finally:
-            self._take = None
+            self._callback = None
 
     async def _wait(self) -> None:
         assert self._waiter is None, "a mailbox has one reader"
@@ -93,18 +93,18 @@ class Mailbox:
         if waiter is None or waiter.done():
             self._output = output if self._output is None else merged(self._output, output)
             return
-        if self._take is None:
+        if self._callback is None:
             self._output = output
             waiter.set_result(None)
             return
         self.delivered = True
         try:
-            if not self._take(output):
+            if not self._callback(output):
                 waiter.set_result(None)
         except Exception as error:
             waiter.set_exception(error)
 
     def reset(self, id: int) -> None:
-        """Forget what the reader has not seen: the request runs again, under a new id."""
+        """Drop the undelivered output: the request runs again, under a new id."""
         self.request = msgspec.structs.replace(self.request, id=id)
         self._output = None

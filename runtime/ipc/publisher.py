@@ -1,4 +1,4 @@
-"""Clients: the API processes as the engine process sees them, and what it tells whom when."""
+"""OutputPublisher: sends outputs and statistics of the engine process to the API processes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from runtime.messages import EngineRequest, FromEngine, Progress, RequestOutput,
 
 if TYPE_CHECKING:
     from runtime.scheduler.outputs import (
-        EngineOutputs,  # needs NumPy, which takes a while to import
+        EngineOutputs,  # imports NumPy, which takes a while
     )
 
-IDLE_SECONDS = 1.0  # between two signs of life
+IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
-ID_IN_USE = "a request of this id is under way already"
+ID_IN_USE = "a request with this id is running already"
 
 
-class Clients:
-    """The API processes: who waits for which request, and what is sent to whom when."""
+class OutputPublisher:
+    """Knows the API process (client) of each request, and sends each its share of a step."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]
@@ -28,13 +28,15 @@ class Clients:
         self._pending = [0] * len(addresses)
         self._last_sent = [0.0] * len(addresses)
 
-    def expect(self, request: EngineRequest, stats: Stats) -> bool:
-        """Remember who asked.  False: the id is in use, and the client has been told so.
+    def register(self, request: EngineRequest, stats: Stats) -> bool:
+        """Record the client of a request.  False: its id is in use, and it was answered so.
 
-        That is a mistake of one API process: nobody else's requests should end for it.
+        That is a mistake of one API process, so the requests of the others continue.
         """
         if request.id in self._client_of:
-            rejection = RequestOutput(request.id, [], finish="error", error=ID_IN_USE, refused=True)
+            rejection = RequestOutput(
+                request.id, [], finish="error", error=ID_IN_USE, is_request_error=True
+            )
             self.send_to(request.client, StepOutput([rejection], stats))
             return False
         self._client_of[request.id] = request.client
@@ -45,18 +47,18 @@ class Clients:
         return [id for id, owner in self._client_of.items() if owner == client]
 
     def publish(self, engine_outputs: EngineOutputs, stats: Stats) -> None:
-        """One message for each client that has news, or has waited a while for a word."""
+        """Send each client its outputs, or statistics alone once their interval has passed."""
         now = time.monotonic()
-        for client, (ids, tokens, outputs) in enumerate(self._shares(engine_outputs)):
+        for client, (ids, tokens, outputs) in enumerate(self._split_by_client(engine_outputs)):
             interval = STATS_SECONDS if self._pending[client] else IDLE_SECONDS
             if ids or outputs or now - self._last_sent[client] >= interval:
                 self._last_sent[client] = now
                 self._senders[client].send(StepOutput(outputs, stats, ids, tokens))
 
-    def _shares(
+    def _split_by_client(
         self, engine_outputs: EngineOutputs
     ) -> list[tuple[bytes, bytes, list[RequestOutput]]]:
-        """The news by client, as StepOutput has them; requests that have ended are forgotten."""
+        """(ids, tokens, outputs) of each client, as in StepOutput; drops finished requests."""
         ids, tokens = engine_outputs.ids, engine_outputs.tokens
         if len(self._senders) == 1:
             shares = [(ids.tobytes(), tokens.tobytes(), engine_outputs.outputs)]
@@ -64,10 +66,10 @@ class Clients:
             outputs: list[list[RequestOutput]] = [[] for _ in self._senders]
             for output in engine_outputs.outputs:
                 outputs[self._client_of[output.id]].append(output)
-            own = [engine_outputs.clients == client for client in range(len(self._senders))]
+            masks = [engine_outputs.clients == client for client in range(len(self._senders))]
             shares = [
-                (ids[mine].tobytes(), tokens[mine].tobytes(), more)
-                for mine, more in zip(own, outputs, strict=True)
+                (ids[mask].tobytes(), tokens[mask].tobytes(), more)
+                for mask, more in zip(masks, outputs, strict=True)
             ]
         for output in engine_outputs.outputs:
             if output.finish is not None:
@@ -87,10 +89,10 @@ class Clients:
 
 
 class ProgressReport:
-    """Tells the clients what is being loaded, without flooding them."""
+    """Sends the loading progress to the clients, at most every PROGRESS_SECONDS a phase."""
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, publisher: OutputPublisher) -> None:
+        self._publisher = publisher
         self._phase = ""
         self._last_sent = 0.0
 
@@ -98,4 +100,4 @@ class ProgressReport:
         now = time.monotonic()
         if phase != self._phase or now - self._last_sent >= PROGRESS_SECONDS:
             self._phase, self._last_sent = phase, now
-            self._clients.broadcast(Progress(phase, done, total))
+            self._publisher.broadcast(Progress(phase, done, total))

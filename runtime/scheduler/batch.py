@@ -1,7 +1,7 @@
-"""Batch: one step in columns, all that the device wing needs to run it and nothing else.
+"""Batch: one scheduled step as arrays, which is all that the device side needs to run it.
 
-One entry a row; rows that decode come first.  The scheduler makes it, and nobody changes it
-afterwards.
+The arrays have one entry a row, and rows that decode come first.  The scheduler builds a batch;
+it is immutable afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Int64Array = NDArray[np.int64]
 
 
 class NewRow(Struct, frozen=True):
-    """What a slot must know of the sequence that moves in, sent once, with its first row."""
+    """What a slot needs to know of the sequence admitted to it; sent once, with its first row."""
 
     slot: int
     params: SamplingParams
@@ -32,14 +32,14 @@ class NewRow(Struct, frozen=True):
 class Batch(Struct, frozen=True, eq=False):
     slots: Int64Array
     starts: Int64Array  # KV position of the row's first token
-    q_lens: Int64Array  # tokens the row feeds in this step
+    q_lens: Int64Array  # tokens of the row that this step computes
     tokens: Int64Array  # flat, sum(q_lens) ids; LAST where only the device knows the id
     num_new_pages: Int64Array  # pages appended to the row's page table
     new_pages: Int64Array  # flat
-    # False: a prompt that goes on in a later step, or wants a vector only.
+    # False: a chunk that does not complete its prompt, or a prompt to be pooled.
     sample: NDArray[np.bool_]
-    decode_rows: int  # the first so many rows feed one token each
-    new_rows: list[NewRow]  # these slots start over with an empty page table
+    decode_rows: int  # the first so many rows decode: one token each
+    new_rows: list[NewRow]  # their slots are reset to an empty page table
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +57,7 @@ def make_batch(
     decode_rows: int = 0,
     new_rows: Sequence[NewRow] = (),
 ) -> Batch:
-    """A Batch of columns that were written out."""
+    """A Batch of plain lists, each converted to an array."""
 
     def array(column: Sequence[int]) -> Int64Array:
         return np.array(column, dtype=np.int64)
@@ -76,10 +76,10 @@ def make_batch(
 
 
 class Masks(Struct, frozen=True):
-    """Which tokens some rows of a batch may take, known after its forward pass was queued.
+    """The tokens that constrained rows of a batch may sample, known after forward() was queued.
 
-    `bits` holds ceil(vocab / 8) bytes a row; token id t is bit t % 8 of byte t // 8.  The ends of
-    these rows are part of it: stop ids are not masked by min_tokens on top.
+    `bits` holds ceil(vocab / 8) bytes a row; token id t is bit t % 8 of byte t // 8.  The masks
+    account for stop ids and min_tokens: the sampler does not mask stop ids on top.
     """
 
     rows: list[int]  # indices into the batch, of rows that sample
@@ -87,18 +87,18 @@ class Masks(Struct, frozen=True):
 
 
 class ModelRunnerOutput(Struct, frozen=True):
-    """What a step produced, one entry a row of its Batch."""
+    """What a step computed, one entry a row of its Batch."""
 
-    tokens: NDArray[np.int32]  # LAST in rows that did not sample, or may take no token
+    tokens: NDArray[np.int32]  # LAST in rows that did not sample or had every token masked
     logprobs: list[TokenLogprob | None] | None = None  # None: no row asked
-    # Of the prompt tokens fed by the row, each scored by the position before it, in order.  The
-    # first token of a prompt has none.  None: no row asked.
+    # Of the prompt tokens that the row computed, each scored by the position before it, in order.
+    # The first token of a prompt has none.  None: no row asked.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
     embeddings: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
 
-    def rows_with_more(self) -> list[int]:
-        """Those of which more than a token is told, but for vectors."""
+    def irregular_rows(self) -> list[int]:
+        """Rows with an error or logprobs beside their token; embeddings do not count."""
         rows = list(self.errors)
         for column in (self.logprobs, self.prompt_logprobs):
             if column is not None:
@@ -106,6 +106,6 @@ class ModelRunnerOutput(Struct, frozen=True):
         return rows
 
 
-def where(mask: NDArray[np.bool_]) -> list[int]:
-    """The rows in which it is true."""
+def true_indices(mask: NDArray[np.bool_]) -> list[int]:
+    """The indices at which a one-dimensional mask is true."""
     return mask.nonzero()[0].tolist()

@@ -1,9 +1,8 @@
-"""Decoding: the sequences that have caught up, one token a step, in columns by slot.
+"""DecodeColumns: the sequences that decode, one token a step, as one array a field, by slot.
 
-What a step does with all of them is a few operations on whole columns.  Python that looks at one
-after the other would be most of what a step of 256 rows costs the host: after the device's step of
-some milliseconds nothing is left in the caches, and what is spread over many objects comes from
-memory, one object after the other.
+A step updates all of them with a few operations on whole arrays.  A Python loop over sequences
+would be most of the host time of a step of 256 rows: while the device computes for some
+milliseconds the CPU caches go cold, and each object would be fetched from memory.
 """
 
 from __future__ import annotations
@@ -15,76 +14,77 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.scheduler.batch import Int64Array, where
+from runtime.scheduler.batch import Int64Array, true_indices
 from runtime.scheduler.page_pool import TOKEN_BYTES
 from runtime.scheduler.sequence import Sequence
 
 NO_SEQUENCE = -1
-NONE: Int64Array = np.zeros(0, dtype=np.int64)
+EMPTY: Int64Array = np.zeros(0, dtype=np.int64)
 
 
-class RowOwners(NamedTuple):
-    """Whom rows are of, in columns: `order` names a sequence, and no other one ever."""
+class RequestColumns(NamedTuple):
+    """The request of each row, as arrays; an `arrival_index` is never used for two sequences."""
 
     slots: Int64Array
     ids: Int64Array
     clients: Int64Array
-    order: Int64Array
+    arrival_index: Int64Array
 
 
 class DecodeRows(NamedTuple):
-    """The rows of a step that feed one token each."""
+    """The decode rows of a step: one token each."""
 
-    owners: RowOwners
+    requests: RequestColumns
     starts: Int64Array
-    new_page_rows: list[int]  # rows that get a page each
-    new_pages: list[int]
+    new_page_rows: list[int]  # rows that get one new page each, and
+    new_pages: list[int]  # these pages
 
     @property
     def slots(self) -> Int64Array:
-        return self.owners.slots
+        return self.requests.slots
 
 
 class FullPage(NamedTuple):
-    """A sequence whose newest tokens fill a page, and these tokens, if none was known before."""
+    """A sequence whose newest tokens fill a page; `content` are they if all of them are new."""
 
     sequence: Sequence
     content: bytes
 
 
-NO_ROWS = DecodeRows(RowOwners(NONE, NONE, NONE, NONE), NONE, [], [])
+NO_DECODE_ROWS = DecodeRows(RequestColumns(EMPTY, EMPTY, EMPTY, EMPTY), EMPTY, [], [])
 
 
 class DecodeColumns:
-    """Columns, valid in the slots of `slots`.  What they say is said nowhere else.
+    """Arrays indexed by slot, valid in `slots`.  They are the only record of these numbers.
 
-    launched   positions of the KV cache that are written or queued to be
-    kv_limit   where that ends, since nothing reads the last token
-    page_room  positions that its pages hold
-    due        the smaller one of these two: once it is reached there is something to do
-    known      tokens known on the host
-    recent     [slot, position % page_size]: the newest of them, at most a page
-    look       with so many known, one more comes behind a full page or is the last one
+    num_computed_tokens  positions of the KV cache that are written or queued to be
+    kv_limit             its largest value: no position is written for the last token
+    page_room            positions that the pages of the sequence hold
+    schedule_check_at    min(kv_limit, page_room): at this num_computed_tokens the sequence needs
+                         a page or is complete
+    known                tokens known on the host
+    recent               [slot, position % page_size]: the newest known tokens, at most a page
+    commit_check_at      at this `known` the next token follows a full page or is the last one
     """
 
     def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
         def column() -> Int64Array:
             return np.zeros(num_slots, dtype=np.int64)
 
-        self.slots: Int64Array = NONE  # in the order in which they entered
-        self._members: RowOwners | None = None  # of all of them, until one enters or leaves
+        self.slots: Int64Array = EMPTY  # in the order of entry
+        self._all_requests: RequestColumns | None = None  # cached until a sequence enters or leaves
         self._sequences: list[Sequence | None] = [None] * num_slots
-        self._ids, self._clients, self._order = column(), column(), column() + NO_SEQUENCE
-        self._num_computed_tokens, self._due = column(), column()
+        self._ids, self._clients, self._arrival_index = column(), column(), column() + NO_SEQUENCE
+        self._num_computed_tokens, self._schedule_check_at = column(), column()
         self._kv_limit, self._page_room = column(), column()
-        self._known, self._check_at = column(), column()
+        self._known, self._commit_check_at = column(), column()
         self._recent = np.zeros((num_slots, page_size), dtype=np.int32)
         self._page_size = page_size
         self._vocab_size = vocab_size
-        self._num_ending: Counter[int] = Counter()  # sequences that end with a token
-        # Whether anybody does; the last entry stands for what is no token.
-        self._ends = np.zeros(vocab_size + 1, dtype=np.bool_)
-        self._ends[vocab_size] = True
+        self._stop_id_counts: Counter[int] = Counter()  # token id -> sequences that stop at it
+        # Whether any sequence stops at a token id; the last entry stands for invalid ids.
+        self._is_stop_id = np.zeros(vocab_size + 1, dtype=np.bool_)
+        self._is_stop_id[vocab_size] = True
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -101,138 +101,147 @@ class DecodeColumns:
 
     def add_sequence(self, sequence: Sequence) -> None:
         slot = sequence.slot
-        self._members = None
+        self._all_requests = None
         self.slots = np.append(self.slots, slot)
         self._sequences[slot] = sequence
         self._ids[slot], self._clients[slot] = sequence.request_id, sequence.request.client
-        self._order[slot] = sequence.order
+        self._arrival_index[slot] = sequence.arrival_index
         self._num_computed_tokens[slot], self._kv_limit[slot] = (
             sequence.num_computed_tokens,
-            sequence.limit - 1,
+            sequence.max_len - 1,
         )
         self._page_room[slot] = len(sequence.pages) * self._page_size
-        self._due[slot] = min(self._kv_limit[slot], self._page_room[slot])
+        self._schedule_check_at[slot] = min(self._kv_limit[slot], self._page_room[slot])
         self.sync_tokens(sequence)
-        self._num_ending.update(sequence.stop_ids)
-        self._ends[list(sequence.stop_ids)] = True
+        self._stop_id_counts.update(sequence.stop_ids)
+        self._is_stop_id[list(sequence.stop_ids)] = True
 
     def remove_sequence(self, sequence: Sequence) -> None:
-        """It knows all its tokens again, and by `ahead` whether a row of it is under way."""
+        """Flush its tokens; its `unread_tokens` count a row of it that is in flight."""
         self.flush_tokens(sequence)
         slot = sequence.slot
         samples = sequence.request.params.pooling is None
         sequence.unread_tokens = (
             int(self._num_computed_tokens[slot]) + 1 - len(sequence.tokens) if samples else 0
         )
-        self._num_ending.subtract(sequence.stop_ids)
+        self._stop_id_counts.subtract(sequence.stop_ids)
         for token in sequence.stop_ids:
-            self._ends[token] = self._num_ending[token] > 0
+            self._is_stop_id[token] = self._stop_id_counts[token] > 0
         self._sequences[slot] = None
-        self._order[slot] = NO_SEQUENCE
-        self._members = None
+        self._arrival_index[slot] = NO_SEQUENCE
+        self._all_requests = None
         self.slots = self.slots[self.slots != slot]
 
     def flush_tokens(self, sequence: Sequence) -> None:
-        """Add to its tokens those that it has only here."""
+        """Append to its `tokens` those that are only in the arrays."""
         missing = int(self._known[sequence.slot]) - len(sequence.tokens)
         if missing:
             first = len(sequence.tokens) % self._page_size
             sequence.tokens += self._recent[sequence.slot, first : first + missing].tolist()
 
     def sync_tokens(self, sequence: Sequence) -> None:
-        """It got a token by itself."""
+        """Update the arrays after a token was appended to `sequence.tokens`."""
         slot, known = sequence.slot, len(sequence.tokens)
         page_end = -(-known // self._page_size) * self._page_size
         self._known[slot] = known
-        self._check_at[slot] = min(sequence.limit - 1, page_end)
+        self._commit_check_at[slot] = min(sequence.max_len - 1, page_end)
 
-    # A step is made.
+    # Scheduling a step.
 
-    def next_rows(self, most: int) -> tuple[RowOwners, Int64Array, list[int]]:
-        """Whose next token is fed, from which positions; which of these rows need a page for it."""
-        if self._members is None:
-            self._members = self._choose(self.slots)
-        owners = self._members
-        starts = self._num_computed_tokens[owners.slots]
-        due = where(starts >= self._due[owners.slots])
-        if due or len(starts) > most:
+    def select_rows(self, max_rows: int) -> tuple[RequestColumns, Int64Array, list[int]]:
+        """The requests of the next step's rows, their start positions, and which need a page."""
+        if self._all_requests is None:
+            self._all_requests = self._columns_of(self.slots)
+        requests = self._all_requests
+        starts = self._num_computed_tokens[requests.slots]
+        new_page_rows = true_indices(starts >= self._schedule_check_at[requests.slots])
+        if new_page_rows or len(starts) > max_rows:
             done = self._num_computed_tokens[self.slots] >= self._kv_limit[self.slots]
-            if np.count_nonzero(done) or len(starts) > most:
-                owners = self._choose(self.slots[~done][:most])
-                starts = self._num_computed_tokens[owners.slots]
-                due = where(starts >= self._due[owners.slots])
-        return owners, starts, due
+            if np.count_nonzero(done) or len(starts) > max_rows:
+                requests = self._columns_of(self.slots[~done][:max_rows])
+                starts = self._num_computed_tokens[requests.slots]
+                new_page_rows = true_indices(starts >= self._schedule_check_at[requests.slots])
+        return requests, starts, new_page_rows
 
-    def _choose(self, slots: Int64Array) -> RowOwners:
-        return RowOwners(slots, self._ids[slots], self._clients[slots], self._order[slots])
+    def _columns_of(self, slots: Int64Array) -> RequestColumns:
+        return RequestColumns(
+            slots, self._ids[slots], self._clients[slots], self._arrival_index[slots]
+        )
 
-    def launch(
-        self, owners: RowOwners, starts: Int64Array, new_page_rows: list[int], pages: list[int]
+    def schedule_rows(
+        self,
+        requests: RequestColumns,
+        starts: Int64Array,
+        new_page_rows: list[int],
+        pages: list[int],
     ) -> DecodeRows:
-        """What next_rows() found is fed, with one of `pages` for each of the rows `crossing`."""
-        self._num_computed_tokens[owners.slots] = starts + 1
+        """Schedule the rows of select_rows(), with one of `pages` for each of `new_page_rows`."""
+        self._num_computed_tokens[requests.slots] = starts + 1
         if pages:
-            slots = owners.slots[new_page_rows]
+            slots = requests.slots[new_page_rows]
             self._page_room[slots] += self._page_size
-            self._due[slots] = np.minimum(self._page_room[slots], self._kv_limit[slots])
+            self._schedule_check_at[slots] = np.minimum(
+                self._page_room[slots], self._kv_limit[slots]
+            )
             for sequence, page in zip(self._at(slots), pages, strict=True):
                 sequence.pages.append(page)
-        return DecodeRows(owners, starts, new_page_rows, pages)
+        return DecodeRows(requests, starts, new_page_rows, pages)
 
-    # Its results come.
+    # Committing its results.
 
     def commit(
         self, rows: DecodeRows, tokens: NDArray[np.int32], irregular_rows: list[int]
     ) -> tuple[list[FullPage], list[int]]:
-        """Every row gets its token, but for some that are returned.
+        """Append the token of every plain row; returns the pages filled and the other rows.
 
-        These are the `odd` ones, those of sequences that are no longer here or come to their limit,
-        and where somebody ends with a token, all who got it.  Returned are full pages, too.
+        Not plain are `irregular_rows`, rows whose sequence has left or reaches its last token, and
+        rows whose token is a stop id of any sequence.
         """
-        owners, known = rows.owners, rows.starts + 1
-        slots = owners.slots
-        # As unsigned numbers, negative ones are large.
-        more = self._ends[np.minimum(tokens.view(np.uint32), self._vocab_size)]
-        if owners is not self._members:
-            more |= self._order[slots] != owners.order
+        requests, known = rows.requests, rows.starts + 1
+        slots = requests.slots
+        # As unsigned numbers, negative tokens are large and count as invalid.
+        irregular = self._is_stop_id[np.minimum(tokens.view(np.uint32), self._vocab_size)]
+        if requests is not self._all_requests:
+            irregular |= self._arrival_index[slots] != requests.arrival_index
         if irregular_rows:
-            more[irregular_rows] = True
-        at_check = known >= self._check_at[slots]
+            irregular[irregular_rows] = True
+        at_check = known >= self._commit_check_at[slots]
         full: list[FullPage] = []
         if np.count_nonzero(at_check):
-            more |= at_check & (known >= self._kv_limit[slots])
-            fills_page = at_check & ~more
+            irregular |= at_check & (known >= self._kv_limit[slots])
+            fills_page = at_check & ~irregular
             full = self._flush_full_pages(slots[fills_page], known[fills_page])
-        others = where(more)
-        if others:
-            plain = ~more
+        irregular_rows = true_indices(irregular)
+        if irregular_rows:
+            plain = ~irregular
             slots, known, tokens = slots[plain], known[plain], tokens[plain]
         self._recent[slots, known % self._page_size] = tokens
         self._known[slots] = known + 1
-        return full, others
+        return full, irregular_rows
 
     def _flush_full_pages(self, slots: Int64Array, known: Int64Array) -> list[FullPage]:
-        """A page of each is full, and its next token will be written over the first one."""
+        """The newest page of each is full; the next token will overwrite its first in `recent`."""
         pages, size = self._recent[slots], self._page_size
         content, page_bytes = pages.tobytes(), size * TOKEN_BYTES
-        self._check_at[slots] = np.minimum(known + size, self._kv_limit[slots])
+        self._commit_check_at[slots] = np.minimum(known + size, self._kv_limit[slots])
         full: list[FullPage] = []
         columns = zip(self._at(slots), known.tolist(), pages.tolist(), strict=True)
         for row, (sequence, count, tokens) in enumerate(columns):
             missing = count - len(sequence.tokens)
             sequence.tokens += tokens[size - missing :]
-            mine = content[row * page_bytes : (row + 1) * page_bytes] if missing == size else b""
-            full.append(FullPage(sequence, mine))
+            start = row * page_bytes
+            page = content[start : start + page_bytes] if missing == size else b""
+            full.append(FullPage(sequence, page))
         return full
 
     def check_integrity(self) -> None:
-        """Assert that the columns tell what the sequences do."""
+        """Assert that the arrays agree with the sequences."""
         assert len(set(self.slots.tolist())) == len(self)
         for slot, sequence in zip(self.slots.tolist(), self.all(), strict=True):
-            assert (sequence.slot, sequence.order) == (slot, self._order[slot])
+            assert (sequence.slot, sequence.arrival_index) == (slot, self._arrival_index[slot])
             known = len(sequence.tokens)
             assert 0 <= self._known[slot] - known <= self._page_size
             assert self._page_room[slot] == len(sequence.pages) * self._page_size
             assert self._num_computed_tokens[slot] <= self._page_room[slot]
-        ends = {token for sequence in self.all() for token in sequence.stop_ids}
-        assert set(where(self._ends[:-1])) == ends
+        stop_ids = {token for sequence in self.all() for token in sequence.stop_ids}
+        assert set(true_indices(self._is_stop_id[:-1])) == stop_ids

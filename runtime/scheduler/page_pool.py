@@ -1,8 +1,8 @@
-"""PagePool: which pages of KV are in use, by how many, and what the free ones still hold.
+"""PagePool: allocates KV pages, counts their references, and is the prefix cache.
 
-A full page is named by the digest of everything before it and in it, so a chain of digests is the
-prefix cache: no tree, no eviction pass.  A page that nobody uses keeps its content and its name
-until it is taken again, the least recently released first.
+The hash of a full page covers its tokens and everything before them, so a chain of hashes finds a
+cached prefix: no tree, no eviction pass.  A free page keeps its content and its hash until it is
+allocated again, the least recently released first.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TOKEN_BYTES = 4
 
 
 def chain_root(salt: bytes) -> PageHash:
-    """The parent of the first page.  Different salts have no page hash in common.
+    """The parent hash of the first page.  Different salts have no page hash in common.
 
-    `person` keeps roots apart from page hashes: no salt can imitate a chain of tokens.
+    `person` separates roots from page hashes: no salt can imitate a chain of tokens.
     """
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"wavefill-root").digest()
 
 
 def page_hash(parent: PageHash, content: bytes) -> PageHash:
-    """Of a page that holds `content`, TOKEN_BYTES a token, behind a page."""
+    """The hash of a page that holds `content`, TOKEN_BYTES a token, after the page `parent`."""
     return blake2b(parent + content, digest_size=DIGEST_BYTES).digest()
 
 
@@ -47,9 +47,9 @@ def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page
 class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.num_releases = 0  # tells a caller that waits for pages whether to look again
+        self.num_releases = 0  # a caller that waits for pages retries once it has changed
         self._references = [0] * num_pages
-        # In the order in which they will be taken: empty pages, then the longest released.
+        # In the order of allocation: empty pages, then the least recently released.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self._page_of: dict[PageHash, int] = {}
         self._hash_of: dict[int, PageHash] = {}
@@ -63,7 +63,7 @@ class PagePool:
         return self.num_pages - len(self._free)
 
     def lookup(self, hashes: Iterable[PageHash]) -> list[int]:
-        """The remembered pages of the longest known beginning of the chain.  Takes nothing."""
+        """The pages of the longest cached prefix of the chain; no reference is added."""
         pages: list[int] = []
         for page_hash in hashes:
             page = self._page_of.get(page_hash)
@@ -73,22 +73,22 @@ class PagePool:
         return pages
 
     def count_free(self, pages: Iterable[int]) -> int:
-        """How many of `pages` sharing would take away from the free ones."""
+        """How many of `pages` are free: sharing them lowers num_free by so many."""
         references = self._references
         return sum(references[page] == 0 for page in pages)
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more user for each page, which keeps its content."""
+        """Add a reference to each page, which keeps its content."""
         for page in pages:
             if self._references[page] == 0:
                 del self._free[page]
             self._references[page] += 1
 
-    def take(self, count: int) -> list[int]:
-        """`count` pages to write to; what they held is forgotten.  The caller checked num_free."""
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages to write to, evicted from the cache.  The caller has checked num_free."""
         pages: list[int] = []
         for _ in range(count):
-            page, _nothing = self._free.popitem(last=False)
+            page, _ = self._free.popitem(last=False)
             page_hash = self._hash_of.pop(page, None)
             if page_hash is not None:
                 del self._page_of[page_hash]
@@ -97,9 +97,9 @@ class PagePool:
         return pages
 
     def release(self, pages: list[int]) -> None:
-        """One user less for each page.
+        """Drop a reference to each page.
 
-        The end of a chain is of no use without its beginning, hence it is taken again first.
+        The end of a chain cannot be hit without its beginning, hence it is reused first.
         """
         self.num_releases += 1
         for page in reversed(pages):
@@ -111,9 +111,9 @@ class PagePool:
                     self._free.move_to_end(page, last=False)
 
     def cache_page(self, page: int, page_hash: PageHash) -> None:
-        """From now on lookup() finds the page, which is full and written.
+        """Let lookup() find the page, which is full and written.
 
-        Where two sequences computed the same content at the same time, the first page counts.
+        If two sequences computed the same content at the same time, the first page is kept.
         """
         assert self._references[page] > 0, f"page {page} is not in use"
         if page_hash not in self._page_of and page not in self._hash_of:
@@ -121,14 +121,14 @@ class PagePool:
             self._hash_of[page] = page_hash
 
     def evict(self, pages: Iterable[int]) -> None:
-        """lookup() no longer finds these pages: their content is not to be trusted."""
+        """Let lookup() no longer find these pages: their content may be invalid."""
         for page in pages:
             page_hash = self._hash_of.pop(page, None)
             if page_hash is not None:
                 del self._page_of[page_hash]
 
     def check_integrity(self, holders: Iterable[list[int]] = ()) -> None:
-        """Assert that the books agree with each other and with the page lists of all holders."""
+        """Assert that the records agree with each other and with the page lists of all holders."""
         counted = [0] * self.num_pages
         for pages in holders:
             assert len(set(pages)) == len(pages), f"a page occurs twice in {pages}"
@@ -136,6 +136,6 @@ class PagePool:
                 counted[page] += 1
         assert counted == self._references, f"held {counted}, recorded {self._references}"
         unused = {page for page, count in enumerate(self._references) if count == 0}
-        assert unused == set(self._free), "a page is free if and only if nobody uses it"
+        assert unused == set(self._free), "a page is free if and only if it has no reference"
         inverse = {page: page_hash for page_hash, page in self._page_of.items()}
-        assert inverse == self._hash_of, "every remembered page has one hash and back"
+        assert inverse == self._hash_of, "every cached page has one hash, and every hash one page"

@@ -1,6 +1,6 @@
-"""Requests: all that are alive, from their arrival to their last Output.
+"""RequestTable: all live requests, from their arrival to their last output.
 
-They wait, or have a slot; which of them run in a step is the scheduler's matter (scheduler.py).
+They wait or have a slot; scheduler.py decides which of them run in a step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from runtime.config import ResolvedConfig
 from runtime.messages import EngineRequest, FinishReason, RequestOutput, TokenLogprob
 from runtime.scheduler.batch import LAST, Batch, Int64Array, ModelRunnerOutput
 from runtime.scheduler.batch_builder import SchedulerOutput
-from runtime.scheduler.decode_columns import NONE
-from runtime.scheduler.outputs import EngineOutputs, ending, explained, next_output, pooled
+from runtime.scheduler.decode_columns import EMPTY
+from runtime.scheduler.outputs import (
+    EngineOutputs,
+    finish_output,
+    next_output,
+    pooled_output,
+    with_request_stats,
+)
 from runtime.scheduler.page_pool import PagePool
 from runtime.scheduler.running import Running
 from runtime.scheduler.sequence import Sequence
@@ -26,13 +32,13 @@ from runtime.scheduler.waiting_queue import WaitingQueue, validation_error
 log = logging.getLogger("wavefill.requests")
 
 NO_TOKEN = (
-    "no token is left to choose from: `allowed_token_ids`, or the form of the answer, allows none "
-    "that `min_tokens`, which keeps the answer from ending, does not rule out: allow other tokens, "
-    "or lower `min_tokens`"
+    "no token is left to choose from: `allowed_token_ids` or the response format allows only "
+    "tokens that end the answer, which `min_tokens` forbids: allow other tokens, or lower "
+    "`min_tokens`"
 )
-# Ids of requests, a token for each, their clients.
+# Request ids, one token for each, and their API processes.
 TokenColumns = tuple[Int64Array, NDArray[np.int32], Int64Array]
-NOTHING: TokenColumns = (NONE, NONE.astype(np.int32), NONE)
+NO_TOKEN_COLUMNS: TokenColumns = (EMPTY, EMPTY.astype(np.int32), EMPTY)
 
 
 class RequestTable:
@@ -61,19 +67,19 @@ class RequestTable:
 
     @property
     def idle(self) -> bool:
-        """No request is alive and all that was made was taken."""
+        """No request is live and take_outputs() has returned every output."""
         return not self._live and not self._outputs and not self._token_columns
 
     def take_outputs(self) -> EngineOutputs:
-        """What was made since the last call."""
+        """The outputs made since the last call."""
         engine_outputs = EngineOutputs(*_joined(self._token_columns), self._outputs)
         self._token_columns, self._outputs = [], []
         return engine_outputs
 
-    # Requests come and go.
+    # Adding and finishing requests.
 
     def add(self, request: EngineRequest) -> None:
-        """Let a request wait; one that can never run is answered with an error instead."""
+        """Queue a request; one that can never run is answered with an error instead."""
         if request.id in self._live:
             raise ValueError(f"request id {request.id} is in use: ids must be unique")
         error = validation_error(request, self.resolved, self.vocab_size)
@@ -85,7 +91,7 @@ class RequestTable:
         sequence = Sequence(
             request,
             seed=self._next_seed() if seed is None else seed,
-            order=self._arrivals,
+            arrival_index=self._arrivals,
             max_model_len=self.resolved.max_model_len,
         )
         self._arrivals += 1
@@ -93,83 +99,92 @@ class RequestTable:
         self.waiting.push(sequence)
 
     def abort(self, request_id: int) -> None:
-        """End a request wherever it is.  One that has ended already needs no answer."""
-        self.end(request_id, "abort")
+        """Finish a request, waiting or running; no output if it has finished already."""
+        self.finish_request(request_id, "abort")
 
-    def end(
+    def finish_request(
         self,
         request_id: int,
         finish: FinishReason,
         *,
         error: str | None = None,
-        refused: bool = False,
+        is_request_error: bool = False,
     ) -> None:
-        """End a request between two tokens, wherever it is.  See Output for the fields."""
+        """Finish a request without a new token.  See RequestOutput for the fields."""
         sequence = self._live.get(request_id)
         if sequence is not None:
-            output = ending(sequence, finish, error=error)
-            self._end(sequence, structs.replace(output, refused=refused))
+            output = finish_output(sequence, finish, error=error)
+            self._finish(sequence, structs.replace(output, is_request_error=is_request_error))
 
-    # Learning what a step did.
+    # Committing the results of a step.
 
-    def commit(self, scheduled: SchedulerOutput, sampled: ModelRunnerOutput) -> None:
-        """Take in the results of a step; the next one may have been scheduled already."""
-        others = self._commit_plain(scheduled, sampled) if scheduled.batch.decode_rows else []
-        for index, sequence in self._alive(scheduled, others):
-            if sequence.slot < 0 and scheduled.batch.sample[index]:
+    def commit(self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput) -> None:
+        """Commit the results of a step; the next one may have been scheduled already."""
+        batch = scheduler_output.batch
+        irregular_rows: list[int] = []
+        if batch.decode_rows:
+            irregular_rows = self._commit_plain_rows(scheduler_output, model_output)
+        for row, sequence in self._live_rows(scheduler_output, irregular_rows):
+            if sequence.slot < 0 and batch.sample[row]:
                 sequence.unread_tokens -= 1
             try:
-                self._commit_row(sequence, index, scheduled.batch, sampled)
+                self._commit_row(sequence, row, batch, model_output)
             except Exception as error:
-                self._end_broken(sequence, error)
+                self._finish_failed(sequence, error)
 
-    def sampling(self, scheduled: SchedulerOutput, wanted: Container[int]) -> list[tuple[int, int]]:
-        """(row, request id) of the rows that sample, of some requests that have not ended since."""
-        ids = scheduled.decoding.owners.ids.tolist()
-        alive = self._alive(scheduled, [row for row, id in enumerate(ids) if id in wanted])
+    def sampling_rows(
+        self, scheduler_output: SchedulerOutput, request_ids: Container[int]
+    ) -> list[tuple[int, int]]:
+        """(row, request id) of the rows that sample for the live ones of `request_ids`."""
+        ids = scheduler_output.decoding.requests.ids.tolist()
+        decoding = [row for row, id in enumerate(ids) if id in request_ids]
+        live = self._live_rows(scheduler_output, decoding)
         return [
-            (row, one.request_id)
-            for row, one in alive
-            if one.request_id in wanted and scheduled.batch.sample[row]
+            (row, sequence.request_id)
+            for row, sequence in live
+            if sequence.request_id in request_ids and scheduler_output.batch.sample[row]
         ]
 
-    def _alive(
-        self, scheduled: SchedulerOutput, rows: Iterable[int]
+    def _live_rows(
+        self, scheduler_output: SchedulerOutput, rows: Iterable[int]
     ) -> Iterator[tuple[int, Sequence]]:
-        """Of some of the rows that decode and all that follow, those that have not ended."""
-        owners, order = scheduled.decoding.owners, scheduled.decoding.owners.order
+        """Those of some decode rows and of all prefill rows whose requests are live."""
+        requests = scheduler_output.decoding.requests
         for row in rows:
-            sequence = self._live.get(int(owners.ids[row]))
-            if sequence is not None and sequence.order == order[row]:
+            sequence = self._live.get(int(requests.ids[row]))
+            if sequence is not None and sequence.arrival_index == requests.arrival_index[row]:
                 yield row, sequence
-        for row, sequence in enumerate(scheduled.prompts, scheduled.batch.decode_rows):
+        decode_rows = scheduler_output.batch.decode_rows
+        for row, sequence in enumerate(scheduler_output.prefilling, decode_rows):
             if sequence.finish is None:
                 yield row, sequence
 
-    def _commit_plain(self, scheduled: SchedulerOutput, sampled: ModelRunnerOutput) -> list[int]:
-        """The rows that have no more to tell than their token.  Returns the others.
+    def _commit_plain_rows(
+        self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput
+    ) -> list[int]:
+        """Commit the decode rows that have nothing but a token; returns the irregular rows.
 
-        Most rows of most steps are plain: with 256 of them this is most of what a step costs.
+        Most rows of most steps are plain: at 256 rows this is most of the host time of a step.
         """
-        rows = scheduled.decoding
-        owners, tokens = rows.owners, sampled.tokens[: len(rows.starts)]
-        irregular_rows = [
-            row for row in sampled.rows_with_more() + scheduled.left_out if row < len(tokens)
-        ]
-        full, others = self.running.decoding.commit(rows, tokens, irregular_rows)
+        rows = scheduler_output.decoding
+        requests, tokens = rows.requests, model_output.tokens[: len(rows.starts)]
+        irregular = model_output.irregular_rows() + scheduler_output.held_rows
+        full, irregular_rows = self.running.decoding.commit(
+            rows, tokens, [row for row in irregular if row < len(tokens)]
+        )
         for sequence, content in full:
             try:
                 self._cache_page(sequence, content)
             except Exception as error:
-                self._end_broken(sequence, error)
-        ids, clients = owners.ids, owners.clients
-        if others:
-            kept = np.ones(len(ids), dtype=np.bool_)
-            kept[others] = False
-            ids, clients, tokens = ids[kept], clients[kept], tokens[kept]
+                self._finish_failed(sequence, error)
+        ids, clients = requests.ids, requests.clients
+        if irregular_rows:
+            plain = np.ones(len(ids), dtype=np.bool_)
+            plain[irregular_rows] = False
+            ids, clients, tokens = ids[plain], clients[plain], tokens[plain]
         self.generated_tokens += len(ids)
         self._token_columns.append((ids, tokens, clients))
-        return others
+        return irregular_rows
 
     def _cache_page(self, sequence: Sequence, content: bytes) -> None:
         if not self.resolved.prefix_cache:
@@ -182,23 +197,23 @@ class RequestTable:
             self._cache_pages(sequence, written - 1, written)
 
     def _commit_row(
-        self, sequence: Sequence, index: int, batch: Batch, sampled: ModelRunnerOutput
+        self, sequence: Sequence, row: int, batch: Batch, model_output: ModelRunnerOutput
     ) -> None:
-        """A row of which more may have to be told, of a sequence that is alive."""
-        if self._record_details(sequence, index, sampled):
+        """Commit a prefill row or an irregular decode row of a live sequence."""
+        if self._record_details(sequence, row, model_output):
             return
         decodes = self.running.decoding.has(sequence)
         if decodes:
             self.running.decoding.flush_tokens(sequence)
-        start = int(batch.starts[index])
-        self._cache_pages(sequence, start, start + int(batch.q_lens[index]))
-        if not batch.sample[index]:
-            if index in sampled.embeddings:
-                self._end(sequence, pooled(sequence, sampled.embeddings[index]))
+        start = int(batch.starts[row])
+        self._cache_pages(sequence, start, start + int(batch.q_lens[row]))
+        if not batch.sample[row]:
+            if row in model_output.embeddings:
+                self._finish(sequence, pooled_output(sequence, model_output.embeddings[row]))
             return
-        token = int(sampled.tokens[index])
+        token = int(model_output.tokens[row])
         if token == LAST:
-            self.end(sequence.request_id, "error", error=NO_TOKEN, refused=True)
+            self.finish_request(sequence.request_id, "error", error=NO_TOKEN, is_request_error=True)
             return
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"the executor sampled {token}, not a token id of the model")
@@ -206,26 +221,28 @@ class RequestTable:
         self.generated_tokens += 1
         if decodes:
             self.running.decoding.sync_tokens(sequence)
-        scored = sampled.logprobs
-        self._deliver(sequence, token, None if scored is None else scored[index])
+        scored = model_output.logprobs
+        self._deliver(sequence, token, None if scored is None else scored[row])
 
-    def _record_details(self, sequence: Sequence, index: int, sampled: ModelRunnerOutput) -> bool:
-        """Errors and prompt scores of one row.  True if the row failed, which ends its request."""
-        error = sampled.errors.get(index)
+    def _record_details(
+        self, sequence: Sequence, row: int, model_output: ModelRunnerOutput
+    ) -> bool:
+        """Record a row's prompt logprobs.  True if the row failed, which finishes its request."""
+        error = model_output.errors.get(row)
         if error is not None:
-            # Perhaps what its pages hold is to blame: nobody else shall find them.
+            # The cause may be the content of its pages: no other request may hit them.
             self.pool.evict(sequence.pages)
-            self._end(sequence, ending(sequence, "error", error=error))
+            self._finish(sequence, finish_output(sequence, "error", error=error))
             return True
-        scores = sampled.prompt_logprobs[index] if sampled.prompt_logprobs else None
+        scores = model_output.prompt_logprobs[row] if model_output.prompt_logprobs else None
         if scores is not None and not sequence.first_output_sent:
             if sequence.prompt_scores is None:
-                sequence.prompt_scores = [None]  # nothing comes before the first token
+                sequence.prompt_scores = [None]  # the first token has no logprob
             sequence.prompt_scores += scores
         return False
 
     def _cache_pages(self, sequence: Sequence, start: int, end: int) -> None:
-        """Its positions start .. end - 1 are written: perhaps they fill pages."""
+        """Cache the pages that positions start .. end - 1, just written, have filled."""
         page_size = self.resolved.page_size
         # A sequence that was preempted in the meantime has no pages.
         if end % page_size < end - start and self.resolved.prefix_cache and sequence.pages:
@@ -234,16 +251,18 @@ class RequestTable:
                 self.pool.cache_page(sequence.pages[index], hashes[index])
 
     def _deliver(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        """The newest token of a sequence, which may be its last."""
+        """Output the newest token of a sequence, which may be its last."""
         output = next_output(sequence, token, logprob)
         if output.finish is None:
             self._outputs.append(output)
         else:
-            self._end(sequence, output)
+            self._finish(sequence, output)
 
-    def _end(self, sequence: Sequence, output: RequestOutput) -> None:
-        """The one end of a request: its pages and slot are free at once, `output` is its last."""
-        self._outputs.append(explained(sequence, output, self.running.mean_batch(sequence)))
+    def _finish(self, sequence: Sequence, output: RequestOutput) -> None:
+        """Finish a request: `output` is its last, its pages and slot are free at once."""
+        self._outputs.append(
+            with_request_stats(sequence, output, self.running.mean_batch(sequence))
+        )
         sequence.finish = output.finish
         del self._live[sequence.request_id]
         if sequence.slot < 0:
@@ -251,13 +270,13 @@ class RequestTable:
         else:
             self._free_slot(sequence)
 
-    def _end_broken(self, sequence: Sequence, error: Exception) -> None:
-        """Something went wrong in this request's own handling: the others go on."""
+    def _finish_failed(self, sequence: Sequence, error: Exception) -> None:
+        """Finish one request after an exception in its own handling: the others continue."""
         log.error("request %d failed", sequence.request_id, exc_info=error)
-        self._end(sequence, ending(sequence, "error", error=f"internal error: {error}"))
+        self._finish(sequence, finish_output(sequence, "error", error=f"internal error: {error}"))
 
     def _free_slot(self, sequence: Sequence) -> None:
-        """Out of its slot, its pages free."""
+        """Free the slot and the pages of a running sequence."""
         self.running.remove_sequence(sequence)
         self.pool.release(sequence.pages)
         sequence.pages = []
@@ -273,6 +292,6 @@ class RequestTable:
 
 def _joined(columns: list[TokenColumns]) -> TokenColumns:
     if len(columns) <= 1:
-        return columns[0] if columns else NOTHING
+        return columns[0] if columns else NO_TOKEN_COLUMNS
     ids, tokens, clients = zip(*columns, strict=True)
     return np.concatenate(ids), np.concatenate(tokens), np.concatenate(clients)

@@ -10,15 +10,13 @@ from runtime.scheduler.sequence import Sequence
 
 
 class Running:
-    """Two kinds, each in the order in which they entered."""
+    """Sequences that prefill and sequences that decode, each kind in the order of entry."""
 
     def __init__(self, num_slots: int, vocab_size: int, page_size: int) -> None:
-        # By request id: todo > 0 although nothing is under way.  Some of them are held.
+        # By request id: tokens are left to schedule.  Some of them are held.
         self.prefilling: dict[int, Sequence] = {}
-        self.decoding = DecodeColumns(
-            num_slots, vocab_size, page_size
-        )  # caught up: one token a step
-        self.num_background = 0  # of them
+        self.decoding = DecodeColumns(num_slots, vocab_size, page_size)  # one token a step
+        self.num_background = 0  # running sequences of priority BACKGROUND
         self._num_slots = num_slots
         self._steps = 0
         self._rows = 0
@@ -36,35 +34,36 @@ class Running:
 
     def add_sequence(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
-        sequence.begins = True
+        sequence.needs_slot_init = True
         if sequence.steps_at_admission is None:
             sequence.steps_at_admission = (self._steps, self._rows)
         self.prefilling[sequence.request_id] = sequence
         self.num_background += sequence.request.priority >= BACKGROUND
 
     def start_decoding(self, sequence: Sequence) -> None:
-        """Its last known token is under way: from now on it decodes."""
+        """All its known tokens are scheduled: from now on it decodes."""
         del self.prefilling[sequence.request_id]
         self.decoding.add_sequence(sequence)
 
     def hold(self, sequence: Sequence, now: float) -> None:
-        """One that decodes was left out of a step: until it goes on, it keeps what it has.
+        """Hold a decoding sequence left out of a step: it keeps its slot and pages, without rows.
 
-        What the device has sampled for it is worth nothing, so its newest token is fed once more.
+        The token that the device sampled for it is void, so its newest known token is computed
+        again when it resumes.
         """
         self.decoding.remove_sequence(sequence)
         sequence.unread_tokens = 0
         sequence.num_computed_tokens = len(sequence.tokens) - 1
-        sequence.begins = True
-        sequence.held = now
+        sequence.needs_slot_init = True
+        sequence.held_since = now
         self.prefilling[sequence.request_id] = sequence
 
     def longest_held(self, since: float = math.inf) -> Sequence | None:
-        """Of those that have been held since then, the first one."""
+        """The sequence that was held first, if it was held at `since` or before."""
         held = [
-            (one.held, one.order, one)
+            (one.held_since, one.arrival_index, one)
             for one in self.prefilling.values()
-            if one.held is not None and one.held <= since
+            if one.held_since is not None and one.held_since <= since
         ]
         return min(held)[2] if held else None
 
@@ -82,12 +81,12 @@ class Running:
         self._rows += num_rows
 
     def mean_batch(self, sequence: Sequence) -> float:
-        """Rows of a step, on average over the steps since the sequence first had a slot."""
+        """Mean rows a step since the sequence was first admitted."""
         steps, rows = sequence.steps_at_admission or (self._steps, self._rows)
         return (self._rows - rows) / max(1, self._steps - steps)
 
-    def last_in_rank(self) -> Sequence:
-        return max(self.all(), key=lambda sequence: sequence.rank)
+    def lowest_priority(self) -> Sequence:
+        return max(self.all(), key=lambda sequence: sequence.priority_key)
 
     def check_integrity(self) -> None:
         """Assert that each slot is free or has one sequence."""

@@ -1,4 +1,4 @@
-"""Sequence: the engine's record of one request.  The scheduler alone writes it."""
+"""Sequence: the engine's record of one request, written by the scheduler only."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from runtime.scheduler.page_pool import PageHash, chain_root, extend_chain, page
 
 
 class Sequence:
-    """One request from its arrival to its last Output.
+    """One request from its arrival to its last output.
 
-    tokens     known on the host: the prompt, then what was committed
-    launched   positions of the KV cache that are written or queued to be, until it has caught up
-    ahead      of one that was preempted: tokens that the device has sampled, or will with what is
-               queued, and the host has not read: 0 or 1 until there is speculation
-    pages      hold positions 0 .. len(pages) * page_size - 1; empty while it waits
+    tokens               known on the host: the prompt, then the committed tokens
+    num_computed_tokens  positions of the KV cache that are written or queued to be, during prefill
+    unread_tokens        of a preempted sequence: tokens that a step in flight samples and the host
+                         has not read; 0 or 1 without speculative decoding
+    pages                hold positions 0 .. len(pages) * page_size - 1; empty while it waits
 
-    What changes with each token of those that have caught up is in columns (decoding.py).
+    What changes with each token of a decoding sequence is in decode_columns.py.
     """
 
     __slots__ = (
-        "begins",
-        "cached",
+        "arrival_index",
         "finish",
         "first_output_sent",
+        "first_scheduled_at",
         "hashes",
-        "held",
-        "limit",
+        "held_since",
+        "max_len",
+        "needs_slot_init",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_waiting_tokens",
-        "order",
         "pages",
         "preemptions",
         "prompt_len",
@@ -38,7 +39,6 @@ class Sequence:
         "root",
         "seed",
         "slot",
-        "started",
         "steps_at_admission",
         "stop_ids",
         "tokens",
@@ -46,52 +46,55 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, *, seed: int, order: int, max_model_len: int
+        self, request: EngineRequest, *, seed: int, arrival_index: int, max_model_len: int
     ) -> None:
         params = request.params
         self.request = request
         self.request_id = request.id
         self.seed = seed
-        self.order = order  # of arrival, kept through preemptions
+        self.arrival_index = arrival_index  # kept through preemptions
         self.tokens = list(request.tokens)
         self.prompt_len = len(request.tokens)
-        self.limit = min(self.prompt_len + params.max_tokens, max_model_len)  # tokens at its end
+        self.max_len = min(
+            self.prompt_len + params.max_tokens, max_model_len
+        )  # of prompt and answer
         self.stop_ids = frozenset(params.stop_ids)
         self.num_computed_tokens = 0
         self.unread_tokens = 0
         self.slot = -1  # none
-        self.begins = False  # its slot has to start over, and to be told all its pages
-        self.held: float | None = None  # since when it waits for a mask: no row, and no new slot
+        self.needs_slot_init = False  # its next row resets the slot and sends all its pages
+        self.held_since: float | None = (
+            None  # since when it waits for a mask: it gets no row and no new slot
+        )
         self.pages: list[int] = []
-        self.num_waiting_tokens = 0  # tokens that were known when it came to wait
+        self.num_waiting_tokens = 0  # len(tokens) when it entered the waiting queue
         self.hashes: list[PageHash] = []
         self.root = chain_root(request.salt)
         self.finish: FinishReason | None = None
-        self.first_output_sent = False  # its first Output was made
-        self.cached = 0
-        self.started = 0.0
+        self.first_output_sent = False
+        self.num_cached_tokens = 0
+        self.first_scheduled_at = 0.0
         self.preemptions = 0
-        self.steps_at_admission: tuple[int, int] | None = (
-            None  # steps and rows that had been run before it
-        )
+        # Steps and rows that had run when it was first admitted.
+        self.steps_at_admission: tuple[int, int] | None = None
         self.prompt_scores: list[TokenLogprob | None] | None = None
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens to feed until it has caught up: a prompt, what a preemption lost, or one."""
+        """Tokens left to prefill: of a prompt, of what a preemption dropped, or one."""
         return len(self.tokens) + self.unread_tokens - self.num_computed_tokens
 
     @property
     def may_use_prefix_cache(self) -> bool:
-        """Nobody asks for what computing its first tokens would show."""
+        """Whether no output needs the first tokens computed (prompt logprobs, mean pooling)."""
         params = self.request.params
         mean = params.pooling is not None and params.pooling.kind == "mean"
         return params.prompt_logprobs is None and not mean
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Its place among all sequences: the smallest runs first and is preempted last."""
-        return (self.request.priority, self.order)
+    def priority_key(self) -> tuple[int, int]:
+        """The smallest key is admitted first and preempted last."""
+        return (self.request.priority, self.arrival_index)
 
     def hash_page(self, content: bytes, page_size: int) -> bool:
         """Hash the last full page of its known tokens, which holds `content`, if it is the next."""

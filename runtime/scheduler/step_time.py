@@ -1,9 +1,9 @@
-"""StepTimes: how long a step will take, learned from how long steps took.
+"""StepTimes: how long a step will take, learned from the times of past steps.
 
-A step's time is taken as a sum: a constant, and so much for each row that decodes, each prompt
-token, each token of KV that the decoding rows read, and each pair of a prompt token with a token
-before it.  The five weights are fitted to a few recent steps of every size, so that neither a long
-time of decoding nor one strange step makes the rest forgotten.
+The model of a step's time is linear: a constant, and so much for each decode row, each prompt
+token, each token of KV that decode rows read, and each query-key pair of prefill attention.  The
+five weights are fitted to a few recent steps of every size, so that neither a long time of decoding
+nor an outlier displaces the rest.
 """
 
 from __future__ import annotations
@@ -11,119 +11,119 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-SAMPLES = 8  # steps remembered of each size
-FIT_EVERY = 16  # steps, and only when somebody asks; the first few are fitted at once
-# What makes the weights comparable, so that what is not known yet is shared between them evenly.
-UNITS = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0)
+SAMPLES_PER_SIZE = 8  # of the newest steps of each size
+FIT_EVERY = 16  # steps, and only for a prediction; the first steps are fitted at once
+# Make the weights comparable, so that the ridge shares unexplained time evenly between them.
+FEATURE_SCALES = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0)
 RIDGE = 1e-4
-FOLLOW = 0.2  # of the newest step, in what the fit is corrected by
-MAX_DEVIATION = 2.0  # that one step may count as
-# A step that took so many times less than it should had begun long before the results of the one
-# before it were read: the host was late, and the time is nobody's.  Often in a row it is believed.
+CORRECTION_RATE = 0.2  # weight of the newest step in the correction of the fit
+MAX_DEVIATION = 2.0  # from the prediction, as a factor, that one step may contribute
+# A step measured so many times shorter than predicted had begun long before the results of the
+# previous one were read: the host was late, and the time is discarded.  MAX_TOO_SHORT such steps in
+# a row are believed.
 TOO_SHORT = 4.0
-IN_A_ROW = 3
-PLACES = range(len(UNITS))
+MAX_TOO_SHORT = 3
+FEATURES = range(len(FEATURE_SCALES))
 
 Vector = list[float]
 
 
 class StepLoad(NamedTuple):
-    """What a step does, as far as its time goes."""
+    """What the time of a step depends on."""
 
-    rows: int  # that decode
+    rows: int  # decode rows
     prompt_tokens: int
-    kv_tokens: int  # read by the rows that decode
-    pairs: float  # of a prompt token with those before it
+    kv_tokens: int  # read by the decode rows
+    pairs: float  # query-key pairs of the prompt tokens with those before them
 
 
 class StepTimes:
     def __init__(self) -> None:
         self._weights: Vector | None = None
-        self._knows_prompts = False
+        self._has_prefill = False
         self._correction = 1.0
-        self.mixed_in_a_row = 0  # steps that fed prompts, since one that only decoded
+        self.num_mixed_steps = 0  # steps with prefill since one that only decoded
         self._too_short = 0  # in a row
         self._samples: dict[tuple[int, int], deque[Vector]] = {}
-        self._fresh: dict[tuple[int, int], int] = {}  # how many of them the sums have not yet
-        # Of all other samples: their products with each other, and their sum.
-        self._square = [[0.0] * len(UNITS) for _ in PLACES]
-        self._right = [0.0] * len(UNITS)
-        self._noted = 0
-        self._fit_at = 1  # when so many were noted
+        self._num_unsummed: dict[tuple[int, int], int] = {}  # newest samples not yet in the sums
+        # The normal equations of all other samples: sums of outer products and of samples.
+        self._normal_matrix = [[0.0] * len(FEATURE_SCALES) for _ in FEATURES]
+        self._normal_rhs = [0.0] * len(FEATURE_SCALES)
+        self._num_recorded = 0
+        self._fit_at = 1  # the weights are fitted once so many steps were recorded
 
     def record(self, load: StepLoad, seconds: float) -> None:
-        """A step took so long."""
-        self.mixed_in_a_row = self.mixed_in_a_row + 1 if load.prompt_tokens else 0
-        expected = self._sum(self._weights, load) if self._weights is not None else 0.0
+        """Learn from a step of `load` that took `seconds`."""
+        self.num_mixed_steps = self.num_mixed_steps + 1 if load.prompt_tokens else 0
+        expected = self._predict(self._weights, load) if self._weights is not None else 0.0
         self._too_short = self._too_short + 1 if TOO_SHORT * seconds < expected else 0
-        if 0 < self._too_short < IN_A_ROW:
+        if 0 < self._too_short < MAX_TOO_SHORT:
             return
         milliseconds = max(1000 * seconds, 1e-3)
-        # Divided by the time that they should add up to: a step that took ten times as long as it
-        # should is off by one, not by ten.
+        # Divided by the measured time, so that the error of a fit is relative: a step that took ten
+        # times as long as predicted is off by one, not by ten.
         sample = [
-            value / unit / milliseconds for value, unit in zip((1.0, *load), UNITS, strict=True)
+            value / unit / milliseconds
+            for value, unit in zip((1.0, *load), FEATURE_SCALES, strict=True)
         ]
         size = (load.rows.bit_length(), load.prompt_tokens.bit_length())
         ring = self._samples.setdefault(size, deque())
         ring.append(sample)
-        fresh = self._fresh.get(size, 0) + 1
-        if len(ring) > SAMPLES:
+        unsummed = self._num_unsummed.get(size, 0) + 1
+        if len(ring) > SAMPLES_PER_SIZE:
             oldest = ring.popleft()
-            if fresh <= SAMPLES:
-                self._add(oldest, -1.0)
-        self._fresh[size] = min(fresh, SAMPLES)
-        self._noted += 1
+            if unsummed <= SAMPLES_PER_SIZE:
+                self._accumulate(oldest, -1.0)
+        self._num_unsummed[size] = min(unsummed, SAMPLES_PER_SIZE)
+        self._num_recorded += 1
         if load.prompt_tokens:
-            self._knows_prompts = True
+            self._has_prefill = True
             if expected:
-                off = (
-                    min(max(seconds / expected, 1 / MAX_DEVIATION), MAX_DEVIATION)
-                    * self._correction
-                )
-                self._correction += FOLLOW * (off - self._correction)
+                deviation = min(max(seconds / expected, 1 / MAX_DEVIATION), MAX_DEVIATION)
+                measured = deviation * self._correction
+                self._correction += CORRECTION_RATE * (measured - self._correction)
 
-    def _add_fresh(self) -> None:
-        """Steps that only decode go on for long without anybody who asks: they are added late."""
-        for size, fresh in self._fresh.items():
-            for sample in list(self._samples[size])[-fresh:]:
-                self._add(sample, 1.0)
-        self._fresh.clear()
+    def _sum_new_samples(self) -> None:
+        """Deferred to a prediction: long runs of decode steps ask for none."""
+        for size, unsummed in self._num_unsummed.items():
+            for sample in list(self._samples[size])[-unsummed:]:
+                self._accumulate(sample, 1.0)
+        self._num_unsummed.clear()
 
-    def _add(self, sample: Vector, sign: float) -> None:
-        right = self._right
-        for place, row in enumerate(self._square):
-            value = sign * sample[place]
+    def _accumulate(self, sample: Vector, sign: float) -> None:
+        rhs = self._normal_rhs
+        for feature, row in enumerate(self._normal_matrix):
+            value = sign * sample[feature]
             if value:
-                right[place] += value
-                for other in PLACES:
+                rhs[feature] += value
+                for other in FEATURES:
                     row[other] += value * sample[other]
 
     def seconds(self, load: StepLoad) -> float | None:
-        """What a step should take; None before a prompt has been run."""
+        """The predicted time of a step; None before the first step with prefill."""
         weights = self._fitted()
-        return None if weights is None else self._sum(weights, load)
+        return None if weights is None else self._predict(weights, load)
 
-    def _sum(self, weights: Vector, load: StepLoad) -> float:
+    def _predict(self, weights: Vector, load: StepLoad) -> float:
         one, rows, tokens, kv, pairs = weights
         total = one + rows * load.rows + tokens * load.prompt_tokens
         total += kv * load.kv_tokens + pairs * load.pairs
         return total * self._correction
 
     def decode_seconds(self, rows: int, kv_tokens: int) -> float:
-        """What a step without prompts should take; 0 before a prompt has been run."""
+        """The predicted time of a step without prefill; 0 before the first step with prefill."""
         return self.seconds(StepLoad(rows, 0, kv_tokens, 0.0)) or 0.0
 
     @property
     def per_token(self) -> float:
-        """Seconds that a prompt token should add to a step; 0 before a prompt has been run."""
+        """Predicted seconds a prompt token; 0 before the first step with prefill."""
         weights = self._fitted()
         return weights[2] * self._correction if weights is not None else 0.0
 
     def prompt_tokens(self, rows: int, kv_tokens: int, context: int, seconds: float) -> int | None:
-        """How many prompt tokens, after `context` others, fit into a step of so many seconds.
+        """How many prompt tokens, after `context` computed ones, fit into a step of `seconds`.
 
-        None before a prompt has been run; 0 if the rows that decode take longer alone.
+        None before the first step with prefill; 0 if the decode rows alone take longer.
         """
         weights = self._fitted()
         if weights is None:
@@ -138,46 +138,46 @@ class StepTimes:
         return int(2 * left / (linear + root)) if linear + root > 0 else None
 
     def _fitted(self) -> Vector | None:
-        """The weights, fitted again if enough was noted; None before a prompt has been run."""
-        if self._noted >= self._fit_at and self._knows_prompts:
-            self._fit_at = self._noted + min(self._noted, FIT_EVERY)
-            self._add_fresh()
-            fitted = _non_negative(self._square, self._right)
+        """The weights, refitted when due; None before the first step with prefill."""
+        if self._num_recorded >= self._fit_at and self._has_prefill:
+            self._fit_at = self._num_recorded + min(self._num_recorded, FIT_EVERY)
+            self._sum_new_samples()
+            fitted = _nonnegative_ridge(self._normal_matrix, self._normal_rhs)
             self._weights = [
-                weight / unit / 1000 for weight, unit in zip(fitted, UNITS, strict=True)
+                weight / unit / 1000 for weight, unit in zip(fitted, FEATURE_SCALES, strict=True)
             ]
         return self._weights
 
 
-def _non_negative(square: list[Vector], right: Vector) -> Vector:
-    """w >= 0 with square @ w = right, nearly: what would be negative is left out."""
-    weights = [0.0] * len(right)
-    used: list[int] = [place for place in PLACES if right[place] > 0]
+def _nonnegative_ridge(matrix: list[Vector], rhs: Vector) -> Vector:
+    """w >= 0 with matrix @ w ~ rhs: features whose weight would be negative are left out."""
+    weights = [0.0] * len(rhs)
+    used: list[int] = [feature for feature in FEATURES if rhs[feature] > 0]
     while used:
-        ridge = RIDGE * max(square[place][place] for place in used)
+        ridge = RIDGE * max(matrix[feature][feature] for feature in used)
         solved = _solve(
-            [[square[i][j] + ridge * (i == j) for j in used] for i in used],
-            [right[place] for place in used],
+            [[matrix[i][j] + ridge * (i == j) for j in used] for i in used],
+            [rhs[feature] for feature in used],
         )
         if min(solved) >= 0:
-            for place, value in zip(used, solved, strict=True):
-                weights[place] = value
+            for feature, value in zip(used, solved, strict=True):
+                weights[feature] = value
             break
-        used = [place for place, value in zip(used, solved, strict=True) if value > 0]
+        used = [feature for feature, value in zip(used, solved, strict=True) if value > 0]
     return weights
 
 
-def _solve(rows: list[Vector], right: Vector) -> Vector:
-    """x with rows @ x = right, for a matrix that is symmetric and positive definite."""
+def _solve(rows: list[Vector], rhs: Vector) -> Vector:
+    """x with rows @ x = rhs, for a matrix that is symmetric and positive definite."""
     size = len(rows)
     for pivot in range(size):
         for below in range(pivot + 1, size):
             factor = rows[below][pivot] / rows[pivot][pivot]
-            right[below] -= factor * right[pivot]
+            rhs[below] -= factor * rhs[pivot]
             for column in range(pivot, size):
                 rows[below][column] -= factor * rows[pivot][column]
     solved = [0.0] * size
-    for place in reversed(range(size)):
-        known = sum(rows[place][column] * solved[column] for column in range(place + 1, size))
-        solved[place] = (right[place] - known) / rows[place][place]
+    for feature in reversed(range(size)):
+        known = sum(rows[feature][column] * solved[column] for column in range(feature + 1, size))
+        solved[feature] = (rhs[feature] - known) / rows[feature][feature]
     return solved

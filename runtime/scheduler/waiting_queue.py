@@ -1,4 +1,4 @@
-"""Who may wait, and who is next."""
+"""WaitingQueue: sequences that wait for admission; and which requests may be queued at all."""
 
 from __future__ import annotations
 
@@ -12,94 +12,94 @@ from runtime.scheduler.sequence import Sequence
 
 
 class WaitingQueue:
-    """Sequences by rank.  Those that end while they wait are skipped, not searched for.
+    """Sequences by priority key.  Those that finish while they wait are removed lazily.
 
-    The first few are kept apart from the heap, where all of them can be looked at.  Those that are
-    held are in nobody's way.
+    The first few are kept in a sorted list apart from the heap, so that the scheduler can choose
+    among them.  Held sequences are counted, but never at the front.
     """
 
-    FRONT: int = 16  # enough to find a short prompt behind long ones
+    FRONT: int = 16  # sequences: enough to find a short prompt behind long ones
 
     def __init__(self) -> None:
         self._front: list[Sequence] = []  # ascending
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []  # all behind the front
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []  # all after the front
         self._held: set[Sequence] = set()
-        self._num_ended = 0
+        self._num_finished = 0
         self.num_tokens = 0  # of the prompts that wait
 
     def __len__(self) -> int:
-        return len(self._front) + len(self._heap) - self._num_ended + len(self._held)
+        return len(self._front) + len(self._heap) - self._num_finished + len(self._held)
 
     def push(self, sequence: Sequence) -> None:
-        if sequence.held is not None:
+        if sequence.held_since is not None:
             self._held.add(sequence)
             return
         self._held.discard(sequence)
-        # A preempted one gets another token when the step that is under way has been read.
+        # A preempted sequence gets another token when the step in flight is committed.
         sequence.num_waiting_tokens = len(sequence.tokens)
         self.num_tokens += sequence.num_waiting_tokens
         front = self._front
-        if front and sequence.rank < front[-1].rank:
-            insort(front, sequence, key=lambda one: one.rank)
+        if front and sequence.priority_key < front[-1].priority_key:
+            insort(front, sequence, key=lambda one: one.priority_key)
             if len(front) > self.FRONT:
                 sequence = front.pop()
-                heapq.heappush(self._heap, (sequence.rank, sequence))
+                heapq.heappush(self._heap, (sequence.priority_key, sequence))
         else:
-            heapq.heappush(self._heap, (sequence.rank, sequence))
+            heapq.heappush(self._heap, (sequence.priority_key, sequence))
 
     def front(self) -> list[Sequence]:
-        """The first in rank, at most FRONT of them, in order.  Not to be changed."""
+        """The first FRONT sequences by priority key, in order.  The caller must not modify it."""
         front, heap = self._front, self._heap
         if any(sequence.finish is not None for sequence in front):
             alive = [sequence for sequence in front if sequence.finish is None]
-            self._num_ended -= len(front) - len(alive)
+            self._num_finished -= len(front) - len(alive)
             self._front = front = alive
         while heap and len(front) < self.FRONT:
             sequence = heapq.heappop(heap)[1]
             if sequence.finish is None:
                 front.append(sequence)
             else:
-                self._num_ended -= 1
+                self._num_finished -= 1
         return front
 
     def head(self) -> Sequence | None:
         front = self.front()
         return front[0] if front else None
 
-    def take(self, sequence: Sequence) -> None:
-        """Take out one of the front."""
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence of the front."""
         self.num_tokens -= sequence.num_waiting_tokens
         self._front.remove(sequence)
 
     def mark_finished(self, sequence: Sequence) -> None:
-        """One that waits has got its `finish`.  Sweep when half of the line has."""
+        """`finish` of a waiting sequence was set.  Compacts when half of the queue has finished."""
         if sequence in self._held:
             self._held.remove(sequence)
             return
         self.num_tokens -= sequence.num_waiting_tokens
-        self._num_ended += 1
-        if self._num_ended * 2 > len(self._heap) + 64:
+        self._num_finished += 1
+        if self._num_finished * 2 > len(self._heap) + 64:
             self._heap = [entry for entry in self._heap if entry[1].finish is None]
             heapq.heapify(self._heap)
             self._front = [sequence for sequence in self._front if sequence.finish is None]
-            self._num_ended = 0
+            self._num_finished = 0
 
     def check_integrity(self) -> None:
-        """Assert that what is counted is what there is."""
+        """Assert that the counters agree with the queue."""
         waiting = chain(self._front, (sequence for _, sequence in self._heap))
         alive = [sequence for sequence in waiting if sequence.finish is None]
         assert len(alive) + len(self._held) == len(self)
-        assert all(one.held is not None and one.finish is None for one in self._held)
-        assert all(one.held is None for one in alive)
+        assert all(one.held_since is not None and one.finish is None for one in self._held)
+        assert all(one.held_since is None for one in alive)
         assert sum(sequence.num_waiting_tokens for sequence in alive) == self.num_tokens
 
 
 def validation_error(
     request: EngineRequest, resolved: ResolvedConfig, vocab_size: int
 ) -> str | None:
-    """Why this request could never run, or would harm others if it did; None if it can.
+    """Why this request can never run, or would harm others if it did; None if it can.
 
-    The server has checked the same before: this guards the engine, not the caller's comfort.
+    The server has checked the same before: this protects the engine.
     """
     tokens, params = request.tokens, request.params
     if not tokens:
@@ -127,7 +127,7 @@ def validation_error(
             f"prompt has {len(tokens)} tokens, the maximum context length is "
             f"{resolved.max_model_len}{answer}: shorten the prompt"
         )
-    # Nothing reads the last token of an answer.
+    # The last token of an answer has no KV position.
     longest = min(len(tokens) + params.max_tokens, resolved.max_model_len) - (not pooled)
     capacity = resolved.num_pages * resolved.page_size
     if longest > capacity:

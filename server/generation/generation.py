@@ -192,7 +192,7 @@ class Generation:
         if output.finish == "error" or output.finish == "abort":
             choice.finish = output.finish
             self._count(choice)
-            if output.refused:
+            if output.is_request_error:
                 grammar = choice.mailbox.request.params.grammar
                 code = "invalid_grammar" if grammar else "invalid_value"
                 raise RequestError(output.error or "", code=code)

@@ -19,7 +19,7 @@ from model_zoo.model import Model
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import ModelRunner
-from runtime.grammar.manager import Answers
+from runtime.grammar.manager import GrammarUpdates
 from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
 
@@ -92,7 +92,7 @@ class FitRules:
         self._said: dict[int, list[int]] = {}
         self._most: dict[int, int] = {}
         self._ended: list[int] = []
-        self._delays: dict[int, int] = {}  # calls of settle() until the mask is here
+        self._delays: dict[int, int] = {}  # calls of settle() until the mask is arrived
         self._draw = random.Random(vocab_size)
         self.late: set[int] = set()
 
@@ -131,14 +131,14 @@ class FitRules:
                 if len(self._said[id]) == self._most[id]:
                     self._ended.append(id)
 
-    def wait_advanced(self, ids: Iterable[int] = ()) -> Answers:
+    def poll(self, ids: Iterable[int] = ()) -> GrammarUpdates:
         self._delays = {id: left - 1 for id, left in self._delays.items() if left}
-        here = {id for id in self.late if id not in self._delays}
+        arrived = {id for id in self.late if id not in self._delays}
         late = {id for id in ids if id in self._delays}
-        self.late = (self.late - here) | late
+        self.late = (self.late - arrived) | late
         ended = [id for id in self._ended if id not in self._delays]
         self._ended = [id for id in self._ended if id in self._delays]
-        return Answers(ended, {}, {}, late, here)
+        return GrammarUpdates(ended, {}, {}, late, arrived)
 
     def masks(self, rows: Iterable[tuple[int, int]]) -> Masks | None:
         found = [

@@ -1,4 +1,4 @@
-"""Real Grammars in front of a fake process, whose answers take as long as a test wants."""
+"""A real GrammarManager in front of a fake process, whose answers take as long as a test wants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from itertools import cycle
 from pathlib import Path
 
 from runtime.grammar.manager import GrammarManager
-from runtime.grammar.messages import Advance, Advanced, Compile, Compiled, FromWorker, ToWorker
+from runtime.grammar.messages import (
+    Advance,
+    Advanced,
+    Compile,
+    Compiled,
+    FromGrammarProcess,
+    ToGrammarProcess,
+)
 
 VOCAB_SIZE = 97
 MASK_BYTES = (VOCAB_SIZE + 7) // 8
@@ -31,17 +38,17 @@ class Clock:
 
 
 class FakeProcess:
-    """A Worker with both of its channels."""
+    """A GrammarProcess with both of its channels."""
 
     def __init__(self, clock: Clock, delays: Iterable[float]) -> None:
         self.sender = self.receiver = self
         self._clock = clock
         self._delays = iter(delays)  # seconds from each message to its answer
         self._answers: dict[int, list[int]] = {}
-        self._due: list[tuple[float, FromWorker]] = []
+        self._due: list[tuple[float, FromGrammarProcess]] = []
         self._advanced_at = 0.0  # one Advance is answered after the other
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: ToGrammarProcess) -> None:
         if isinstance(message, Compile):
             self._answers[message.key] = []
             due = self._clock.now + next(self._delays)
@@ -59,7 +66,7 @@ class FakeProcess:
                 self._answers.pop(key, None)
         self._due.sort(key=lambda entry: entry[0])
 
-    def receive(self, wait_seconds: float) -> list[FromWorker]:
+    def receive(self, wait_seconds: float) -> list[FromGrammarProcess]:
         if self._due and self._due[0][0] > self._clock.now:
             self._clock.now = min(self._clock.now + wait_seconds, self._due[0][0])
         arrived = [message for due, message in self._due if due <= self._clock.now]

@@ -36,13 +36,13 @@ def shared_without_a_reference(true: Callable[..., None]) -> Callable[..., None]
 
 
 def remembered_after_it_was_taken(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
-    def take(self: PagePool, count: int) -> list[int]:
+    def allocate(self: PagePool, count: int) -> list[int]:
         names = dict(self._page_of), dict(self._hash_of)
         pages = true(self, count)
         self._page_of, self._hash_of = names
         return pages
 
-    return take
+    return allocate
 
 
 def salt_ignored(true: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -60,11 +60,13 @@ def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(self: BatchBuilder, row: Sequence, count: int, new_pages: list[int]) -> bool:
-        result = true(self, row, count, new_pages)
+    def add_prefill(
+        self: BatchBuilder, sequence: Sequence, count: int, new_pages: list[int]
+    ) -> bool:
+        result = true(self, sequence, count, new_pages)
         scheduler = SCHEDULERS[-1]
-        hashes = row.hash_pages(scheduler.resolved.page_size)
-        for page, page_hash in zip(row.pages, hashes, strict=False):
+        hashes = sequence.hash_pages(scheduler.resolved.page_size)
+        for page, page_hash in zip(sequence.pages, hashes, strict=False):
             scheduler.pool.cache_page(page, page_hash)
         return result
 
@@ -72,26 +74,28 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
 
 
 def forgotten_new_page(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    def launch(self: BatchBuilder) -> SchedulerOutput:
+    def build(self: BatchBuilder) -> SchedulerOutput:
         del self.decoding.new_page_rows[:1], self.decoding.new_pages[:1]
         return true(self)
 
-    return launch
+    return build
 
 
 def start_off_by_one(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    def launch(self: BatchBuilder) -> SchedulerOutput:
+    def build(self: BatchBuilder) -> SchedulerOutput:
         self.starts = [start - (start > 4) for start in self.starts]
         self.decoding.starts[self.decoding.starts > 4] -= 1
         return true(self)
 
-    return launch
+    return build
 
 
 def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(self: BatchBuilder, row: Sequence, count: int, new_pages: list[int]) -> bool:
-        samples = true(self, row, count, new_pages)
-        if row.preemptions and samples and row.tokens[row.prompt_len :]:
+    def add_prefill(
+        self: BatchBuilder, sequence: Sequence, count: int, new_pages: list[int]
+    ) -> bool:
+        samples = true(self, sequence, count, new_pages)
+        if sequence.preemptions and samples and sequence.tokens[sequence.prompt_len :]:
             self.tokens[-1] = LAST
         return samples
 
@@ -99,14 +103,14 @@ def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., 
 
 
 def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, row: None if row.preemptions else true(self, row)
+    return lambda self, sequence: None if sequence.preemptions else true(self, sequence)
 
 
 def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
     def add_sequence(self: DecodeColumns, sequence: Sequence) -> None:
         true(self, sequence)
         self._page_room[sequence.slot] += 1
-        self._due[sequence.slot] += 1
+        self._schedule_check_at[sequence.slot] += 1
 
     return add_sequence
 
@@ -124,7 +128,7 @@ def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
     def preempt(self: Scheduler, sequence: Sequence) -> None:
         true(self, sequence)
         self.waiting.front()
-        self.waiting.take(sequence)
+        self.waiting.remove(sequence)
 
     return preempt
 
@@ -133,8 +137,8 @@ def ended_row_committed(true: Callable[..., object]) -> Callable[..., object]:
     """A row under way for a sequence that has left its slot is taken for the next one's."""
 
     def commit(self: DecodeColumns, rows: DecodeRows, *rest: object) -> object:
-        owners = rows.owners._replace(order=self._order[rows.slots])
-        return true(self, rows._replace(owners=owners), *rest)
+        requests = rows.requests._replace(arrival_index=self._arrival_index[rows.slots])
+        return true(self, rows._replace(requests=requests), *rest)
 
     return commit
 
@@ -148,22 +152,22 @@ def newest_tokens_forgotten(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
-    def next_rows(self: DecodeColumns, most: int) -> object:
+    def select_rows(self: DecodeColumns, max_rows: int) -> object:
         self._kv_limit += 1
-        self._due += 1
-        rows = true(self, most)
+        self._schedule_check_at += 1
+        rows = true(self, max_rows)
         self._kv_limit -= 1
-        self._due -= 1
+        self._schedule_check_at -= 1
         return rows
 
-    return next_rows
+    return select_rows
 
 
 def ends_of_others_alone(true: Callable[..., None]) -> Callable[..., None]:
     def add_sequence(self: DecodeColumns, sequence: Sequence) -> None:
         true(self, sequence)
         if len(self.slots) == 1:
-            self._ends[list(sequence.stop_ids)] = False
+            self._is_stop_id[list(sequence.stop_ids)] = False
 
     return add_sequence
 
@@ -204,7 +208,7 @@ def back_at_once_after_making_way(
 
 
 def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda self, row, count, new_pages: true(self, row, count, [])
+    return lambda self, sequence, count, new_pages: true(self, sequence, count, [])
 
 
 def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
@@ -225,8 +229,10 @@ def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., bool]:
-    def note(self: Scheduler, sequence: Sequence, index: int, sampled: ModelRunnerOutput) -> bool:
-        return sampled.tokens[index] != LAST and true(self, sequence, index, sampled)
+    def note(
+        self: Scheduler, sequence: Sequence, index: int, model_output: ModelRunnerOutput
+    ) -> bool:
+        return model_output.tokens[index] != LAST and true(self, sequence, index, model_output)
 
     return note
 
@@ -234,17 +240,17 @@ def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., b
 def late_mask_not_waited_for(
     true: Callable[..., SchedulerOutput],
 ) -> Callable[..., SchedulerOutput]:
-    return lambda self, launch, rows: launch
+    return lambda self, scheduler_output, rows: scheduler_output
 
 
 def left_out_row_committed(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    return lambda self, rows: true(self, rows)._replace(left_out=[])
+    return lambda self, rows: true(self, rows)._replace(held_rows=[])
 
 
 def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
     def hold(self: Running, sequence: Sequence, now: float) -> None:
         true(self, sequence, now)
-        sequence.begins = False
+        sequence.needs_slot_init = False
 
     return hold
 
@@ -259,12 +265,12 @@ def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def held_for_ever(true: Callable[..., None]) -> Callable[..., None]:
-    def go_on(self: Scheduler, request_id: int) -> None:
+    def resume_held(self: Scheduler, request_id: int) -> None:
         sequence = self._live.get(request_id)
         if sequence is not None and sequence.slot >= 0:
             true(self, request_id)
 
-    return go_on
+    return resume_held
 
 
 def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None]:
@@ -282,16 +288,16 @@ def min_tokens_forgotten(true: Callable[..., RequestOutput]) -> Callable[..., Re
 
 
 def tokens_counted_when_they_leave(true: Callable[..., None]) -> Callable[..., None]:
-    def take(self: WaitingQueue, sequence: Sequence) -> None:
-        sequence.queued = len(sequence.tokens)
+    def remove(self: WaitingQueue, sequence: Sequence) -> None:
+        sequence.num_waiting_tokens = len(sequence.tokens)
         true(self, sequence)
 
-    return take
+    return remove
 
 
 def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
     def push(self: WaitingQueue, sequence: Sequence) -> None:
-        sequence.limit += 1
+        sequence.max_len += 1
         true(self, sequence)
 
     return push
@@ -306,20 +312,20 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (PagePool, "release", never_released),
     (PagePool, "release", head_waits_for_ever),
     (PagePool, "share", shared_without_a_reference),
-    (PagePool, "take", remembered_after_it_was_taken),
+    (PagePool, "allocate", remembered_after_it_was_taken),
     (runtime.scheduler.sequence, "extend_chain", chain_without_parent),
     (runtime.scheduler.sequence, "chain_root", salt_ignored),
     (Sequence, "may_use_prefix_cache", means_without_their_prefix),
     (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
     (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
     (BatchBuilder, "add_prefill", pages_never_told),
-    (BatchBuilder, "launch", forgotten_new_page),
-    (BatchBuilder, "launch", start_off_by_one),
-    (BatchBuilder, "start", slot_not_started_over),
+    (BatchBuilder, "build", forgotten_new_page),
+    (BatchBuilder, "build", start_off_by_one),
+    (BatchBuilder, "init_slot", slot_not_started_over),
     (DecodeColumns, "add_sequence", pages_off_by_one_crossing),
     (DecodeColumns, "add_sequence", ends_of_others_alone),
     (DecodeColumns, "flush_tokens", newest_tokens_forgotten),
-    (DecodeColumns, "next_rows", one_row_too_many),
+    (DecodeColumns, "select_rows", one_row_too_many),
     (DecodeColumns, "commit", ended_row_committed),
     (Scheduler, "_preempt", preempted_loses_a_token),
     (Scheduler, "_preempt", preempted_is_lost),
@@ -329,13 +335,13 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "abort", abort_without_an_end),
     (Scheduler, "_free_slot", pages_kept_after_leaving),
     (Scheduler, "_record_details", parts_of_prompts_always_usable),
-    (Scheduler, "hold_back", late_mask_not_waited_for),
-    (Scheduler, "go_on", held_for_ever),
-    (SchedulerOutput, "without", left_out_row_committed),
+    (Scheduler, "hold_rows", late_mask_not_waited_for),
+    (Scheduler, "resume_held", held_for_ever),
+    (SchedulerOutput, "without_sampling", left_out_row_committed),
     (Running, "hold", held_slot_not_started_over),
     (Running, "hold", held_token_not_fed_again),
     (runtime.scheduler.request_table, "validation_error", nothing_refused),
     (runtime.scheduler.request_table, "next_output", min_tokens_forgotten),
     (WaitingQueue, "push", one_token_too_many),
-    (WaitingQueue, "take", tokens_counted_when_they_leave),
+    (WaitingQueue, "remove", tokens_counted_when_they_leave),
 ]

@@ -118,15 +118,17 @@ class Play:
         self.engine.scheduler.schedule = self._spoil  # type: ignore[method-assign]
 
     def _spoil(self) -> SchedulerOutput | None:
-        launch = self._schedule()
-        if launch is not None:
-            ids = launch.decoding.owners.ids.tolist() + [one.request_id for one in launch.prompts]
+        scheduler_output = self._schedule()
+        if scheduler_output is not None:
+            ids = scheduler_output.decoding.requests.ids.tolist() + [
+                one.request_id for one in scheduler_output.prefilling
+            ]
             for number, row in self.workload.spoils:
                 if number == self._steps and row < len(ids):
-                    self.executor.spoils.add((number, int(launch.batch.slots[row])))
+                    self.executor.spoils.add((number, int(scheduler_output.batch.slots[row])))
                     self.spoilt.add(ids[row])
             self._steps += 1
-        return launch
+        return scheduler_output
 
     def run(self) -> None:
         visits = self.workload.visits

@@ -18,7 +18,7 @@ import msgspec
 from runtime.engine.process import EngineProcessArgs
 from runtime.ipc.channel import Receiver, Sender
 from runtime.ipc.client import CLIENT_BITS
-from runtime.ipc.parent_watch import begin
+from runtime.ipc.parent_watch import read_args
 from runtime.messages import (
     Abort,
     EngineRequest,
@@ -54,7 +54,7 @@ def ready(epoch: int) -> Ready:
 
 
 def main() -> None:
-    start = begin(EngineProcessArgs)
+    start = read_args(EngineProcessArgs)
     mode = os.environ.get("STUB_ENGINE", "")
     if mode == "wrong":
         print("error: --device moon: there is none", file=sys.stderr)

@@ -200,8 +200,8 @@ def test_second_request_of_an_id_is_refused_and_the_first_goes_on(played: Played
     played.sender.send(EngineRequest(40, 0, [5, 6], long))
     played.sender.send(EngineRequest(40, 1, [7, 8], GREEDY))
     tokens, last = played.end_of(40, client=1)
-    assert (tokens, last.finish) == ([], "error") and last.refused
-    assert last.error == "a request of this id is under way already"
+    assert (tokens, last.finish) == ([], "error") and last.is_request_error
+    assert last.error == "a request with this id is running already"
     tokens, last = played.end_of(40)
     assert (len(tokens), last.finish) == (long.max_tokens, "length")
 

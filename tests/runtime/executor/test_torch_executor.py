@@ -247,7 +247,7 @@ def test_a_row_that_may_take_no_token_is_the_requests_own_mistake_and_its_pages_
     got = run(engine, [EngineRequest(0, 0, prompt, plain), EngineRequest(1, 0, [1, 2], plain)])
     got |= run(engine, [EngineRequest(2, 0, prompt, stuck), EngineRequest(3, 0, [1, 2], plain)])
     [end] = got[2]
-    assert end.finish == "error" and end.refused
+    assert end.finish == "error" and end.is_request_error
     assert end.error is not None and "no token is left to choose from" in end.error
     assert tokens_of(got[3]) == tokens_of(got[1])
     [first, *_] = run(engine, [EngineRequest(4, 0, prompt, plain)])[4]

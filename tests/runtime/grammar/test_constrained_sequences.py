@@ -257,7 +257,7 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_only(
     wanted = [ask(1, lark_grammar("start: nothing")), ask(2, regex_grammar("abc")), ask(3, "[")]
     got = run(engine, wanted)
     for id in (1, 3):
-        assert (got[id][-1].finish, got[id][-1].refused) == ("error", True)
+        assert (got[id][-1].finish, got[id][-1].is_request_error) == ("error", True)
     assert "nothing" in (got[1][-1].error or "")
     assert texts.of(got[2]) == "abc"
 
@@ -275,7 +275,7 @@ def test_a_grammar_that_leads_nowhere_ends_its_request_only(
     engine = make_engine(grammars, overlap=True)
     got = run(engine, [ask(1, lark_grammar(grammar)), ask(2, max_tokens=9)])
     end = got[1][-1]
-    assert (end.finish, end.refused) == ("error", True)
+    assert (end.finish, end.is_request_error) == ("error", True)
     assert "leads nowhere" in (end.error or "")
     assert got[2][-1].finish == "length"
 
@@ -285,14 +285,14 @@ def test_a_fault_of_ours_while_a_grammar_is_compiled_ends_its_request_only(
 ) -> None:
     schema = json_grammar({"type": "boolean"})
     unknown = VOCAB + 4096  # no token: the engine refuses such a request, but later
-    grammars.begin(ask(1, schema, stop_ids=(unknown,), min_tokens=1))
-    grammars.begin(ask(2, schema))
+    grammars.submit(ask(1, schema, stop_ids=(unknown,), min_tokens=1))
+    grammars.submit(ask(2, schema))
     done: dict[int, tuple[str | None, bool]] = {}
     until = time.monotonic() + 20
     while len(done) < 2 and time.monotonic() < until:
         done |= {
             one.id: (error, is_request_error)
-            for one, error, is_request_error in grammars.compiled(0.1)
+            for one, error, is_request_error in grammars.take_compiled(0.1)
         }
     grammars.release(1)
     grammars.release(2)
@@ -303,7 +303,7 @@ def test_a_fault_of_ours_while_a_grammar_is_compiled_ends_its_request_only(
 
 def test_an_engine_without_grammars_refuses_them() -> None:
     got = run(make_engine(None, overlap=True), [ask(1, regex_grammar("a"))])
-    assert (got[1][-1].finish, got[1][-1].refused) == ("error", True)
+    assert (got[1][-1].finish, got[1][-1].is_request_error) == ("error", True)
 
 
 def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:
@@ -328,7 +328,7 @@ def test_an_aborted_request_is_forgotten(grammars: GrammarManager, early: bool) 
     while engine.has_work:
         outputs += engine.step()
     assert [output.finish for output in outputs if output.finish] == ["abort"]
-    assert not grammars.open and not grammars.compiling
+    assert not grammars.has_live and not grammars.compiling
     assert engine.scheduler.pool.num_used == 0
 
 
@@ -349,7 +349,7 @@ def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
         assert id not in [one.request_id for one in engine.scheduler.running.all()]
     told = [(output.finish, output.tokens) for output in outputs if output.id == id]
     assert told == [("abort", [])]
-    assert engine.scheduler.pool.num_used == 0 and not grammars.open and not grammars.compiling
+    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live and not grammars.compiling
 
 
 def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
@@ -359,14 +359,14 @@ def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
     engine.add(ask(1, regex_grammar("[a-z]{100}")))
     engine.add(ask(2, max_tokens=40))
     outputs = step_until(engine, 1, 2)
-    worker = grammars._worker
-    assert worker is not None
-    os.kill(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
+    process = grammars._process
+    assert process is not None
+    os.kill(process.popen.pid, signal.SIGKILL)
+    process.popen.wait()
     while engine.has_work:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
-    assert "SIGKILL" in (ends[1].error or "") and not ends[1].refused
+    assert "SIGKILL" in (ends[1].error or "") and not ends[1].is_request_error
     assert ends[2].finish == "length"
     assert texts.of(run(engine, [ask(3, regex_grammar("abc"))])[3]) == "abc"
 
@@ -376,10 +376,10 @@ def test_a_grammar_process_that_died_while_nobody_needed_it_is_nobodys_fault(
 ) -> None:
     engine = make_engine(grammars, overlap=True)
     run(engine, [ask(1, regex_grammar("abc"))])
-    worker = grammars._worker
-    assert worker is not None
-    worker.process.kill()
-    worker.process.wait()
+    process = grammars._process
+    assert process is not None
+    process.popen.kill()
+    process.popen.wait()
     assert texts.of(run(engine, [ask(2, regex_grammar("abd"))])[2]) == "abd"
 
 
@@ -389,17 +389,17 @@ def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
     engine = make_engine(grammars, overlap=True)
     run(engine, [ask(1, regex_grammar("abc"))])
     for times, finish in ((1, "stop"), (2, "error")):
-        worker = grammars._worker
-        assert worker is not None
-        os.kill(worker.process.pid, signal.SIGSTOP)  # it shall not answer first
+        process = grammars._process
+        assert process is not None
+        os.kill(process.popen.pid, signal.SIGSTOP)  # it shall not answer first
         engine.add(ask(times, regex_grammar("abe")))
         outputs: list[RequestOutput] = []
         for _ in range(times):
-            worker = grammars._worker
-            assert worker is not None
-            worker.process.kill()  # the second one has hardly begun to start
-            worker.process.wait()
-            while grammars.compiling and grammars._worker is worker:
+            process = grammars._process
+            assert process is not None
+            process.popen.kill()  # the second one has hardly begun to start
+            process.popen.wait()
+            while grammars.compiling and grammars._process is process:
                 outputs += engine.step()
         while engine.has_work:
             outputs += engine.step()

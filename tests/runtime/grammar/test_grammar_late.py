@@ -46,18 +46,18 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     for one in wanted:
         engine.add(one)
     outputs = step_until(engine, 1, 3)
-    worker = grammars._worker
-    assert worker is not None
-    os.kill(worker.process.pid, signal.SIGSTOP)
+    process = grammars._process
+    assert process is not None
+    os.kill(process.popen.pid, signal.SIGSTOP)
     engine.add(ask(3, max_tokens=100, stop_ids=()))
     began = time.monotonic()
     outputs += step_until(engine, 3, 100)
     assert time.monotonic() - began < REPLY_TIMEOUT_SECONDS / 2
     assert grammars.late == {1, 2}
-    os.kill(worker.process.pid, signal.SIGCONT)
+    os.kill(process.popen.pid, signal.SIGCONT)
     while engine.has_work:
         outputs += engine.step()
-    assert engine.scheduler.pool.num_used == 0 and not grammars.open
+    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live
     for one in wanted:
         got = [output for output in outputs if output.id == one.id]
         assert tokens_of(got) == tokens_of(undisturbed[one.id])
@@ -69,9 +69,9 @@ def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
     engine = make_engine(grammars, overlap=True)
     engine.add(ask(1, regex_grammar("[a-z]{100}")))
     outputs = step_until(engine, 1, 2)
-    worker = grammars._worker
-    assert worker is not None
-    os.kill(worker.process.pid, signal.SIGSTOP)
+    process = grammars._process
+    assert process is not None
+    os.kill(process.popen.pid, signal.SIGSTOP)
     engine.add(ask(2, max_tokens=40, stop_ids=()))
     outputs += step_until(engine, 2, 10)
     engine.add(ask(3, regex_grammar("abc")))
@@ -81,7 +81,7 @@ def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
     while engine.has_work:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
-    assert (ends[1].finish, ends[1].error, ends[1].refused) == ("error", SILENT, False)
+    assert (ends[1].finish, ends[1].error, ends[1].is_request_error) == ("error", SILENT, False)
     # The next process compiles what the one before had not.
     assert (ends[2].finish, ends[3].finish) == ("length", "stop")
 

@@ -25,7 +25,9 @@ def test_where_there_can_be_no_process_its_request_ends_and_others_run_on(
     grammars = GrammarManager(texts.file, VOCAB, folder=tmp_path / "swept away")
     engine = make_engine(grammars, overlap=True)
     outputs = run(engine, [ask(1, json_grammar({"type": "boolean"})), ask(2, "")])
-    assert "cannot be started" in (outputs[1][-1].error or "") and not outputs[1][-1].refused
+    assert (
+        "cannot be started" in (outputs[1][-1].error or "") and not outputs[1][-1].is_request_error
+    )
     assert outputs[2][-1].finish in ("stop", "length")
 
 
@@ -38,8 +40,8 @@ def test_a_process_that_cannot_be_started_leaves_no_folder_behind(
     monkeypatch.setattr("runtime.grammar.manager.subprocess.Popen", no_more_processes)
     grammars = GrammarManager(texts.file, VOCAB, folder=tmp_path)
     for id in (1, 2):
-        grammars.begin(ask(id, json_grammar({"type": "boolean"})))
-    assert [bool(error) for _, error, _ in grammars.compiled()] == [True, True]
+        grammars.submit(ask(id, json_grammar({"type": "boolean"})))
+    assert [bool(error) for _, error, _ in grammars.take_compiled()] == [True, True]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,8 +53,8 @@ def test_sockets_fit_into_the_longest_directory_that_the_launcher_takes(
     folder = Path(tempfile.mkdtemp(prefix="w" * letters, dir="/tmp"))
     grammars = GrammarManager(texts.file, VOCAB, folder=folder)
     try:
-        grammars.begin(ask(1, json_grammar({"type": "boolean"})))
-        assert (grammars._worker is not None) == longest
+        grammars.submit(ask(1, json_grammar({"type": "boolean"})))
+        assert (grammars._process is not None) == longest
     finally:
         grammars.close()
         shutil.rmtree(folder)

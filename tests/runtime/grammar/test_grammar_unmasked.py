@@ -9,7 +9,7 @@ import pytest
 from fake_engine import VOCAB
 from grammar_engine import Texts, ask, make_engine, regex_grammar
 
-from runtime.engine.loop import UNMASKED
+from runtime.engine.loop import MISSING_MASK
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import RequestOutput
 
@@ -33,17 +33,21 @@ def test_one_whose_mask_is_missing_ends_before_the_next_token(
     while sum(output.id == 1 for output in outputs) < 3:
         outputs += engine.step()
     known = sum(len(output.tokens) for output in outputs if output.id == 1)
-    while grammars._asked:
+    while grammars._pending_advances:
         grammars._receive(0.1)
     del grammars._masks[1]
     while engine.has_work:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
-    assert (ends[1].finish, ends[1].error, ends[1].refused) == ("error", UNMASKED, False)
+    assert (ends[1].finish, ends[1].error, ends[1].is_request_error) == (
+        "error",
+        MISSING_MASK,
+        False,
+    )
     # One more may have been chosen under the mask before.
     assert sum(len(output.tokens) for output in outputs if output.id == 1) <= known + overlap
     assert (ends[2].finish, ends[3].finish) == ("stop", "length")
-    assert engine.scheduler.pool.num_used == 0 and not grammars.open
+    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live
 
 
 def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: GrammarManager) -> None:
@@ -51,10 +55,10 @@ def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: Gram
     engine.add(ask(1, regex_grammar("[a-z]{40}")))
     while not grammars._compiled:
         grammars._receive(0.1)
-    worker = grammars._worker
-    assert worker is not None
-    worker.process.kill()
-    worker.process.wait()
+    process = grammars._process
+    assert process is not None
+    process.popen.kill()
+    process.popen.wait()
     engine.add(ask(2, regex_grammar("[a-z]{4}")))  # finds that the process has ended
     outputs: list[RequestOutput] = []
     while engine.has_work:

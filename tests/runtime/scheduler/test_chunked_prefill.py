@@ -12,7 +12,13 @@ from benchmarks.schedule.host_step import fake_config
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.scheduler.batch import Batch
-from runtime.scheduler.chunked_prefill import GPU, MIXED_IN_A_ROW, STEPS, ChunkBudget, Prompts
+from runtime.scheduler.chunked_prefill import (
+    GPU,
+    MAX_MIXED_STEPS,
+    MIN_PREFILL_STEPS,
+    ChunkBudget,
+    PrefillLoad,
+)
 from runtime.scheduler.step_time import StepLoad, StepTimes
 
 
@@ -90,10 +96,10 @@ def test_steps_with_rows_that_decode_stay_within_the_target(target_ms: float, ro
         server.add(id, 4000)
     server.step(60)
     loads = mixed(server.batches)
-    fewest = GPU.fewest + GPU.tile  # as few as there may be, whatever they take
+    min_chunk = GPU.min_prefill_tokens + GPU.tile  # the smallest chunk, however long it takes
     over = [load for load in loads if step_ms(load) > 1.25 * target_ms]
-    assert loads and all(load.prompt_tokens < fewest for load in over)
-    assert max(load.prompt_tokens for load in loads) >= GPU.fewest
+    assert loads and all(load.prompt_tokens < min_chunk for load in over)
+    assert max(load.prompt_tokens for load in loads) >= GPU.min_prefill_tokens
 
 
 def test_a_higher_target_lets_more_of_a_prompt_in() -> None:
@@ -143,9 +149,9 @@ def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() ->
     warmed(server, 64)
     for id in range(1000):
         server.add(2000 + id, 4000)
-    server.step(MIXED_IN_A_ROW // 2)
+    server.step(MAX_MIXED_STEPS // 2)
     began = len(server.batches)
-    server.step(2 * MIXED_IN_A_ROW)
+    server.step(2 * MAX_MIXED_STEPS)
     loads = [load_of(batch) for batch in server.batches[began:]]
     assert server.engine.scheduler.running.prefilling
     assert 1 <= sum(load.rows > 0 and not load.prompt_tokens for load in loads) <= 6
@@ -161,8 +167,8 @@ def test_beside_some_rows_steps_stay_small_while_little_waits() -> None:
             server.add(2000 + id, 2000)
         server.step(4)
         most.append(max(len(batch.tokens) for batch in server.batches[-3:]))
-    assert most[0] == GPU.reading
-    assert min(most[1:]) > GPU.reading
+    assert most[0] == GPU.weight_bound_tokens
+    assert min(most[1:]) > GPU.weight_bound_tokens
 
 
 def test_the_automatic_target_grows_with_what_waits() -> None:
@@ -221,7 +227,7 @@ def test_a_cpu_that_is_asked_for_a_target_takes_small_steps() -> None:
 
 def test_the_first_chunk_beside_rows_that_decode_is_a_small_one() -> None:
     budget = ChunkBudget(structs.replace(fake_config(256, 9000), device="cuda"), StepTimes())
-    assert budget.tokens(10, 1000, Prompts(1, 100_000, 0)) <= 4 * GPU.fewest
+    assert budget.tokens(10, 1000, PrefillLoad(1, 100_000, 0)) <= 4 * GPU.min_prefill_tokens
 
 
 def test_what_waits_is_spread_over_steps() -> None:
@@ -231,8 +237,8 @@ def test_what_waits_is_spread_over_steps() -> None:
         server.add(2000 + id, 1024)
     server.step(10)
     loads = mixed(server.batches)
-    assert len(loads) > STEPS
-    assert max(load.prompt_tokens for load in loads) <= 3 * 1024 / STEPS
+    assert len(loads) > MIN_PREFILL_STEPS
+    assert max(load.prompt_tokens for load in loads) <= 3 * 1024 / MIN_PREFILL_STEPS
 
 
 def test_steps_beside_few_rows_take_hardly_longer_than_without_a_prompt() -> None:
@@ -338,14 +344,14 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
     while not server.engine.idle:
         under_way = dict(scheduler.running.prefilling)
         preempted, made = scheduler.num_preemptions, len(server.batches)
-        first = min(under_way.values(), key=lambda one: one.rank, default=None)
+        first = min(under_way.values(), key=lambda one: one.priority_key, default=None)
         wanted = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
         ahead = scheduler.waiting.head()
         server.step()
         batches = server.batches[made:]
         if first is None or preempted != scheduler.num_preemptions or not batches:
             continue
-        if ahead is not None and ahead.rank < first.rank:
+        if ahead is not None and ahead.priority_key < first.priority_key:
             continue
         batch = batches[0]
         fed = dict(zip(batch.slots, batch.q_lens, strict=True)).get(wanted[1], 0)

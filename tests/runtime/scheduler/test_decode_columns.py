@@ -8,7 +8,7 @@ from fake_model import VOCAB_SIZE, Bench, request
 
 from runtime.scheduler.batch import LAST, Batch
 from runtime.scheduler.batch_builder import BatchBuilder
-from runtime.scheduler.decode_columns import DecodeRows, RowOwners
+from runtime.scheduler.decode_columns import DecodeRows, RequestColumns
 
 
 def prompt(length: int, first: int = 1) -> list[int]:
@@ -38,7 +38,7 @@ def test_a_token_that_another_one_ends_with_ends_nobody_else() -> None:
     for one in long:
         assert bench.tokens(one.id) == bench.plain(one) and bench.end(one.id).finish == "length"
     assert bench.end(3).finish == "stop"
-    assert not bench.engine.scheduler.running.decoding._ends[:VOCAB_SIZE].any()
+    assert not bench.engine.scheduler.running.decoding._is_stop_id[:VOCAB_SIZE].any()
 
 
 def test_an_id_that_is_used_again_gets_nothing_of_the_one_before() -> None:
@@ -62,8 +62,8 @@ def test_steps_of_all_sizes_share_the_columns_that_never_change() -> None:
 
     def num_computed_tokens(count: int) -> Batch:
         column = np.arange(count)
-        rows = DecodeRows(RowOwners(column, column, column, column), column, [], [])
-        return BatchBuilder(rows).launch().batch
+        rows = DecodeRows(RequestColumns(column, column, column, column), column, [], [])
+        return BatchBuilder(rows).build().batch
 
     few, more = num_computed_tokens(3), num_computed_tokens(5)
     assert more.tokens.tolist() == [LAST] * 5 and more.q_lens.tolist() == [1] * 5

@@ -16,7 +16,7 @@ def hashes_of(tokens: list[int], *, salt: bytes = b"", page_size: int = 4) -> li
 def pool_with(tokens: list[int], *, num_pages: int = 8) -> tuple[PagePool, list[int]]:
     """A pool in which one user holds the remembered pages of `tokens`."""
     pool = PagePool(num_pages)
-    pages = pool.take(len(tokens) // 4)
+    pages = pool.allocate(len(tokens) // 4)
     for page, page_hash in zip(pages, hashes_of(tokens), strict=True):
         pool.cache_page(page, page_hash)
     return pool, pages
@@ -62,28 +62,28 @@ def test_a_released_page_is_found_until_it_is_taken_again() -> None:
     pool.release(pages)
     assert pool.num_free == 3
     assert pool.lookup(hashes_of(list(range(8)))) == pages
-    pool.take(3)
+    pool.allocate(3)
     assert pool.lookup(hashes_of(list(range(8)))) == []
     pool.check_integrity([[0, 1, 2]])
 
 
 def test_empty_pages_are_taken_before_remembered_ones() -> None:
     pool, pages = pool_with(list(range(8)), num_pages=6)
-    scratch = pool.take(2)
+    scratch = pool.allocate(2)
     pool.release(pages)
     pool.release(scratch)
-    assert not set(pool.take(4)) & set(pages)
+    assert not set(pool.allocate(4)) & set(pages)
 
 
 def test_the_longest_released_prefix_is_forgotten_first_and_from_its_end() -> None:
     pool = PagePool(4)
     old, new = list(range(8)), list(range(50, 58))
     for tokens in (old, new):
-        pages = pool.take(2)
+        pages = pool.allocate(2)
         for page, page_hash in zip(pages, hashes_of(tokens), strict=True):
             pool.cache_page(page, page_hash)
         pool.release(pages)
-    pool.take(1)
+    pool.allocate(1)
     assert len(pool.lookup(hashes_of(old))) == 1
     assert len(pool.lookup(hashes_of(new))) == 2
 
@@ -109,7 +109,7 @@ def test_a_free_page_can_be_shared_and_is_no_longer_free() -> None:
 
 def test_of_two_pages_with_the_same_content_the_first_is_remembered() -> None:
     pool, pages = pool_with(list(range(4)))
-    (twin,) = pool.take(1)
+    (twin,) = pool.allocate(1)
     pool.cache_page(twin, hashes_of(list(range(4)))[0])
     assert pool.lookup(hashes_of(list(range(4)))) == pages
     pool.release([twin])
@@ -125,7 +125,7 @@ def test_a_forgotten_page_is_not_found() -> None:
 
 def test_a_page_released_twice_is_an_error() -> None:
     pool = PagePool(2)
-    pages = pool.take(1)
+    pages = pool.allocate(1)
     pool.release(pages)
     with pytest.raises(AssertionError, match="released twice"):
         pool.release(pages)
@@ -138,6 +138,6 @@ def test_a_page_that_nobody_uses_cannot_be_remembered() -> None:
 
 def test_integrity_sees_a_leak() -> None:
     pool = PagePool(2)
-    pool.take(1)
+    pool.allocate(1)
     with pytest.raises(AssertionError, match="recorded"):
         pool.check_integrity()

@@ -1,4 +1,4 @@
-"""The waiting line, against a list that is sorted whenever somebody looks."""
+"""The waiting queue, against a list that is sorted after every event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.waiting_queue import WaitingQueue
 
 
-def sequence(order: int, priority: int) -> Sequence:
-    request = EngineRequest(order, 0, [1] * (order % 7 + 1), SamplingParams(4), priority)
-    return Sequence(request, seed=0, order=order, max_model_len=100)
+def sequence(arrival_index: int, priority: int) -> Sequence:
+    request = EngineRequest(
+        arrival_index, 0, [1] * (arrival_index % 7 + 1), SamplingParams(4), priority
+    )
+    return Sequence(request, seed=0, arrival_index=arrival_index, max_model_len=100)
 
 
 @given(
@@ -26,27 +28,27 @@ def sequence(order: int, priority: int) -> Sequence:
 def test_the_front_is_the_first_in_rank_whatever_came_went_or_ended(
     events: list[tuple[str, int]], front: int
 ) -> None:
-    line = WaitingQueue()
-    line.FRONT = front
+    queue = WaitingQueue()
+    queue.FRONT = front
     waiting: list[Sequence] = []
     taken: list[Sequence] = []
     for number, (event, choice) in enumerate(events):
         if event == "push":
             waiting.append(sequence(number, choice % 3))
-            line.push(waiting[-1])
+            queue.push(waiting[-1])
         elif event == "back" and taken:
             waiting.append(taken.pop(choice % len(taken)))
-            line.push(waiting[-1])
+            queue.push(waiting[-1])
         elif event == "take" and waiting:
-            first = line.front()
+            first = queue.front()
             taken.append(first[choice % len(first)])
             waiting.remove(taken[-1])
-            line.take(taken[-1])
+            queue.remove(taken[-1])
         elif event == "end" and waiting:
             ended = waiting.pop(choice % len(waiting))
             ended.finish = "abort"
-            line.mark_finished(ended)
-        waiting.sort(key=lambda one: one.rank)
-        assert line.front() == waiting[:front]
-        assert len(line) == len(waiting)
-        assert line.num_tokens == sum(len(one.tokens) for one in waiting)
+            queue.mark_finished(ended)
+        waiting.sort(key=lambda one: one.priority_key)
+        assert queue.front() == waiting[:front]
+        assert len(queue) == len(waiting)
+        assert queue.num_tokens == sum(len(one.tokens) for one in waiting)

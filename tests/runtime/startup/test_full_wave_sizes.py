@@ -7,7 +7,13 @@ from hypothesis import given
 from msgspec import structs
 
 from benchmarks.schedule.host_step import fake_config
-from runtime.scheduler.chunked_prefill import LARGER, SMALLER, STEPS, ChunkBudget, Prompts
+from runtime.scheduler.chunked_prefill import (
+    MAX_SIZE_RATIO,
+    MIN_PREFILL_STEPS,
+    MIN_SIZE_RATIO,
+    ChunkBudget,
+    PrefillLoad,
+)
 from runtime.scheduler.step_time import StepLoad, StepTimes
 from runtime.startup.engine_spec import FULL, TILE, full_wave_sizes
 
@@ -42,23 +48,25 @@ def test_a_step_is_cut_to_a_size_that_fills_only_if_that_is_nearly_as_large(
     rows: int, waiting: int, sizes: tuple[int, ...]
 ) -> None:
     config = structs.replace(fake_config(256, 40_000), device="cuda")
-    times, prompts = learned(20e-6), Prompts(8, waiting, 0)
+    times, prompts = learned(20e-6), PrefillLoad(8, waiting, 0)
     free = ChunkBudget(config, times).tokens(rows, 100 * rows, prompts) + rows
     cut = ChunkBudget(structs.replace(config, full_wave_sizes=sizes), times)
     total = cut.tokens(rows, 100 * rows, prompts) + rows
-    assert total == free or (total in sizes and SMALLER * free <= total <= LARGER * free)
-    near = [size for size in sizes if max(rows + 256, SMALLER * free) <= size <= free]
+    assert total == free or (
+        total in sizes and MIN_SIZE_RATIO * free <= total <= MAX_SIZE_RATIO * free
+    )
+    near = [size for size in sizes if max(rows + 256, MIN_SIZE_RATIO * free) <= size <= free]
     assert not near or total in sizes
 
 
 def test_a_step_grows_to_a_size_that_fills_only_if_enough_waits_and_it_ends_in_time() -> None:
     config = structs.replace(fake_config(256, 40_000), device="cuda", full_wave_sizes=(512, 1024))
-    times, rows, each = learned(20e-6), 100, 700  # prompt tokens of each of STEPS steps
+    times, rows, each = learned(20e-6), 100, 700  # prompt tokens of each of MIN_PREFILL_STEPS steps
 
     def total(target_ms: float, waiting: int) -> int:
         budget = ChunkBudget(structs.replace(config, itl_target_ms=target_ms), times)
-        return budget.tokens(rows, 10_000, Prompts(4, waiting, 0)) + rows
+        return budget.tokens(rows, 10_000, PrefillLoad(4, waiting, 0)) + rows
 
-    assert total(40.0, STEPS * each) == 1024
-    assert total(18.0, STEPS * each) < 1024
+    assert total(40.0, MIN_PREFILL_STEPS * each) == 1024
+    assert total(18.0, MIN_PREFILL_STEPS * each) < 1024
     assert total(40.0, each) < rows + each
