@@ -3,7 +3,7 @@
     python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--special 0 1 16] [--calls
     15]
 
-All rows are drawn with top-p 0.95, some are limited by a grammar, biased or tell log-probabilities.
+All rows are sampled with top-p 0.95, some have a grammar, a bias or log-probabilities.
 A step samples the others in a CUDA graph, and behind it come the special ones: by
 runtime/sampling/eager.py ("eager"), or by runtime/sampling/constrained_rows.py ("kernels").  "all
 eager" has no graph:
@@ -26,7 +26,7 @@ from benchmarks.step.bench_sampler import make_logits, params
 from runtime.executor.slots import SequenceSlots
 from runtime.executor.transfers import Download, upload
 from runtime.messages import SamplingParams
-from runtime.sampling.constrained_rows import ConstrainedRows, UnfinishedRows
+from runtime.sampling.constrained_rows import ConstrainedRows, DeferredRows
 from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.sampler_output import SamplerOutput
@@ -58,26 +58,22 @@ class ConstrainedCase:
             slots=range(rows), starts=[499] * rows, q_lens=[1] * rows, new_rows=self.new_rows
         )
         self.rows = np.array(sorted(chosen), dtype=np.int64)
-        limited = np.array([row for row in self.rows if wishes[row].grammar], dtype=np.int64)
+        masked = np.array([row for row in self.rows if wishes[row].grammar], dtype=np.int64)
         chance = np.random.default_rng(rows)
-        shape = len(limited), -(-self.vocab // 8)
+        shape = len(masked), -(-self.vocab // 8)
         bits = chance.integers(0, 256, shape, dtype=np.uint8)
-        self.limited = AllowedMasks(limited, bits)
-        self.behind = AllowedMasks(np.arange(len(limited)), bits)
+        self.masked = AllowedMasks(masked, bits)
+        self.behind = AllowedMasks(np.arange(len(masked)), bits)
         apart = is_constrained(KINDS[kind])
         none = np.zeros(0, dtype=np.int64)
-        self.unfinished = (
-            UnfinishedRows(self.rows, none) if apart else UnfinishedRows(none, self.rows)
-        )
+        self.deferred = DeferredRows(self.rows, none) if apart else DeferredRows(none, self.rows)
         self.slots = SequenceSlots(rows, 1, self.vocab, self.device)
         self.read: list[object] = []  # by a graph, which does not keep it
 
     def all_eager(self) -> Callable[[], object]:
         self.slots.begin(self.batch)
         ids, ends = self.batch.slots, np.full(len(self.batch.slots), 500)
-        return lambda: fetch(
-            sample_tokens(self.logits.clone(), self.slots, ids, ends, self.limited)
-        )
+        return lambda: fetch(sample_tokens(self.logits.clone(), self.slots, ids, ends, self.masked))
 
     def eager(self) -> Callable[[], object]:
         """The rows apart, as each was before there were kernels for them."""
@@ -101,16 +97,14 @@ class ConstrainedCase:
         constrained_rows = ConstrainedRows(self.slots, state)
         for row in self.new_rows:
             constrained_rows.reset(row)
-        step = self.step(state, self.unfinished.constrained)
+        step = self.step(state, self.deferred.constrained)
 
         def call() -> object:
             step()
-            if not self.unfinished:
+            if not self.deferred:
                 return None
             return fetch(
-                constrained_rows.sample_tokens(
-                    self.logits, self.unfinished, self.batch, self.behind
-                )
+                constrained_rows.sample_tokens(self.logits, self.deferred, self.batch, self.behind)
             )
 
         return call

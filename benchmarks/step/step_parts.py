@@ -29,7 +29,7 @@ SAMPLED_PARAMS = SamplingParams(max_tokens=1, temperature=1.0)
 PARTS = {
     "attention": r"decode|prefill|combine|merge|flash",
     "plan": r"prepare|plan_|apply_rows",
-    "sample": r"scan_groups|trim_rows|finish_rows",
+    "sample": r"scan_groups|filter_rows|finish_rows",
     "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|swiglu_gemm_hopper|ampere|sm90|sm80",
 }
 
@@ -81,8 +81,8 @@ def captured(runner: ModelRunner, batch: Batch) -> Callable[[], object]:
     steps = runner.steps
     assert steps is not None
     best = steps.graphs._buckets.fit(len(batch.tokens), len(batch.slots))
-    if best in steps.graphs._waiting:
-        steps.graphs._waiting.remove(best)
+    if best in steps.graphs._uncaptured:
+        steps.graphs._uncaptured.remove(best)
         steps.graphs._capture(best)
     runner.forward(batch)
     runner.sample(batch).wait()

@@ -1,8 +1,8 @@
-"""Buckets: the sizes that steps are padded to, so that few graphs serve all steps.
+"""Buckets: the sizes that steps are padded to, so that few CUDA graphs serve all steps.
 
-Steps in which every row feeds one token have buckets of their own: they need no prompt kernels, and
-every size up to 32 is there, since the time of a small step grows with each row of a product.
-Above MAX_MIXED tokens a step keeps the device busy for longer than the host needs to queue it.
+Decode steps, in which every row has one token, have buckets of their own: they need no prefill
+kernels, and there is one for every size up to 32, since the time of a small GEMM grows with each
+row.  Above MAX_MIXED tokens a step keeps the device busy for longer than queueing it takes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 MAX_MIXED = 2048  # tokens of a graph
-TILE = 128  # rows of a large product are computed so many at a time
-# Besides the most: every row of a mixed step has its logits computed.
+TILE = 128  # rows of a tile of a large GEMM
+# Besides the maximum: a mixed step computes the logits of every row, padding included.
 FEW_ROWS = (32, 128, 256)
 FEW_TOKENS = 512  # in a larger step, logits of fewer rows than MANY_ROWS are a small part
 MANY_ROWS = 128
 
 
 class Bucket(NamedTuple):
-    """What a step is padded to.  decode: no row feeds more than one token, so tokens == rows."""
+    """What a step is padded to.  decode: every row has one token, so tokens == rows."""
 
     tokens: int
     rows: int
@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
 
 
 class Buckets:
-    """All buckets of a server with so many rows and tokens at most."""
+    """All buckets of a server with at most max_rows rows and max_tokens tokens a step."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         assert max_rows <= max_tokens
@@ -38,12 +38,12 @@ class Buckets:
 
     @property
     def largest(self) -> list[Bucket]:
-        """No other is larger in any number."""
+        """The largest mixed and the largest decode bucket, which set the sizes of buffers."""
         most = self._decode[-1]
         return [Bucket(self._max_tokens, most, False), Bucket(most, most, True)]
 
     def fit(self, tokens: int, rows: int) -> Bucket:
-        """The smallest bucket for a step of so many tokens and rows."""
+        """The smallest bucket for a step of this many tokens and rows."""
         if tokens == rows:
             size = self._decode[bisect_left(self._decode, rows)]
             return Bucket(size, size, True)
@@ -55,23 +55,23 @@ class Buckets:
         return Bucket(padded, rows_of[bisect_left(rows_of, rows)], False)
 
     def _rows_of(self, tokens: int) -> list[int]:
-        """The numbers of rows that mixed steps of so many tokens are padded to."""
+        """The row counts that mixed steps of this many tokens are padded to."""
         rows = _cut(self._rows, min(self._rows[-1], tokens))
         many = tokens > FEW_TOKENS
         return [count for count in rows if not many or count >= min(MANY_ROWS, rows[-1])]
 
     def graphs(self) -> list[Bucket]:
-        """All that get a graph, the largest first: smaller ones then fit into its memory."""
+        """All buckets with a graph, the largest first: smaller ones then reuse its memory."""
         mixed = [
             Bucket(tokens, rows, False) for tokens in self._mixed for rows in self._rows_of(tokens)
         ]
         return mixed[::-1] + [Bucket(size, size, True) for size in self._decode[::-1]]
 
     def startup_set(self) -> list[Bucket]:
-        """Those of `graphs` that a server has before its first request.
+        """Those of `graphs` that are captured before the first request.
 
-        Prompts of all lengths: to pad a long one to the next power of two would take twice its
-        time.  Rows that decode: reading the weights takes most of theirs.
+        Mixed steps of all sizes: padding a long prompt to a power of two could double its time.
+        Decode steps in powers of two: reading the weights takes most of their time.
         """
         sizes = {self._decode[-1], *(1 << power for power in range(9))}
         most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}

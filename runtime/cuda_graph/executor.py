@@ -1,4 +1,4 @@
-"""Steps: batches run on the device as whole steps; what the host does for one is here."""
+"""GraphStepRunner: the host's part of steps that run from CUDA graphs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from runtime.cuda_graph.step import GraphStep, StepTensors
 from runtime.executor.inputs import ModelProtocol
 from runtime.executor.slots import SequenceSlots
 from runtime.executor.transfers import upload
-from runtime.sampling.constrained_rows import ConstrainedRows, UnfinishedRows
+from runtime.sampling.constrained_rows import ConstrainedRows, DeferredRows
 from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import Batch, Int64Array, NewRow, make_batch
 
-NOTHING = make_batch()
+EMPTY_BATCH = make_batch()
 NO_ROWS: Int64Array = np.zeros(0, dtype=np.int64)
-ALL_FINISHED = UnfinishedRows(NO_ROWS, NO_ROWS)
+NONE_DEFERRED = DeferredRows(NO_ROWS, NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedStep:
-    """A step that is queued, and what is left to do behind it."""
+    """A queued step, and the rows that it leaves to ConstrainedRows."""
 
-    outcome: StepTensors
-    all_hidden_states: bool  # its hidden states are those of all tokens
-    unfinished: UnfinishedRows
-    row_tokens: OutputCopy
+    outputs: StepTensors
+    all_hidden_states: bool  # outputs.hidden is of all tokens
+    deferred: DeferredRows
+    row_outputs: OutputCopy
 
 
 class GraphStepRunner:
+    """Runs batches padded to buckets, from a CUDA graph where one is captured."""
+
     def __init__(
         self,
         model: ModelProtocol,
@@ -54,7 +56,7 @@ class GraphStepRunner:
         self._sampler = SamplerState(max_rows, slots.vocab_size, device)
         self.constrained_rows = ConstrainedRows(slots, self._sampler)
         slots.eager = False
-        # Of slots: whose tokens a step does not choose, and whose it does, but does not score.
+        # By slot: rows that a step does not sample, and rows that it samples but does not score.
         self._constrained = np.zeros(max_rows, dtype=np.bool_)
         self._scored = np.zeros(max_rows, dtype=np.bool_)
         self._buffers = StepBuffers(buckets.largest, device)
@@ -70,12 +72,12 @@ class GraphStepRunner:
         self.graphs = Graphs(self._step.run, self._dry_run, buckets, device)
 
     def use(self, kv: KVPool) -> None:
-        """Keys and values are kept there from now on.  Graphs know the pool they began with."""
+        """Switch to another KV pool.  No graph may be captured yet: it keeps the addresses."""
         assert not self.graphs.captured
         self._step.kv = kv
 
     def launch(self, batch: Batch) -> QueuedStep:
-        """Queue the step of a batch, and the copy of its results."""
+        """Queue the step of a batch, and the copy of its outputs to the host."""
         self.graphs.capture_missed()
         bucket = self.graphs.fit(len(batch.tokens), len(batch.slots))
         layout = Layout.of(bucket)
@@ -86,28 +88,28 @@ class GraphStepRunner:
             pages_before = pages_before + batch.num_new_pages
             none = np.zeros(len(batch.slots), dtype=np.int64)
             batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
-        sample_slots, unfinished = self._who_samples(batch)
+        sample_slots, deferred = self._who_samples(batch)
         self._buffers.send(bucket, batch, pages_before, sample_slots, new_rows, self._sampler)
         all_hidden_states = self._slots.needs_all_hidden_states(batch)
-        outcome = self.graphs.run(bucket, all_hidden_states=all_hidden_states)
-        row_tokens = self._step.results.fetch(bucket.rows)
-        return QueuedStep(outcome, all_hidden_states, unfinished, row_tokens)
+        outputs = self.graphs.run(bucket, all_hidden_states=all_hidden_states)
+        row_outputs = self._step.output_ring.fetch(bucket.rows)
+        return QueuedStep(outputs, all_hidden_states, deferred, row_outputs)
 
-    def _who_samples(self, batch: Batch) -> tuple[Int64Array, UnfinishedRows]:
-        """The slots whose tokens the step chooses, -1 in other rows; and what it leaves to do."""
+    def _who_samples(self, batch: Batch) -> tuple[Int64Array, DeferredRows]:
+        """The slots [B] of the rows that the step samples, -1 in others; and the deferred rows."""
         slots, samples = batch.slots, batch.sample
         constrained, scored = self._constrained[slots] & samples, self._scored[slots] & samples
-        unfinished = ALL_FINISHED
+        deferred = NONE_DEFERRED
         if np.count_nonzero(constrained | scored):
-            unfinished = UnfinishedRows(constrained.nonzero()[0], scored.nonzero()[0])
-        if batch.decode_rows == len(slots) and not len(unfinished.constrained):
-            return slots, unfinished
-        return np.where(samples & ~constrained, slots, -1), unfinished
+            deferred = DeferredRows(constrained.nonzero()[0], scored.nonzero()[0])
+        if batch.decode_rows == len(slots) and not len(deferred.constrained):
+            return slots, deferred
+        return np.where(samples & ~constrained, slots, -1), deferred
 
     def _begin(self, batch: Batch, layout: Layout) -> list[NewRow]:
-        """The new rows, as many as the step's block can take.
+        """The new rows that fit into the step's block.
 
-        The slots of the others learn at once what is asked of them.
+        The sampling parameters of the others are uploaded here.
         """
         new_rows = batch.new_rows
         for row in new_rows:
@@ -129,7 +131,7 @@ class GraphStepRunner:
         return new_rows[: layout.num_new_rows]
 
     def _dry_run(self, bucket: Bucket) -> None:
-        """Run a step without rows, which changes nothing, through as few layers as tell all."""
-        self._buffers.send(bucket, NOTHING, NO_ROWS, NO_ROWS, [], self._sampler)
+        """Run a step of padding alone, which changes no state, through the first layers."""
+        self._buffers.send(bucket, EMPTY_BATCH, NO_ROWS, NO_ROWS, [], self._sampler)
         with self._model.shortened():
             self._step.run(bucket)

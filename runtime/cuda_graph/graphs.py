@@ -1,8 +1,8 @@
-"""Graphs: steps captured once a bucket and replayed with one call.
+"""CUDA graphs: a step is captured once a bucket and replayed with one call.
 
-A step of 400 kernels takes the host several milliseconds to queue and a graph of them a few
-microseconds.  All graphs share one pool of memory, since only one runs at a time: the largest is
-captured first, and the others find room where it left off.
+The host takes several milliseconds to launch a step of 400 kernels, and a few microseconds to
+launch their graph.  All graphs share one memory pool, since only one runs at a time: the largest is
+captured first, and the others reuse its memory.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.step import StepTensors
 from runtime.startup.device import free_bytes, is_out_of_memory
 
-# A graph of at most so many times the tokens is better than no graph.
+# Padding to at most this many times the tokens is better than a step without a graph.
 MAX_PADDING = 2
 SMALL = 64  # tokens: up to here a step takes about the time of reading the weights
-# Under load, a size that was missed so often gets its graph, one every few seconds: capturing it
-# holds all answers up, for some 90 ms with 36 layers.
+# Under load, a bucket missed MISSES times gets its graph, one every SECONDS_APART: a capture
+# delays all requests, by some 90 ms with 36 layers.
 MISSES = 16
 SECONDS_APART = 3.0
-SAMPLED = 4  # graphs beside the largest, to know what another one takes
-# Free memory below which nothing more is captured, besides what a graph takes.  Steps without a
-# graph need none of it: the largest have been run (trial.py), and PyTorch keeps what they took.
+SAMPLED = 4  # graphs besides the largest that are captured to measure the memory of each
+# Free memory, besides a graph's own, below which nothing more is captured.  Steps without a graph
+# need none of it: startup/memory_profile.py has run the largest, whose memory PyTorch keeps.
 RESERVE_BYTES = 64 << 20
 
 log = logging.getLogger("wavefill.graphs")
@@ -40,11 +40,11 @@ log = logging.getLogger("wavefill.graphs")
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
     graph: torch.cuda.CUDAGraph
-    outcome: StepTensors  # seen through aliases: the memory is the pool's, and the next graph's
+    outputs: StepTensors  # aliases: the pool owns the memory, and the next graph overwrites it
 
 
 class Alias:
-    """Memory at an address, as a tensor that does not own it."""
+    """The memory of a tensor, for another tensor that does not own it."""
 
     def __init__(self, tensor: Tensor) -> None:
         assert tensor.is_contiguous()
@@ -66,7 +66,7 @@ class StepFunction(Protocol):
 
 
 class Graphs:
-    """Runs steps: from a graph where there is one of a fitting size, else as they are called."""
+    """Runs steps: from a graph where a fitting bucket has one, else eagerly."""
 
     def __init__(
         self,
@@ -77,37 +77,39 @@ class Graphs:
     ) -> None:
         """run: the step whose block is on the device.
 
-        rehearse: makes that one without rows, and does once what cannot be done in a graph
+        dry_run: runs a step of padding alone, for all initialization that cannot be captured
         """
         self._run, self._dry_run, self._device = run, dry_run, device
         self.captured: dict[Bucket, CapturedGraph] = {}
         self._buckets = buckets
-        self._waiting: list[Bucket] = []  # the next one last
-        self._fitting: dict[Bucket, Bucket] = {}  # as `fit` has found; a capture may change it
+        self._uncaptured: list[Bucket] = []  # the next one last
+        self._fit_cache: dict[Bucket, Bucket] = {}  # results of `fit`; a capture clears it
         self._missed: Counter[Bucket] = Counter()
         self._next_missed = 0.0  # time.monotonic()
-        self._each = 0  # bytes that a graph beside the largest takes
+        self._bytes_per_graph = 0  # bytes of a graph other than the largest
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._pool = torch.cuda.graph_pool_handle()
-            # Steps of few tokens come first: what they lose without a graph is most of their time.
-            self._waiting = sorted(buckets.graphs(), key=lambda b: (b.decode, -b.tokens, -b.rows))
+            # Steps of few tokens come first: without a graph, launches are most of their time.
+            self._uncaptured = sorted(
+                buckets.graphs(), key=lambda b: (b.decode, -b.tokens, -b.rows)
+            )
 
     def fit(self, tokens: int, rows: int) -> Bucket:
-        """The bucket that a step of so many tokens and rows is to be padded to."""
+        """The bucket that a step of this many tokens and rows is padded to."""
         best = self._buckets.fit(tokens, rows)
         if best in self.captured or not self.captured:
             return best
-        found = self._fitting.get(best)
+        found = self._fit_cache.get(best)
         if found is None:
-            found = self._fitting[best] = self._next_larger(best)
-        # More rows cost a mixed step little, too little for the time that another graph takes.
-        if best in self._waiting and (found.tokens > best.tokens or found == best):
+            found = self._fit_cache[best] = self._next_larger(best)
+        # Padding the rows of a mixed step costs too little to be worth another capture.
+        if best in self._uncaptured and (found.tokens > best.tokens or found == best):
             self._missed[best] += 1
         return found
 
     def _next_larger(self, best: Bucket) -> Bucket:
-        """The smallest one with a graph that holds `best`; itself if there is none."""
+        """The smallest bucket with a graph that holds `best`; `best` itself if there is none."""
         most = max(MAX_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
@@ -119,17 +121,17 @@ class Graphs:
         return min(fitting, default=best)
 
     def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
-        """all_hidden_states: of all tokens.  Few steps are asked for them, so no graph has them."""
+        """all_hidden_states: of all tokens.  Few steps need them, so these run without a graph."""
         captured = self.captured.get(bucket)
         if captured is None or all_hidden_states:
             return self._run(bucket, all_hidden_states=all_hidden_states)
         captured.graph.replay()
-        return captured.outcome
+        return captured.outputs
 
     def measure(self) -> int:
-        """Bytes that all graphs will take.  The few that are captured for it are dropped again.
+        """The bytes of all graphs, extrapolated from a few, which are captured and dropped again.
 
-        0 if none can be captured: steps go without.  Raises what says that memory is out.
+        0 if none can be captured: steps run without.  Raises only out-of-memory errors.
         """
         try:
             return self._measure()
@@ -146,82 +148,82 @@ class Graphs:
         free = [free_bytes(self._device)]
         for bucket in (largest, *sample):
             self._capture(bucket)
-            self.captured[bucket].graph.replay()  # some memory is taken by the first one
+            self.captured[bucket].graph.replay()  # the first replay allocates, too
             torch.cuda.synchronize(self._device)
             free.append(free_bytes(self._device))
         self.captured.clear()
-        self._fitting.clear()
+        self._fit_cache.clear()
         self._pool = torch.cuda.graph_pool_handle()
-        self._each = -(-(free[1] - free[-1]) // len(sample)) if sample else 0
-        return free[0] - free[1] + self._each * len(others)
+        self._bytes_per_graph = -(-(free[1] - free[-1]) // len(sample)) if sample else 0
+        return free[0] - free[1] + self._bytes_per_graph * len(others)
 
     def capture_startup_set(self) -> None:
-        """What a server needs before its first request."""
+        """Capture the graphs that a server has before its first request."""
         startup_set = set(self._buckets.startup_set())
         for bucket in self._buckets.graphs():
-            if bucket in startup_set and self._waiting:
-                self._waiting.remove(bucket)
-                self._try(bucket)
+            if bucket in startup_set and self._uncaptured:
+                self._uncaptured.remove(bucket)
+                self._capture_or_give_up(bucket)
 
     def capture_missed(self) -> None:
-        """Between two steps: what the last ones would have needed."""
+        """Called between two steps: capture the bucket that recent steps missed most."""
         if not self._missed or time.monotonic() < self._next_missed:
             return
         [(bucket, count)] = self._missed.most_common(1)
         if count >= MISSES:
             self._missed.clear()
-            if bucket in self._waiting and self._has_room():
-                self._waiting.remove(bucket)
-                self._try(bucket)
+            if bucket in self._uncaptured and self._has_room():
+                self._uncaptured.remove(bucket)
+                self._capture_or_give_up(bucket)
             self._next_missed = time.monotonic() + SECONDS_APART
 
     def capture_next(self) -> bool:
-        """Capture one more, which takes some 90 ms.  True if there are others after it."""
-        if self._waiting and self._has_room():
-            self._try(self._waiting.pop())
-        return bool(self._waiting)
+        """Capture one more graph, in some 90 ms.  True if there are others after it."""
+        if self._uncaptured and self._has_room():
+            self._capture_or_give_up(self._uncaptured.pop())
+        return bool(self._uncaptured)
 
     def _has_room(self) -> bool:
-        """Whether there is memory for another graph; else none is waited for any more."""
-        if free_bytes(self._device) >= RESERVE_BYTES + 2 * self._each:
+        """Whether there is memory for another graph; if not, no further one is captured."""
+        if free_bytes(self._device) >= RESERVE_BYTES + 2 * self._bytes_per_graph:
             return True
-        log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._waiting))
-        self._waiting = []
+        log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._uncaptured))
+        self._uncaptured = []
         return False
 
-    def _try(self, bucket: Bucket) -> None:
-        """Capture, if that works: without a graph a step is slower, and nothing worse."""
+    def _capture_or_give_up(self, bucket: Bucket) -> None:
+        """Capture a graph; if that fails, steps of the remaining buckets run without."""
         try:
             self._capture(bucket)
-        except RuntimeError as error:  # out of memory; what CUDA or a library cannot capture
+        except RuntimeError as error:  # out of memory, or an operation that cannot be captured
             self._give_up(f"a step of {bucket.tokens} tokens", error)
 
     def _give_up(self, what: str, error: RuntimeError) -> None:
         log.warning(
             "%s could not be captured, %d sizes run without a graph: %s",
-            *(what, len(self._waiting), error),
+            *(what, len(self._uncaptured), error),
         )
-        self._waiting = []
+        self._uncaptured = []
 
     def _capture(self, bucket: Bucket) -> None:
-        """On a step without rows, which changes nothing."""
+        """Capture a step of padding alone, which changes no state."""
         self._dry_run(bucket)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                outcome = self._run(bucket)
+                outputs = self._run(bucket)
             except BaseException:
-                with suppress(RuntimeError):  # what is wrong with a graph that ends early is known
+                with suppress(RuntimeError):  # the graph is incomplete
                     graph.capture_end()
                 raise
             graph.capture_end()
         if bucket.tokens <= SMALL:
-            graph.replay()  # the first launch takes longer, which a small step would feel
-        aliases = StepTensors(alias(outcome.hidden), alias(outcome.logits))
+            graph.replay()  # the first launch takes longer, a large part of a small step
+        aliases = StepTensors(alias(outputs.hidden), alias(outputs.logits))
         self._keep(bucket, CapturedGraph(graph, aliases))
 
     def _keep(self, bucket: Bucket, captured: CapturedGraph) -> None:
         self.captured[bucket] = captured
-        self._fitting.clear()
+        self._fit_cache.clear()

@@ -1,12 +1,12 @@
-"""Step buffers: what the host tells the device of a step, in one block and one copy.
+"""StepBuffers: the host inputs of a step, in one block and one copy.
 
-    columns of the rows, `stride` numbers each (kernels/prepare.py names them)
-    what new sequences say of sampling, a row each
+    columns of the rows, `stride` numbers each (prepare.py names them)
+    sampling parameters of new sequences, a row each
     token ids
-    the pages that rows get
+    the new pages of rows
 
-Little more is copied than the step needs.  The host writes into pinned memory, of which there are
-several pieces: one is not written again before its copy has happened.
+Only the used part of the block is copied.  The host writes into a ring of pinned buffers: one is
+not written again before its copy is complete.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from runtime.scheduler.batch import Batch, Int64Array, NewRow
 Int32Array = NDArray[np.int32]
 BlockT = TypeVar("BlockT", Int32Array, Tensor)
 
-RING = 4  # of steps, two are under way at once
-ALIGNMENT = 8  # numbers: no kernel is compiled twice because a column begins elsewhere
-EXTRA_PAGES = 1024  # pages of a block beyond one a row: a prompt of 16384 tokens moves in
-NEW_ROWS = 16  # sequences that a block has room for; 4 where a step feeds no prompts
+RING = 4  # steps; two are in flight at once
+ALIGNMENT = 8  # numbers: keeps columns aligned, so that Triton specializes each kernel once
+EXTRA_PAGES = 1024  # pages of a block beyond one a row: enough for a prompt of 16384 tokens
+NEW_ROWS = 16  # sequences that fit into a block; 4 in decode steps
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things are in the block of a step of some bucket, in numbers of 4 bytes."""
+    """Offsets in the block of a bucket's step, in numbers of 4 bytes."""
 
     bucket: Bucket
     stride: int
@@ -76,7 +76,7 @@ def _aligned(count: int) -> int:
 
 
 class HostBlock:
-    """The block of a bucket in the host's memory, as arrays."""
+    """The block of a bucket in host memory, as arrays."""
 
     def __init__(self, numbers: Int32Array, layout: Layout) -> None:
         self._layout = layout
@@ -86,10 +86,10 @@ class HostBlock:
         self._pages = numbers[layout.pages_at : layout.end]
 
     def fill(self, batch: Batch, pages_before: Int64Array, sample_slots: Int64Array) -> int:
-        """Write all but the new rows.  Returns how many numbers of the block there are to copy.
+        """Write all but the new rows.  Returns how many numbers of the block are to be copied.
 
-        pages_before [B]: pages that each row's slot has; sample_slots [B]: its slot where the row's
-        token is chosen within the step, else -1.
+        pages_before [B]: number of pages of each row's slot; sample_slots [B]: the slot of a row
+        that the step samples, else -1.
         """
         columns, count, total = self._columns, len(batch.slots), len(batch.tokens)
         columns[prepare.SLOT][:count] = batch.slots
@@ -118,7 +118,7 @@ class HostBlock:
             added[:count] = 0
             at.fill(0)
             return self._layout.tokens_at + total
-        assert new_pages <= self._layout.page_room, "the caller has moved them out of the batch"
+        assert new_pages <= self._layout.page_room, "the caller appends more pages than fit itself"
         added[:count] = batch.num_new_pages
         np.cumsum(added[:count], out=at)
         at -= added[:count]
@@ -127,19 +127,19 @@ class HostBlock:
 
 
 class Staging:
-    """Numbers on the host, pinned where there is a GPU, and the copy that reads them."""
+    """A host buffer, pinned where there is a GPU, and its copy to the device."""
 
-    def __init__(self, block: Tensor, queue: CudaStream | None) -> None:
-        """block: on the device, what is copied to."""
-        self._block, self._queue = block, queue
-        self._tensor = torch.zeros(len(block), dtype=torch.int32, pin_memory=queue is not None)
+    def __init__(self, block: Tensor, stream: CudaStream | None) -> None:
+        """block: the destination on the device."""
+        self._block, self._stream = block, stream
+        self._tensor = torch.zeros(len(block), dtype=torch.int32, pin_memory=stream is not None)
         self.numbers: Int32Array = self._tensor.numpy()
         self._blocks: dict[Bucket, HostBlock] = {}
-        self._copied = None if queue is None else CudaEvent(queue)
+        self._copied = None if stream is None else CudaEvent(stream)
         self._addresses = block.data_ptr(), self._tensor.data_ptr()
 
     def block(self, layout: Layout) -> HostBlock:
-        """The numbers, once they may be written again."""
+        """The buffer in the layout of a bucket, once its last copy is complete."""
         if self._copied is not None:
             self._copied.wait()
         bucket = layout.bucket
@@ -148,21 +148,21 @@ class Staging:
         return self._blocks[bucket]
 
     def copy(self, count: int) -> None:
-        if self._queue is None or self._copied is None:
+        if self._stream is None or self._copied is None:
             self._block[:count].copy_(self._tensor[:count])
             return
-        self._queue.to_device(*self._addresses, 4 * count)
+        self._stream.to_device(*self._addresses, 4 * count)
         self._copied.set()
 
 
 class StepBuffers:
-    """The block on the device, and its stagings on the host."""
+    """The block on the device, and its ring of staging buffers on the host."""
 
     def __init__(self, largest: list[Bucket], device: torch.device) -> None:
         length = max(Layout.of(bucket).end for bucket in largest)
         self.block = torch.zeros(length, dtype=torch.int32, device=device)
-        queue = CudaStream(device) if device.type == "cuda" else None
-        self._ring = [Staging(self.block, queue) for _ in range(RING)]
+        stream = CudaStream(device) if device.type == "cuda" else None
+        self._ring = [Staging(self.block, stream) for _ in range(RING)]
         self._next = 0
 
     def send(
@@ -174,7 +174,7 @@ class StepBuffers:
         new_rows: list[NewRow],
         sampler: SamplerState,
     ) -> None:
-        """Queue the copy of a step's block.  new_rows: those that `sampler` shall learn of."""
+        """Queue the copy of a step's block.  new_rows: those whose parameters `sampler` packs."""
         staging = self._ring[self._next]
         self._next = (self._next + 1) % RING
         block = staging.block(Layout.of(bucket))

@@ -1,16 +1,15 @@
-# prepare: the inputs of a step, from the block that the host sent and from what the slots hold.
+# prepare: the inputs of a step, from the block that the host sent and the state of the slots.
 #   grid      R + 1: a program a row, and one for the tokens that are padding
-#   reads     block (step_buffers.py): columns of `stride` numbers, then sampling rows, token ids,
+#   reads     block (input_block.py): columns of `stride` numbers, then sampling rows, token ids,
 #             pages; page_table [slots, max_pages] int32; last_token [slots]
 #   writes    tokens, positions, slot_mapping [T] int64; logit_rows [R] int64, the last token of
-#   each
-#             row; row_pages [R, max_pages] int32, as far as the row has pages; page_table behind
-#             the pages that the slot had; sampler_rows [slots, ROW_WORDS] int32 of new sequences
-#   padding   tokens 0, at position 0, written nowhere (-1); rows of slot -1 get no pages
+#             each row; row_pages [R, max_pages] int32, as far as the row has pages; the new pages
+#             to page_table; sampler_rows [slots, ROW_WORDS] int32 of new sequences
+#   padding   tokens 0, at position 0, not stored (slot_mapping -1); rows of slot -1 get no pages
 #   order     A row's program reads of the slot's pages only those that no program writes, and takes
 #             the new ones from the block: no program waits for another
 #   limits    pages * page_size < 2^63; a row's tokens and pages < 2^31
-#   bound     latency: three trips to memory, and one more for every BLOCK of tokens and pages
+#   bound     latency: three memory accesses, and one more for every BLOCK of tokens and pages
 #   checked   tests/runtime/cuda_graph/test_prepare.py against plain torch
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ BLOCK = 1024  # tokens or pages a program handles at once
 # Columns of the block.  Slots and sample slots of padding rows are -1, its lengths are 0.
 SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q = range(8)
 NUM_COLUMNS = 8
-LAST = -1  # in the block's token ids: what the slot sampled last
+LAST = -1  # in the block's token ids: the slot's last sampled token
 
 
 @triton.jit
@@ -46,7 +45,7 @@ def _fill_padding(tokens, positions, slot_mapping, first, end, BLOCK: tl.constex
 
 @triton.jit
 def _apply(block, sampler_rows, WORDS: tl.constexpr, LANES: tl.constexpr):
-    """One new sequence: what it says of sampling, for the slot that its first word names."""
+    """Store the sampling parameters of one new sequence in the slot that its first word names."""
     word = tl.arange(0, LANES)
     values = tl.load(block + word, mask=word < WORDS, other=0)
     slot = tl.load(block).to(tl.int64)
@@ -128,9 +127,9 @@ def prepare(
 ) -> None:
     """Fill the inputs of a step of R rows and T tokens, padding included.
 
-    block [words] int32: columns of `stride` numbers; from new_rows_at on so many sampling rows,
-    from tokens_at on token ids, from pages_at on the pages that rows get.  The shapes of the others
-    are in the header.
+    block [words] int32: columns of `stride` numbers; num_new_rows sampling rows from new_rows_at,
+    token ids from tokens_at, and new pages of rows from pages_at on.  The other shapes are in the
+    header.
     """
     assert row_pages.shape[1] == page_table.shape[1]
     assert row_pages.stride(1) == page_table.stride(1) == 1

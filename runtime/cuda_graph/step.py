@@ -1,13 +1,13 @@
 """GraphStep: one step on static buffers, so that a CUDA graph can hold all of it.
 
-    prepare     tokens, positions, write slots, page tables (kernels/prepare.py); what new sequences
-                say of sampling moves into their slots
+    prepare     tokens, positions, slot_mapping, page tables (prepare.py); stores the sampling
+                parameters of new sequences in their slots
     plan        of the attention back end, from the lengths on the device
     model       hidden states and logits of each row's last token
-    sample      tokens of the rows that want nothing special, into their slots and the results
+    sample      tokens of the unconstrained rows, into their slots and the output ring
 
-Everything that differs from step to step is read on the device: the host sends it beforehand
-(step_buffers.py).  On a CPU, with interpreted kernels, the same function is called by tests.
+Everything that differs from step to step is read on the device, where the host has copied it before
+(input_block.py).  Tests call the same function on a CPU, with interpreted kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from runtime.sampling.state import SamplerState
 class StepTensors:
     """hidden, logits [R, vocab], padding included.  Valid until the next step.
 
-    hidden  [R, hidden] of each row's last token; [T, hidden] of all, if the step was asked for them
+    hidden  [R, hidden] of each row's last token; [T, hidden] of all tokens if requested
     """
 
     hidden: Tensor
@@ -43,7 +43,7 @@ class StepTensors:
 
 
 class GraphStep:
-    """The buffers of the largest step, and the step itself on their first parts."""
+    """The buffers of the largest step; smaller steps use views of them."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class GraphStep:
         block: Tensor,
         buckets: Buckets,
     ) -> None:
-        """block: what StepBuffers copy to."""
+        """block: the device buffer that StepBuffers copies to."""
         self._model = model
         self.kv = kv
         self._backend, self._slots = backend, slots
@@ -71,7 +71,7 @@ class GraphStep:
         self._slot_mapping, self._ends = numbers(max_tokens), numbers(max_rows)
         max_pages = slots.page_table.shape[1]
         self._row_pages = numbers(max_rows, max_pages, dtype=torch.int32)
-        self.results = OutputRing(max_rows, block.device)
+        self.output_ring = OutputRing(max_rows, block.device)
 
     @torch.inference_mode()
     def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
@@ -96,7 +96,7 @@ class GraphStep:
             page_size=self.kv.page_size,
         )
         meta = self._backend.plan(inp.meta, self.kv)
-        # The last tokens of rows that all decode are all tokens.
+        # If all rows decode, every token is the last of its row.
         alone = None if bucket.decode or all_hidden_states else ends
         hidden = self._model(replace(inp, meta=meta, ends=alone))
         of_rows = hidden if bucket.decode or not all_hidden_states else hidden.index_select(0, ends)
@@ -104,16 +104,16 @@ class GraphStep:
         sample(
             logits,
             layout.column(self._block, prepare.SAMPLE_SLOT, bucket.rows),
-            inp.meta.cache_seqlens,  # a row's next token takes the place behind what it has stored
+            inp.meta.cache_seqlens,  # the sampled token's position follows the stored ones
             self._sampler,
             self._slots.last_token,
-            *self.results.outputs(bucket.rows),
+            *self.output_ring.outputs(bucket.rows),
         )
         return StepTensors(hidden, logits)
 
     def _input(self, layout: Layout) -> ModelInput:
-        """What the model reads.  Lengths on the host are those of no step, but of the bucket: a
-        mixed one has rows of all kinds, so that the back end is ready for all."""
+        """The model's input as views of the buffers.  Host lengths are the bucket's, not a step's:
+        a mixed one has rows of all kinds, so that the back end prepares for all."""
         tokens, rows, decode = layout.bucket
         meta = AttentionMetadata(
             cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),

@@ -1,1 +1,1 @@
-"""Device side: batches into model inputs, state of slots, results."""
+"""Device side: model inputs of a batch, per-slot state, outputs of a step."""

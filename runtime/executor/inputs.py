@@ -1,4 +1,4 @@
-"""Batch + slots -> ModelInput: one upload of host integers, the rest is computed on the device."""
+"""Batch + slots -> ModelInput: one upload of host integers; the rest is computed on the device."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from runtime.scheduler.batch import LAST, Batch, Int64Array
 
 
 class ModelProtocol(Protocol):
-    """What the inputs are for."""
+    """What the runners need of a model."""
 
-    def __call__(self, inp: ModelInput) -> Tensor: ...  # [R, hidden] of inp.ends, or [T, hidden]
+    def __call__(
+        self, inp: ModelInput
+    ) -> Tensor: ...  # hidden states [R, hidden] of inp.ends, or [T, hidden]
 
-    def logits(self, hidden: Tensor) -> Tensor: ...  # [R, hidden] -> [R, vocab], the caller's own
+    def logits(
+        self, hidden: Tensor
+    ) -> Tensor: ...  # [R, hidden] -> [R, vocab], which the caller may overwrite
 
-    def shortened(self) -> AbstractContextManager[None]: ...  # with its first layers alone
+    def shortened(self) -> AbstractContextManager[None]: ...  # runs its first layers alone
 
 
 def build_input(
@@ -36,9 +40,9 @@ def build_input(
     *,
     all_hidden_states: bool = False,
 ) -> ModelInput:
-    """What the model needs to run the batch.  `slots.begin(batch)` has been called.
+    """The model's input for a batch, after `slots.begin(batch)`.
 
-    all_hidden_states: of all tokens, not only of each row's last one
+    all_hidden_states: those of all tokens, not only of each row's last one
     """
     q_lens, starts = batch.q_lens, batch.starts
     ends = _offsets(q_lens)  # [B + 1]
@@ -75,7 +79,7 @@ def build_input(
     return ModelInput(
         tokens=token_ids,
         positions=token_positions,
-        # The last tokens of rows that all decode are all tokens.
+        # If all rows decode, every token is the last of its row.
         ends=None if all_hidden_states or batch.decode_rows == len(q_lens) else last_tokens,
         meta=backend.plan(meta, kv),
         kv=kv,
@@ -95,6 +99,6 @@ def _upload_together(columns: list[Int64Array], device: torch.device) -> list[Te
 
 
 def _slot_mapping(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """[T] int64: page * page_size + offset of each token."""
+    """[T] int64: the KV cell of each token, page * page_size + offset."""
     page = pages[rows, positions // page_size].to(torch.int64)
     return page * page_size + positions % page_size

@@ -1,4 +1,4 @@
-"""Pending: a step whose results are on their way to the host."""
+"""DevicePendingOutput: a queued step whose outputs are being copied to the host."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from runtime.scheduler.batch import LAST, ModelRunnerOutput
 NOT_FINITE = "the model's output is not a number for this request"
 
 
-class RowTokens(Protocol):
-    """What a step says of its rows.  Valid after wait()."""
+class RowOutputs(Protocol):
+    """Tokens and usable flags of a step's rows, on the host.  Valid after wait()."""
 
     @property
-    def tokens(self) -> NDArray[np.int32]: ...  # LAST where it has chosen none
+    def tokens(self) -> NDArray[np.int32]: ...  # LAST where none was sampled
 
     @property
-    def usable(self) -> NDArray[np.int8]: ...  # 0: what the row has made or stored is no number
+    def usable(
+        self,
+    ) -> NDArray[np.int8]: ...  # 0: NaN or +inf in its logits, or NaN in its hidden state
 
     def wait(self) -> None: ...
 
@@ -36,19 +38,19 @@ class DevicePendingOutput:
     def __init__(
         self,
         num_rows: int,
-        row_tokens: RowTokens | None,
+        row_outputs: RowOutputs | None,
         sampled_rows: list[int],
         sampler_output: SamplerOutput | None,
         prompt_scores: list[PromptLogprobsTensors],
         pooled: PooledRows | None,
         device: torch.device,
     ) -> None:
-        """chosen: tokens that the step itself chose; the other arguments are of the rest.
+        """row_outputs: those of the step itself; the other arguments are of work queued after it.
 
-        sampled_rows: those for which `drawn` has tokens, and behind them any that it only scored
+        sampled_rows: the rows of sampler_output's tokens, followed by any that it only scored
         """
         self._num_rows = num_rows
-        self._row_tokens = row_tokens
+        self._row_outputs = row_outputs
         self._rows = sampled_rows
         self._sampler_output = sampler_output
         self._prompt_scores = prompt_scores
@@ -60,11 +62,11 @@ class DevicePendingOutput:
             tensors += scores.tensors()
         if pooled is not None:
             tensors.append(pooled.flat)
-        self._download = Download(tensors, device) if tensors or row_tokens is None else None
+        self._download = Download(tensors, device) if tensors or row_outputs is None else None
 
     def wait(self) -> ModelRunnerOutput:
         """Block until the device has finished the step."""
-        tokens, errors = self._own_tokens()
+        tokens, errors = self._graph_outputs()
         if self._download is None:
             return ModelRunnerOutput(tokens, errors=errors)
         arrived = self._download.wait()
@@ -78,10 +80,10 @@ class DevicePendingOutput:
                     errors[row] = NOT_FINITE
         if self._sampler_output is not None:
             count = len(self._sampler_output.tensors())
-            row_tokens, usable, *scored = self._sampler_output.arrived(arrived[:count])
+            sampled, usable, *scored = self._sampler_output.arrived(arrived[:count])
             arrived = arrived[count:]
-            rows = self._rows[: len(row_tokens)]
-            for row, token, fine in zip(rows, row_tokens.tolist(), usable.tolist(), strict=True):
+            rows = self._rows[: len(sampled)]
+            for row, token, fine in zip(rows, sampled.tolist(), usable.tolist(), strict=True):
                 tokens[row] = token
                 if not fine:
                     errors[row] = NOT_FINITE
@@ -90,14 +92,14 @@ class DevicePendingOutput:
         scores = prompt_logprobs(self._prompt_scores, arrived, self._num_rows)
         return ModelRunnerOutput(tokens, logprobs, scores, errors, embeddings)
 
-    def _own_tokens(self) -> tuple[NDArray[np.int32], dict[int, str]]:
-        """By row: LAST where the step chose none, and what went wrong."""
-        if self._row_tokens is None:
+    def _graph_outputs(self) -> tuple[NDArray[np.int32], dict[int, str]]:
+        """The step's tokens by row, LAST where it sampled none, and errors by row."""
+        if self._row_outputs is None:
             return np.full(self._num_rows, LAST, dtype=np.int32), {}
-        self._row_tokens.wait()
-        wrong = np.flatnonzero(self._row_tokens.usable[: self._num_rows] == 0)
+        self._row_outputs.wait()
+        wrong = np.flatnonzero(self._row_outputs.usable[: self._num_rows] == 0)
         errors = dict.fromkeys(wrong.tolist(), NOT_FINITE)
-        return self._row_tokens.tokens[: self._num_rows].copy(), errors
+        return self._row_outputs.tokens[: self._num_rows].copy(), errors
 
     def _logprobs(
         self, sampler_output: SamplerOutput, arrived: list[Tensor], errors: dict[int, str]

@@ -1,7 +1,7 @@
-"""Pooling: the hidden states of a prompt -> one vector that stands for it.
+"""Pooling: the hidden states of a prompt -> its embedding.
 
-The runner feeds a prompt in chunks.  What a later chunk needs of the earlier ones is kept in
-float32 on the device; the vector leaves with the step that feeds the prompt's last token.
+A prompt is prefilled in chunks.  The sum over earlier chunks is kept in float32 on the device; the
+embedding is an output of the step that prefills the prompt's last token.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from torch import Tensor
 from runtime.messages import PoolingParams
 from runtime.scheduler.batch import Batch, Int64Array, NewRow
 
-SHORTEST = 1e-12  # a vector of length 0 stays what it is
+SHORTEST = 1e-12  # norm: an embedding of zeros stays zero
 
 
 class PooledPrompt:
-    """One prompt that is under way in a slot."""
+    """The pooling of a partly prefilled prompt in a slot."""
 
     def __init__(self, pooling_params: PoolingParams, length: int) -> None:
         self.length = length
         self.needs_all = (
             pooling_params.kind == "mean"
-        )  # the states of all tokens, not of the last alone
+        )  # hidden states of all tokens, not of the last alone
         self._pooling_params = pooling_params
-        self._sum: Tensor | None = None  # [hidden] float32, of the chunks before
+        self._sum: Tensor | None = None  # [hidden] float32, of earlier chunks
 
     def take(self, hidden: Tensor, *, last: bool) -> Tensor | None:
-        """The next chunk's states [T, hidden]; with the last one comes the vector, in float32."""
+        """Add the next chunk's hidden states [T, hidden]; the last one returns the embedding,
+        [dimensions] float32."""
         if self.needs_all:
             total = hidden.sum(0, dtype=torch.float32)
             self._sum = total if self._sum is None else self._sum + total
@@ -50,40 +51,40 @@ class PooledPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """Vectors of some rows of a batch, one behind the other in `flat` [sum(sizes)] float32."""
+    """Embeddings of some rows of a batch, concatenated in `flat` [sum(sizes)] float32."""
 
     rows: list[int]
     sizes: list[int]
     flat: Tensor
 
     def arrived(self, flat: Tensor) -> Iterator[tuple[int, bytes, bool]]:
-        """Of each row, from `flat` on the host: its little-endian bytes, and if all are finite."""
+        """From `flat` on the host: row, little-endian bytes of the embedding, if all are finite."""
         for row, embedding in zip(self.rows, flat.split(self.sizes), strict=True):
             yield row, embedding.numpy().astype("<f4").tobytes(), bool(embedding.isfinite().all())
 
 
 class PoolingStates:
-    """The prompts in all slots that want a vector."""
+    """The pooling state of all slots whose request is for an embedding."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, PooledPrompt] = {}  # by slot
 
     def reset(self, row: NewRow) -> None:
-        """A new sequence is in the slot."""
+        """Reset the slot for a new sequence."""
         self._prompts.pop(row.slot, None)
         if row.params.pooling is not None:
             self._prompts[row.slot] = PooledPrompt(row.params.pooling, row.prompt_len)
 
     def need_all(self, slots: Int64Array) -> bool:
-        """Whether a prompt in one of the slots needs the states of all its tokens.
+        """Whether a prompt in one of the slots needs the hidden states of all its tokens.
 
-        A prompt that was given up half-way lies in its slot until another sequence moves in.
+        An aborted prompt stays in its slot until another sequence moves in.
         """
-        pooling_params = [slot for slot, prompt in self._prompts.items() if prompt.needs_all]
-        return bool(pooling_params) and bool(np.isin(pooling_params, slots).any())
+        needing = [slot for slot, prompt in self._prompts.items() if prompt.needs_all]
+        return bool(needing) and bool(np.isin(needing, slots).any())
 
     def take(self, batch: Batch, hidden: Tensor, *, all_hidden_states: bool) -> PooledRows | None:
-        """Learn the states of the batch's tokens.  None if no vector is complete.
+        """Pool the hidden states of the batch's tokens.  None if no embedding is complete.
 
         hidden  [T, hidden] of all tokens if all_hidden_states, else [B, hidden] of each row's last
                 one

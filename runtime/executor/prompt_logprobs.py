@@ -1,4 +1,4 @@
-"""Scores of prompt tokens, made of the hidden states before them while the prompt is fed."""
+"""Log-probabilities of prompt tokens, computed from hidden states while the prompt is prefilled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK_TOKENS = 128  # prompt tokens scored at a time: logits of a long prompt wo
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsTensors:
-    """Scores of the prompt tokens that one row fed, in pieces."""
+    """Log-probabilities of the prompt tokens that one row prefills, in chunks."""
 
     row: int
     width: int
@@ -33,19 +33,19 @@ class PromptLogprobsTensors:
 def score_prompts(
     batch: Batch, hidden: Tensor, slots: SequenceSlots, logits: Callable[[Tensor], Tensor]
 ) -> list[PromptLogprobsTensors]:
-    """Scores of the prompt tokens that the batch feeds, for the rows that want them.
+    """Log-probabilities of the prompt tokens that the batch prefills, for rows that request them.
 
-    hidden [T, hidden] are the states of the batch's tokens; logits makes logits of such states.
+    hidden [T, hidden] are the hidden states of the batch's tokens; logits computes their logits.
     """
-    wanted = slots.params["prompt_logprobs"][batch.slots]
+    requested = slots.params["prompt_logprobs"][batch.slots]
     scores: list[PromptLogprobsTensors] = []
     ends = np.cumsum(batch.q_lens)
-    for row in np.flatnonzero(wanted >= 0).tolist():
+    for row in np.flatnonzero(requested >= 0).tolist():
         slot, q_len = int(batch.slots[row]), int(batch.q_lens[row])
-        fed = min(q_len, int(slots.params["prompt_len"][slot] - batch.starts[row]))
-        if fed > 0:
-            first, width = int(ends[row]) - q_len, int(wanted[row])
-            tokens, states = batch.tokens[first : first + fed], hidden[first : first + fed]
+        prefilled = min(q_len, int(slots.params["prompt_len"][slot] - batch.starts[row]))
+        if prefilled > 0:
+            first, width = int(ends[row]) - q_len, int(requested[row])
+            tokens, states = batch.tokens[first:][:prefilled], hidden[first:][:prefilled]
             chunks = _score(slot, states, tokens, width, slots, logits)
             scores.append(PromptLogprobsTensors(row, width, chunks))
     return scores
@@ -81,7 +81,7 @@ def _score(
 def prompt_logprobs(
     scores: list[PromptLogprobsTensors], arrived: list[Tensor], num_rows: int
 ) -> list[list[TokenLogprob] | None] | None:
-    """What the tensors of `scores` held, by row of the batch; None if no row asked."""
+    """`scores` by row of the batch, from their tensors on the host; None if no row requests any."""
     if not scores:
         return None
     rows: list[list[TokenLogprob] | None] = [None] * num_rows

@@ -1,9 +1,9 @@
-"""Slots: what the device keeps of each running sequence between two steps.
+"""Slots: the state of each running sequence between two steps.
 
 A sequence moves into a slot with its first row and stays until it ends or is preempted; the next
-one starts the slot over.  Page tables, last tokens and token counts live on the device, where a
-step can use them before the host knows them.  Sampling parameters do not change and are known to
-the host, which also has to know which features a step needs: they stay there as columns.
+one resets the slot.  Page tables, last tokens and token counts are on the device, where a step can
+use them before the host knows them.  Sampling parameters do not change, and the host has to know
+which features a step needs: they are kept on the host as columns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from runtime.executor.pooling import PoolingStates
 from runtime.executor.transfers import upload
 from runtime.messages import SamplingParams
-from runtime.sampling.constraints import TokenSets
-from runtime.sampling.rng import Numbers
+from runtime.sampling.constraints import TokenConstraints
+from runtime.sampling.rng import UniformCache
 from runtime.scheduler.batch import Batch, Int64Array, NewRow
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
@@ -35,12 +35,12 @@ PARAMS = np.dtype(
         ("seed", np.uint64),
         ("prompt_len", np.int64),
         ("min_tokens", np.int64),
-        ("logprobs", np.int64),  # -1: not asked for
+        ("logprobs", np.int64),  # -1: not requested
         ("penalties", np.bool_),
         ("bias", np.bool_),
         ("allowed", np.bool_),
         ("banned", np.bool_),
-        ("prompt_logprobs", np.int64),  # -1: not asked for
+        ("prompt_logprobs", np.int64),  # -1: not requested
         ("plain", np.bool_),  # all of the above but temperature, seed and prompt_len is off
     ]
 )
@@ -61,33 +61,35 @@ class SequenceSlots:
         self.params["prompt_logprobs"] = -1
         self.stop_ids: list[tuple[int, ...]] = [()] * num_slots
         self.bias: list[tuple[Tensor, Tensor] | None] = [None] * num_slots  # ids, values
-        self.sets = TokenSets(num_slots, device)
-        # The hidden state before the row's next token, for scoring a prompt fed in several chunks.
+        self.constraints = TokenConstraints(num_slots, device)
+        # The hidden state before the row's next token, for scoring a prompt prefilled in chunks.
         self.before: list[Tensor | None] = [None] * num_slots
         self.pooling_states = PoolingStates()
-        self.numbers = Numbers(num_slots)
+        self.uniforms = UniformCache(num_slots)
         self._counts: Tensor | None = None
-        self.eager = True  # `sampler.draw` chooses the tokens; else Steps do, with all they need
+        self.eager = (
+            True  # sampled by sampling/eager.py; else by GraphStepRunner, with its own state
+        )
         self._num_pages = np.zeros(num_slots, dtype=np.int64)
 
     @property
     def counts(self) -> Tensor:
-        """Made when the first sequence with penalties comes: most servers never see one."""
+        """Allocated when the first sequence with penalties arrives: most servers never see one."""
         if self._counts is None:
             shape = (len(self.params), self.vocab_size)
             self._counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
         return self._counts
 
     def begin(self, batch: Batch) -> None:
-        """Take in what the batch says of new sequences and new pages."""
+        """Apply the new sequences and new pages of a batch."""
         pages_before = self.begin_on_host(batch)
         if len(batch.new_pages):
             self.append_pages(batch, pages_before)
 
     def begin_on_host(self, batch: Batch) -> Int64Array:
-        """Take in all but the new pages.  Returns how many pages each row's slot had before, [B].
+        """Apply all but the new pages.  Returns the number of pages of each row's slot before, [B].
 
-        The caller sees to it that `page_table` gets the new ones.
+        The caller writes the new ones to `page_table`.
         """
         for row in batch.new_rows:
             self._reset(row)
@@ -97,14 +99,14 @@ class SequenceSlots:
         return pages_before
 
     def needs_all_hidden_states(self, batch: Batch) -> bool:
-        """Whether scores of a prompt, or a mean, need more states than that of each row's end.
+        """Whether prompt log-probabilities or mean pooling need the hidden states of all tokens.
 
-        `begin` or `begin_on_host` has been called.
+        Call it after `begin` or `begin_on_host`.
         """
         if self.pooling_states.need_all(batch.slots):
             return True
         column = self.params["prompt_logprobs"]
-        if (column < 0).all():  # mostly nobody asks: a fifth of what looking at the rows takes
+        if (column < 0).all():  # the usual case: a fifth of the time of checking the rows
             return False
         prefills = batch.starts < self.params["prompt_len"][batch.slots]
         return bool((prefills & (column[batch.slots] >= 0)).any())
@@ -114,13 +116,13 @@ class SequenceSlots:
         self._num_pages[slot] = 0
         self.before[slot] = None
         self.stop_ids[slot] = params.stop_ids
-        self.sets.start_banning(slot, params, row.history[row.prompt_len :])
+        self.constraints.start_banning(slot, params, row.history[row.prompt_len :])
         self.pooling_states.reset(row)
         self.params[slot] = _columns(row)
         if self.eager:
             self.bias[slot] = self._upload_bias(params.logit_bias) if params.logit_bias else None
-            self.sets.reset(slot, params)
-            self.numbers.reset(slot)
+            self.constraints.reset(slot, params)
+            self.uniforms.reset(slot)
             if params.has_penalties:
                 self._count(row)
 
@@ -138,7 +140,7 @@ class SequenceSlots:
         counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often the token occurs
 
     def append_pages(self, batch: Batch, pages_before: Int64Array) -> None:
-        """Write the new pages behind those that each row's slot had."""
+        """Append the new pages to those that each row's slot had."""
         added = batch.num_new_pages
         before = np.cumsum(added) - added
         columns = np.arange(len(batch.new_pages)) + np.repeat(pages_before - before, added)
@@ -149,7 +151,7 @@ class SequenceSlots:
 
 
 def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
-    """In the order of PARAMS.  Counts are cut to what fits; none of them can mean more."""
+    """In the order of PARAMS.  Counts are clamped to its types, beyond any limit that matters."""
     params: SamplingParams = row.params
     return (
         params.temperature,
@@ -173,7 +175,7 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
 
 
 def _is_plain(params: SamplingParams) -> bool:
-    """Its tokens are drawn at a temperature or greedily, and nothing else is asked of that."""
+    """Whether sampling is greedy or at a temperature, without any other feature."""
     whole = params.top_k <= 0 and params.top_p >= 1 and params.min_p == 0
     below_min_tokens = params.min_tokens > 0 and bool(params.stop_ids)
     changed = params.has_penalties or params.logit_bias or params.allowed_ids or params.banned

@@ -1,4 +1,4 @@
-"""Runner: runs batches through the model and keeps what the device must remember."""
+"""ModelRunner: runs batches through the model and samples their tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
 from runtime.executor.inputs import ModelProtocol, build_input
-from runtime.executor.pending import DevicePendingOutput, RowTokens
+from runtime.executor.pending import DevicePendingOutput, RowOutputs
 from runtime.executor.pooling import PooledRows
 from runtime.executor.prompt_logprobs import PromptLogprobsTensors, score_prompts
 from runtime.executor.slots import SequenceSlots
@@ -23,7 +23,7 @@ from runtime.scheduler.batch import Batch, Int64Array, Masks
 
 if TYPE_CHECKING:
     from runtime.cuda_graph.executor import GraphStepRunner
-    from runtime.sampling.constrained_rows import UnfinishedRows
+    from runtime.sampling.constrained_rows import DeferredRows
 from numpy.typing import NDArray
 
 from runtime.executor.transfers import Download
@@ -31,10 +31,10 @@ from runtime.scheduler.batch import LAST
 
 
 class PrefillCheck:
-    """Whether rows that sample nothing can be trusted, in steps that do not say so themselves.
+    """RowOutputs of eager steps with rows that only prefill: whether these are free of NaN.
 
-    A part of a prompt is read by its last token in every layer: a NaN among the keys or values
-    that it stored is in that token's hidden state, too.
+    The last token of a chunk attends to all others in every layer: a NaN among the keys or values
+    that the chunk stored is in that token's hidden state, too.
 
     tokens [B] int32, all LAST; usable [B] int8, 1 in rows that sample.  Valid after wait().
     """
@@ -54,7 +54,7 @@ class PrefillCheck:
 
 
 class ModelRunner:
-    """`forward` then `sample` with the same batch; with a GPU, both return before it is done."""
+    """`forward`, then `sample` with the same batch; on a GPU, both return before it is done."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ModelRunner:
         device: torch.device,
         graph_steps: bool | None = None,
     ) -> None:
-        """graph_steps: run them as `Steps` do; None: on a GPU, if the back end can."""
+        """graph_steps: run by GraphStepRunner; None: on a GPU, if the back end supports it."""
         self.device = device
         # A CPU has finished a step when the call returns, so nothing could overlap with it.
         self.overlap = device.type == "cuda"
@@ -93,26 +93,26 @@ class ModelRunner:
                 max_tokens=resolved.max_batched_tokens,
                 device=device,
             )
-        self._row_tokens: RowTokens | None = None
-        self._unfinished: UnfinishedRows | None = None
+        self._row_outputs: RowOutputs | None = None
+        self._deferred: DeferredRows | None = None
         self._sampled_rows: Int64Array = np.zeros(0, dtype=np.int64)
         self._logits: Tensor | None = None
         self._prompt_scores: list[PromptLogprobsTensors] = []
         self._pooled: PooledRows | None = None
 
     def use(self, kv: KVPool) -> None:
-        """Keep keys and values there from now on: another pool, after warming up on a small one."""
+        """Switch to another KV pool, after memory profiling on a small one."""
         self._kv = kv
         if self.steps is not None:
             self.steps.use(kv)
 
     def prepare(self) -> bool:
-        """Capture one more graph, which takes a tenth of a second.  True if others are left."""
+        """Capture one more CUDA graph, in a tenth of a second.  True if others are left."""
         return self.steps is not None and self.steps.graphs.capture_next()
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
-        """Store the keys and values of the batch's tokens; make the logits of rows that sample."""
+        """Store the batch's keys and values; compute the logits of rows that sample."""
         run = self._forward(batch) if self.steps is None else self._enqueue(self.steps, batch)
         hidden, all_hidden_states = run
         self._prompt_scores = []
@@ -139,19 +139,19 @@ class ModelRunner:
             rows = upload(self._sampled_rows, self.device)
             self._logits = self._model.logits(of_rows.index_select(0, rows))
         some_prefill_only = len(self._sampled_rows) < len(batch.slots)
-        self._row_tokens = PrefillCheck(batch, of_rows, self.device) if some_prefill_only else None
+        self._row_outputs = PrefillCheck(batch, of_rows, self.device) if some_prefill_only else None
         return hidden, all_hidden_states
 
     def _enqueue(self, steps: GraphStepRunner, batch: Batch) -> tuple[Tensor, bool]:
         launched = steps.launch(batch)
-        self._row_tokens, self._unfinished = launched.row_tokens, launched.unfinished
-        self._sampled_rows = launched.unfinished.rows
-        self._logits = launched.outcome.logits if launched.unfinished else None
-        return launched.outcome.hidden, launched.all_hidden_states
+        self._row_outputs, self._deferred = launched.row_outputs, launched.deferred
+        self._sampled_rows = launched.deferred.rows
+        self._logits = launched.outputs.logits if launched.deferred else None
+        return launched.outputs.hidden, launched.all_hidden_states
 
     @torch.inference_mode()
     def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
-        """Choose the tokens of the rows that sample; `masks` limit some of them."""
+        """Sample the batch's rows, some of them restricted by `masks`."""
         sampler_output: SamplerOutput | None = None
         rows = self._sampled_rows
         if self._logits is not None:
@@ -161,7 +161,7 @@ class ModelRunner:
         pooled, self._pooled = self._pooled, None
         return DevicePendingOutput(
             len(batch.slots),
-            self._row_tokens,
+            self._row_outputs,
             rows.tolist(),
             sampler_output,
             scores,
@@ -170,18 +170,16 @@ class ModelRunner:
         )
 
     def _sample_tokens(self, logits: Tensor, batch: Batch, masks: Masks | None) -> SamplerOutput:
-        if self.steps is not None and self._unfinished is not None:
-            allowed = None if masks is None else _allowed(masks, self._unfinished.constrained)
-            return self.steps.constrained_rows.sample_tokens(
-                logits, self._unfinished, batch, allowed
-            )
+        if self.steps is not None and self._deferred is not None:
+            allowed = None if masks is None else _allowed(masks, self._deferred.constrained)
+            return self.steps.constrained_rows.sample_tokens(logits, self._deferred, batch, allowed)
         rows, ends = self._sampled_rows, batch.starts + batch.q_lens
         allowed = None if masks is None else _allowed(masks, rows)
         return sample_tokens(logits, self._slots, batch.slots[rows], ends[rows], allowed)
 
 
-def _allowed(masks: Masks, sampler_output: Int64Array) -> AllowedMasks:
-    """`masks` by rows of the logits, which hold only the rows that `draw` is for."""
-    rows = np.searchsorted(sampler_output, np.asarray(masks.rows, dtype=np.int64))
+def _allowed(masks: Masks, sampled: Int64Array) -> AllowedMasks:
+    """`masks` renumbered by rows of the logits, which hold only the rows `sampled` of the batch."""
+    rows = np.searchsorted(sampled, np.asarray(masks.rows, dtype=np.int64))
     bits = np.frombuffer(masks.bits, dtype=np.uint8).reshape(len(rows), -1)
     return AllowedMasks(rows, bits)

@@ -1,4 +1,4 @@
-"""Copies between host and device; on a CPU, an upload is a view and there is nothing to await."""
+"""Copies between host and device; on a CPU, an upload is a view and a download is complete."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Download:
-    """Tensors on their way to the host.
+    """Asynchronous copies of tensors to pinned host memory.
 
-    `wait` blocks until they have arrived and all that was queued before is done.  Without any it
-    blocks all the same: the steps of a long prompt have no results, and a host that ran ahead of
+    `wait` blocks until they are complete, and with them all work queued before.  Without tensors it
+    blocks all the same: the steps of a long prompt have no outputs, and a host that ran ahead of
     them would fill the device's queue, behind which every new request would wait.
     """
 

@@ -1,1 +1,1 @@
-"""Compiling Triton kernels ahead, in a process of its own, while PyTorch is imported."""
+"""Precompilation of Triton kernels, in a separate process, while PyTorch is imported."""

@@ -1,11 +1,11 @@
-"""Compiling kernels ahead: a step run under `compiling_only` compiles all that it would launch.
+"""Precompilation: a step run under `compiling_only` compiles all kernels that it would launch.
 
-A kernel takes 0.1 to 5 seconds to compile, and a step meets one after the other.  Here the step
-goes on at once with the next, while threads wait for another process that compiles (compilers.py),
-or compile if there is none; but then they wait for each other, as Triton holds Python's lock for a
-third of the time.  The threads also do what is left to a kernel's first launch: they load it, and
-in Triton 3.6 a C compiler makes its launcher, which takes a third of a second.
-Results are kept where Triton keeps them: in TRITON_CACHE_DIR, or ~/.triton/cache.
+A kernel takes 0.1 to 5 seconds to compile, and a step would compile one after the other.  Here the
+step continues at once, while threads wait for the compiler process (pool.py), or compile themselves
+if there is none; then they contend for the GIL, which Triton holds for a third of the time.  The
+threads also do the work of a kernel's first launch: they load it, and in Triton 3.6 a C compiler
+builds its launcher, which takes a third of a second.
+Kernels are stored in Triton's cache: TRITON_CACHE_DIR, or ~/.triton/cache.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from runtime.precompile.pool import Compilers
 from runtime.precompile.worker import fix_cache_keys
 
 MAX_THREADS = 16
-MAX_WAITING = 64  # threads that wait for other processes
-# Until the step has been run, threads that want Python's lock would only slow it down.
+MAX_WAITING = 64  # threads that wait for the compiler process
+# Until the step has run, threads that take the GIL would only slow it down.
 RUN_SECONDS = 2.0
-# Each of them waits so long for the lock when another computes; with Python's 5 ms, a kernel that
-# needs it twenty times would wait for seconds.
+# The GIL's switch interval: with Python's 5 ms, a kernel that takes the GIL twenty times would wait
+# for seconds.
 SWITCH_SECONDS = 0.0005
 
 
 def check_cache() -> None:
-    """Raises ConfigError if kernels cannot be kept where Triton will write them."""
+    """Raises ConfigError if Triton's cache directory is not writable."""
     from triton import knobs
 
     folder = Path(knobs.cache.dir)
@@ -53,13 +53,12 @@ def check_cache() -> None:
 
 @contextmanager
 def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> Iterator[None]:
-    """Kernels called inside are compiled, and not launched.
+    """Kernels launched inside are compiled, and not run.
 
-    compilers: does it, and ends with this; else so many threads do, 0: one a core
+    compilers: compiles them, and is closed on exit; else `threads` threads do, 0: one a core
 
-    What they would have written holds anything, so what runs inside may compute with it, and must
-    neither read it on the host nor index with it.  The end waits for all; raises what a compiler
-    raised.
+    Their outputs stay uninitialized: code inside may compute with them, but neither read them on
+    the host nor index with them.  Exit waits for all kernels and raises compilation errors.
     """
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
@@ -92,11 +91,11 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
 
 @contextmanager
 def _isolated_launcher_modules() -> Iterator[None]:
-    """Let threads load launchers at the same time, which they do not survive in Triton 3.6.
+    """Let threads load launchers concurrently, which is not safe in Triton 3.6.
 
-    All launchers are extension modules of one name.  Python gives one that it has seen before the
-    module object that this name has at the moment, with new contents: between two threads, a kernel
-    may get the launcher of another.  Here one is loaded at a time, and its contents are copied.
+    All launchers are extension modules of the same name.  Python reuses the module object that this
+    name has at the moment and replaces its contents: between two threads, a kernel may get the
+    launcher of another.  Here one is loaded at a time, and its contents are copied.
     """
     from triton.runtime import build
 
@@ -114,7 +113,7 @@ def _isolated_launcher_modules() -> Iterator[None]:
 
 
 class _Pool(ThreadPoolExecutor):
-    """Runs what compiles a kernel, and makes the kernel ready to be launched, from `begin` on."""
+    """Has kernels compiled, and from `begin` on makes them ready to be launched."""
 
     def __init__(self, threads: int, compilers: Compilers | None) -> None:
         waiting = threads if compilers is None else MAX_WAITING
@@ -134,15 +133,15 @@ class _Pool(ThreadPoolExecutor):
         self.begin.wait(RUN_SECONDS)
         with self._compiling:
             kernel = compile_kernel()
-        # A property that loads the kernel when it is first looked at.  If the device is too small
-        # for it, its launch says so once more, to a caller who may know another way.
+        # A property that loads the kernel on first access.  If the device has too few resources,
+        # the launch raises again, to a caller that may have a fallback.
         with suppress(OutOfResources):
             _ = kernel.run
         return kernel
 
 
 def _stay_on_device() -> Callable[[], None] | None:
-    """What a thread begins with, so that it loads kernels where this one would."""
+    """An initializer that gives threads the current device of this one."""
     import torch
 
     if not torch.cuda.is_initialized():

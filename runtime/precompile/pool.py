@@ -1,4 +1,4 @@
-"""Compilers: the engine's end of the compiler process (compiler_process.py)."""
+"""Compilers: the engine's client of the compiler process (worker.py)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from functools import partial
 from typing import Any
 
 from runtime.precompile.predict import PredictedKernels
-from runtime.precompile.worker import ANSWER, HEADER, CompileRequest, compile_kernel, kernel, read
+from runtime.precompile.worker import HEADER, RESPONSE, CompileRequest, compile_kernel, kernel, read
 
 COMMAND = (sys.executable, "-P", "-m", "runtime.precompile.worker")
-MAX_SECONDS = 60.0  # for a kernel; after that the engine compiles it, and all others
+MAX_SECONDS = 60.0  # for a kernel; then the engine compiles it, and all others, itself
 END_SECONDS = 1.0
 
 
 class Compilers:
-    """Has kernels compiled.  If that fails, nobody is told: the engine compiles what is missing."""
+    """Has kernels compiled.  Failures are silent: the engine compiles what is missing."""
 
     def __init__(self, *command: str) -> None:
-        """Raises OSError if there can be no such process."""
+        """Starts the process.  Raises OSError if that fails."""
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command or COMMAND, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True
@@ -35,53 +35,53 @@ class Compilers:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._numbers = itertools.count()
-        self._asked: dict[int, threading.Event] = {}
+        self._pending: dict[int, threading.Event] = {}
         self._sending = threading.Lock()
-        self._of_use = True
+        self._usable = True
         threading.Thread(target=self._listen, name="compilers", daemon=True).start()
 
     def compile(self, make: Callable[[], Any]) -> None:
-        """Return when a kernel is where Triton keeps it, or will not be.  For many threads.
+        """Block until a kernel is in Triton's cache, or has failed to compile.  Thread-safe.
 
-        make: what Triton gives to an executor to compile it
+        make: the callable that Triton submits to an executor to compile it
         """
         request = _request(make)
-        if request is None or not self._of_use:
+        if request is None or not self._usable:
             return
         answered = self._send(request)
-        if self._of_use and not answered.wait(MAX_SECONDS):
+        if self._usable and not answered.wait(MAX_SECONDS):
             self._kill()
 
     def begin(self, prediction: PredictedKernels) -> None:
-        """Have compiled what will be needed."""
+        """Queue the compilation of predicted kernels."""
         self._send(pickle.dumps(CompileRequest(prediction.compile, kernels=prediction.kernels)))
 
     def _send(self, request: bytes) -> threading.Event:
         number, answered = next(self._numbers), threading.Event()
-        self._asked[number] = answered
+        self._pending[number] = answered
         try:
             with self._sending:
                 data = HEADER.pack(number, len(request)) + request
-                while data and self._of_use:  # once closed, the file's number may be another's
+                while data and self._usable:  # once closed, the descriptor may be reused
                     data = data[os.write(self._requests, data) :]
         except OSError:
-            self._of_use = False
+            self._usable = False
         return answered
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout:
-            while len(answer := read(self._answers, ANSWER.size)) == ANSWER.size:
-                self._asked[ANSWER.unpack(answer)[0]].set()
-        self._of_use = False
-        for answered in list(self._asked.values()):
+            while len(answer := read(self._answers, RESPONSE.size)) == RESPONSE.size:
+                self._pending[RESPONSE.unpack(answer)[0]].set()
+        self._usable = False
+        for answered in list(self._pending.values()):
             answered.set()
 
     def close(self) -> None:
-        """End the process, and what it is compiling."""
+        """End the process and all compilations."""
         assert self._process.stdin is not None
-        self._of_use = False
-        if self._sending.acquire(timeout=END_SECONDS):  # else it does not read, and is killed
+        self._usable = False
+        if self._sending.acquire(timeout=END_SECONDS):  # else it does not read, and is killed below
             self._process.stdin.close()
             self._sending.release()
         try:
@@ -91,14 +91,14 @@ class Compilers:
             self._process.wait()
 
     def _kill(self) -> None:
-        """With its forks: who waits for an answer, or for room in a full pipe, goes on."""
-        self._of_use = False
+        """Kill it and its forks, which unblocks threads that wait for a response or a full pipe."""
+        self._usable = False
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _request(make: Callable[[], Any]) -> bytes | None:
-    """What `make` would compile; None if only this process can, or need not."""
+    """The pickled request for what `make` compiles; None if it is cached or not picklable."""
     names, cells = make.__code__.co_freevars, make.__closure__ or ()
     found = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
     try:
@@ -115,7 +115,7 @@ def _request(make: Callable[[], Any]) -> bytes | None:
 
 
 def _is_kept(source: Any, target: Any, options: Any, variables: dict[str, str]) -> bool:
-    """Whether Triton has compiled it in an earlier start."""
+    """Whether the kernel is in Triton's cache."""
     from hashlib import sha256
 
     from triton.compiler.compiler import make_backend
@@ -136,5 +136,5 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         module, name = obj.__module__, obj.__name__
         if module == "__main__" or getattr(sys.modules[module], name, None) is not obj:
-            raise pickle.PicklingError(f"{module}.{name} is not there for another process")
+            raise pickle.PicklingError(f"{module}.{name} cannot be imported by another process")
         return kernel, (module, name)

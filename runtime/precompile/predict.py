@@ -1,9 +1,9 @@
-"""Forecast: kernels that a model's steps will need, before there is a step, or weights, or PyTorch.
+"""Predicted kernels: those of a model's steps, before there is a step, weights, or PyTorch.
 
-The compiler process, which goes without PyTorch, calls the functions that launch the kernels with
-blanks in place of tensors, and launches nothing.  It is worth it for the few kernels that take
-seconds.  A forecast that is wrong costs a core these seconds: the engine looks for what it needs,
-not for what was forecast.
+The compiler process, which does not import PyTorch, calls the functions that launch the kernels
+with fake tensors, and launches nothing.  This is worth it for the few kernels that take seconds to
+compile.  A wrong prediction costs a core these seconds and nothing else: the engine looks up the
+kernels that it needs.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from runtime.config import EngineConfig
 
 HALVES = ("bfloat16", "float16")
 GPU = SimpleNamespace(type="cuda")
-ROWS, TOKENS, PAGES = 16, 64, 1024  # any will do
+ROWS, TOKENS, PAGES = 16, 64, 1024  # arbitrary
 
 Half = Literal["bfloat16", "float16"]
 
 
 class PredictedKernels(NamedTuple):
     compile: Callable[[], None]
-    kernels: tuple[str, ...]  # that it compiles
+    kernels: tuple[str, ...]  # the names of what it compiles
 
 
 def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list[PredictedKernels]:
-    """For a start of this kind on a device of this compute capability.  Raises ModelError."""
+    """Predictions for this configuration and compute capability.  Raises ModelError."""
     model = read_config(Path(config.model))
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     if capability[0] != 9 or dtype not in HALVES or config.deterministic:
         return []
     found = [
-        PredictedKernels(partial(sample, model.vocab_size, dtype), ("trim_rows", "finish_rows")),
-        # For special rows.  Nobody waits for it: most rows need the first one.
-        PredictedKernels(partial(sample, model.vocab_size, "float32"), ()),
+        PredictedKernels(
+            partial(compile_sampler, model.vocab_size, dtype), ("filter_rows", "finish_rows")
+        ),
+        # For constrained rows.  No request waits for it: most rows need the first one.
+        PredictedKernels(partial(compile_sampler, model.vocab_size, "float32"), ()),
     ]
     if (
         config.attention in ("auto", "flash2")
@@ -48,13 +50,13 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
         and model.head_dim in range(24, 129, 8)
     ):
         heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-        attention = partial(attend, heads, kv_heads, head_dim, config.page_size, dtype)
+        attention = partial(compile_attention, heads, kv_heads, head_dim, config.page_size, dtype)
         found.insert(0, PredictedKernels(attention, ("_prefill_hopper",)))
     return found
 
 
-def attend(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> None:
-    """Attention of prompts beside rows that decode, as attention/triton_backend.py calls it."""
+def compile_attention(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> None:
+    """Compile the prefill attention of mixed steps, as attention/triton_backend.py launches it."""
     _compile_only()
     from attention.planner.prefill_tiles import TilePlan, TileSpec
     from attention.prefill.prefill_hopper import HALF, hopper_config, prefill_hopper
@@ -70,14 +72,14 @@ def attend(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> 
     tiles = TilePlan.allocate(
         spec, max_tokens=TOKENS, max_rows=ROWS, head_dim=head_dim, device=device
     )
-    q: Any = _Blank(TOKENS, heads, head_dim, dtype=dtype)
-    kv: Any = _Blank(PAGES, kv_heads, page, head_dim, dtype=dtype)
-    table: Any = _Blank(ROWS, PAGES, dtype="int32")
+    q: Any = _FakeTensor(TOKENS, heads, head_dim, dtype=dtype)
+    kv: Any = _FakeTensor(PAGES, kv_heads, page, head_dim, dtype=dtype)
+    table: Any = _FakeTensor(ROWS, PAGES, dtype="int32")
     prefill_hopper(q, kv, kv, table, tiles, q, scale=head_dim**-0.5, overlap=True)
 
 
-def sample(vocab: int, dtype: Half | Literal["float32"]) -> None:
-    """Tokens from logits, as whole_step.py and constrained_rows.py have them chosen."""
+def compile_sampler(vocab: int, dtype: Half | Literal["float32"]) -> None:
+    """Compile the sampler, as cuda_graph/step.py and constrained_rows.py launch it."""
     _compile_only()
     import torch
 
@@ -86,15 +88,15 @@ def sample(vocab: int, dtype: Half | Literal["float32"]) -> None:
 
     device: Any = GPU
     state = SamplerState(ROWS, vocab, device)
-    logits: Any = _Blank(ROWS, vocab, dtype=getattr(torch, dtype))
-    numbers: Any = _Blank(ROWS, dtype=torch.int32)
-    usable: Any = _Blank(ROWS, dtype=torch.int8)
-    last_token: Any = _Blank(ROWS, dtype=torch.int64)
+    logits: Any = _FakeTensor(ROWS, vocab, dtype=getattr(torch, dtype))
+    numbers: Any = _FakeTensor(ROWS, dtype=torch.int32)
+    usable: Any = _FakeTensor(ROWS, dtype=torch.int8)
+    last_token: Any = _FakeTensor(ROWS, dtype=torch.int64)
     sample(logits, numbers, numbers, state, last_token, numbers, usable)
 
 
-class _Blank:
-    """What a kernel's launch asks a tensor for."""
+class _FakeTensor:
+    """The attributes of a tensor that a kernel's launch reads."""
 
     device = GPU
 
@@ -109,12 +111,12 @@ class _Blank:
         return 256
 
 
-def _blank(*shape: Any, dtype: Any = "float32", device: object = None) -> _Blank:
-    return _Blank(*(shape[0] if isinstance(shape[0], tuple) else shape), dtype=dtype)
+def _fake_tensor(*shape: Any, dtype: Any = "float32", device: object = None) -> _FakeTensor:
+    return _FakeTensor(*(shape[0] if isinstance(shape[0], tuple) else shape), dtype=dtype)
 
 
 def _compile_only() -> None:
-    """Let this process compile for a Hopper what it would launch there."""
+    """Make kernel launches in this process compile for Hopper and launch nothing."""
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
@@ -122,7 +124,7 @@ def _compile_only() -> None:
 
     from attention.common import dependent_launch
 
-    torch.empty = torch.zeros = _blank  # type: ignore[assignment]  # PyTorch is not here
+    torch.empty = torch.zeros = _fake_tensor  # type: ignore[assignment]  # PyTorch is not imported
     dependent_launch.can_depend = lambda device: True  # type: ignore[assignment]
     nowhere: Any = SimpleNamespace(
         get_current_device=lambda: 0,

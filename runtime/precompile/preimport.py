@@ -1,6 +1,6 @@
-"""Early: what can begin before PyTorch is imported, which takes seconds and holds Python's lock.
+"""What can begin before PyTorch is imported, which takes seconds and holds the GIL.
 
-All of it is done again, at once, by those who need it; if it fails here, they say so.
+Failures are ignored here: the code that needs a result repeats the work, and reports the error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from runtime.config import EngineConfig
 from runtime.precompile.pool import Compilers
 from runtime.precompile.predict import predicted_kernels
 
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where CUDA is
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them exists where CUDA does
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
 def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> Compilers | None:
-    """What a GPU needs.  Nothing if none of `drivers` is there, or none is to be used.
+    """Start the compiler process, predictions and the CUDA context, unless there is no GPU to use.
 
-    Returns the process that compiles kernels, if there is one; the caller closes it.
+    Returns the client of the compiler process, if there is one; the caller closes it.
     """
     if config.device == "cpu" or not any(Path(driver).exists() for driver in drivers):
         return None
@@ -38,7 +38,7 @@ def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> Compilers |
 
 
 def _read_triton() -> None:
-    """What kernels are kept by depends on all of Triton, which takes half a second to read."""
+    """Cache keys hash all of Triton's source, which takes half a second to read."""
     from triton.runtime.cache import triton_key
 
     triton_key()
@@ -53,9 +53,9 @@ def _begin_on_device(config: EngineConfig, compilers: Compilers | None) -> None:
 
 
 def _open_device() -> tuple[int, int] | None:
-    """Open what the driver keeps for a process on the first device: PyTorch uses the same.
+    """Create the primary context of the first device, which PyTorch then shares.
 
-    Returns the device's compute capability.
+    Returns the device's compute capability; None without one.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,8 +1,7 @@
-"""Without PyTorch: modules that import it can be imported where it would take too long.
+"""A stub of PyTorch, for importing modules where importing PyTorch would take too long.
 
-Kernels are in one module with the functions that launch them, which need PyTorch; the kernels do
-not.  A stand-in has every name that a module asks for while it is imported.  Nothing that uses it
-afterwards makes sense.
+Kernels share a module with the functions that launch them, which need PyTorch; the kernels do not.
+The stub has every name that a module uses while it is imported, and no behaviour.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class _Names(type):
         return _named(cls, name)
 
     def __repr__(cls) -> str:
-        return f"torch.{cls.__name__}"  # which Triton knows types by
+        return f"torch.{cls.__name__}"  # Triton identifies types by it
 
 
 class _Anything(metaclass=_Names):
@@ -39,7 +38,7 @@ class _StandIn(ModuleType):
 
 
 def _named(owner: object, name: str) -> type:
-    """The same one each time."""
+    """A class of that name, stored so that each access returns the same."""
     if name.startswith("__"):
         raise AttributeError(name)
     made = _Names(name, (_Anything,), {})
@@ -63,6 +62,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install_torch_stub() -> None:
-    """For the whole process, and for good."""
+    """For the whole process; it cannot be removed."""
     assert "torch" not in sys.modules
     sys.meta_path.insert(0, _Finder())

@@ -2,12 +2,12 @@
 
     python -m runtime.precompile.worker
 
-Triton holds Python's lock for a third of the time that a kernel takes to compile: processes do it
-at the same time.  What they compile is where Triton keeps it, and the engine looks there first: if
-this process fails, or dies, only time is lost.
+Triton holds the GIL for a third of a kernel's compilation: separate processes compile in parallel.
+Kernels go to Triton's cache, which the engine looks up first: if this process fails, only time is
+lost.
 
-Requests come on stdin, each a HEADER and a pickled Wanted; for each goes an ANSWER to stdout when
-it is compiled, or cannot be.  The end of stdin ends all.
+Requests come on stdin, each a HEADER and a pickled CompileRequest; each is answered by a RESPONSE
+on stdout when it is compiled, or has failed.  The end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import Any, NamedTuple, NoReturn
 from runtime.precompile.torch_stub import install_torch_stub
 
 HEADER = struct.Struct("<II")  # number of the request, bytes that follow
-ANSWER = struct.Struct("<I")  # number
+RESPONSE = struct.Struct("<I")  # number
 MAX_FORKS = 16  # kernels at once
 
 Job = Callable[[], object]
 
 
 class CompileRequest(NamedTuple):
-    """compile: what compiles something when it is called.  kernels: the names of what it compiles,
-    if it is a forecast; others that want the same wait until then, and find it."""
+    """compile: compiles a kernel when called; name: that kernel's.  kernels: the names of predicted
+    kernels; requests for one of these wait until the prediction is compiled."""
 
     compile: Job
     name: str = ""
@@ -41,18 +41,22 @@ class CompileRequest(NamedTuple):
 
 
 class ForkPool:
-    """Jobs, each in a process of its own, and so many at once."""
+    """Runs jobs, each in a fork of its own, at most so many at once."""
 
     def __init__(self, most: int, answer: Callable[[int], None]) -> None:
-        """answer: called with the number of a job that has ended, however it did."""
+        """answer: called with the number of each job that has ended, with or without success."""
         self._most, self._answer = most, answer
         self._waiting: list[tuple[int, CompileRequest]] = []
-        self._running: dict[int, tuple[int, int]] = {}  # by what ends with it: pid and number
-        self._predicted_kernels: dict[str, int] = {}  # by kernel, those that have not ended
+        self._running: dict[
+            int, tuple[int, int]
+        ] = {}  # by the read end of its pipe: pid and number
+        self._predicted_kernels: dict[
+            str, int
+        ] = {}  # number of the prediction by kernel, until it ends
 
     @property
     def ends(self) -> list[int]:
-        """Files, one a running job, which can be read when the job has ended."""
+        """File descriptors, one a running job, readable when the job has ended."""
         return list(self._running)
 
     def add(self, number: int, request: CompileRequest) -> None:
@@ -91,14 +95,14 @@ class ForkPool:
 
 
 def _do(job: Job) -> NoReturn:
-    """The fork's life.  It leaves all that Python does in the end to its parent."""
-    with contextlib.suppress(BaseException):  # the engine meets it, too, and says what is wrong
+    """Run the job in a fork, and exit without Python's clean-up."""
+    with contextlib.suppress(BaseException):  # the engine meets the same error and reports it
         job()
     os._exit(0)
 
 
 def read(file: int, length: int) -> bytes:
-    """So many bytes, or fewer where the file ends."""
+    """`length` bytes, or fewer at the end of the file."""
     parts: list[bytes] = []
     while length and (part := os.read(file, length)):
         parts.append(part)
@@ -107,15 +111,15 @@ def read(file: int, length: int) -> bytes:
 
 
 def kernel(module: str, name: str) -> Any:
-    """The kernel of that name; what is pickled of it."""
+    """The kernel of that name; kernels are pickled as calls of this."""
     return getattr(import_module(module), name)
 
 
 def fix_cache_keys() -> None:
-    """Have Triton keep a kernel where it looks for it, in whatever order kernels are met.
+    """Make Triton's cache keys independent of the order in which kernels are compiled.
 
-    What a kernel is kept by should include the constants that its helpers use, but does not where
-    a helper is met for the first time: Triton takes its constants before it has looked for them.
+    A kernel's key should include the constants that its helpers use, but does not for a helper that
+    is hashed for the first time: Triton reads its constants before it has collected them.
     """
     from triton.runtime.jit import DependenciesFinder
 
@@ -124,7 +128,7 @@ def fix_cache_keys() -> None:
         return
 
     def update_hash(self: Any, func: Any) -> None:
-        _ = func.cache_key  # finds them
+        _ = func.cache_key  # collects them
         update(self, func)
 
     DependenciesFinder._update_hash = update_hash
@@ -137,18 +141,18 @@ def compile_kernel(source: Any, target: Any, options: dict[str, Any], variables:
 
 
 def _read_request(pickled: bytes) -> CompileRequest:
-    """The modules that it needs are imported here, and in no fork again."""
+    """Unpickles here, so that the modules of a request are imported once for all forks."""
     try:
         return pickle.loads(pickled)
-    except Exception:  # it names what is not here: the engine compiles it
+    except Exception:  # a name that cannot be imported: the engine compiles it
         return CompileRequest(int)
 
 
 def serve(requests: int, answers: int) -> None:
-    """Until the requests end."""
+    """Compile requests until the input ends."""
 
     def answer(number: int) -> None:
-        os.write(answers, ANSWER.pack(number))
+        os.write(answers, RESPONSE.pack(number))
 
     forks = ForkPool(min(MAX_FORKS, len(os.sched_getaffinity(0))), answer)
     try:
@@ -169,8 +173,8 @@ def serve(requests: int, answers: int) -> None:
 
 def main() -> None:
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a compiler prints is no answer
-    install_torch_stub()  # two processes that import it at the same time hold each other up
+    os.dup2(2, 1)  # a compiler's output must not mix with responses
+    install_torch_stub()  # importing PyTorch here would slow the engine's import
     from triton.runtime.cache import triton_key
 
     fix_cache_keys()

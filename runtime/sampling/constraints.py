@@ -1,4 +1,4 @@
-"""Tokens that a row must or must not take, or whose log-probabilities it reports.
+"""Allowed token ids, banned sequences, and ids whose log-probabilities a row reports.
 
 Whether a row is about to complete a banned sequence depends on its last tokens, which the host
 does not know yet when it queues a step: they are kept on the device.
@@ -19,8 +19,8 @@ from runtime.sampling.logprobs import LogprobsTensors
 
 # A banned token keeps a finite logit: where nothing else is allowed, the ban yields.
 BANNED = -1e30
-ANY = -1  # in Banned.before: whatever stands there
-NOTHING = -2  # in TokenSets._recent: the answer is not that long yet
+ANY = -1  # in Banned.before: matches every token
+NO_TOKEN = -2  # in TokenConstraints._recent: the output is not that long yet
 WINDOW = MAX_BANNED_TOKENS - 1
 
 
@@ -31,35 +31,35 @@ class Banned(NamedTuple):
     last: Tensor
 
 
-class TokenSets:
-    """What the rows of the slots allow, ban and report."""
+class TokenConstraints:
+    """The token ids that each slot's sequence allows, bans and reports, as device tensors."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._device = device
         self._allowed: list[Tensor | None] = [None] * num_slots
         self._banned: list[Banned | None] = [None] * num_slots
         self._reported: list[Tensor | None] = [None] * num_slots
-        self._recent: Tensor | None = None  # [slots, WINDOW]: the last tokens of each answer
+        self._recent: Tensor | None = None  # [slots, WINDOW]: the last output tokens
 
     @property
     def recent(self) -> Tensor:
-        """Made when the first sequence with banned words comes."""
+        """Allocated when the first sequence with banned words arrives."""
         if self._recent is None:
             shape = (len(self._banned), WINDOW)
-            self._recent = torch.full(shape, NOTHING, dtype=torch.int64, device=self._device)
+            self._recent = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=self._device)
         return self._recent
 
     def reset(self, slot: int, params: SamplingParams) -> None:
-        """A sequence moves in: what it allows and reports."""
+        """Upload the allowed and reported ids of a sequence that moves into the slot."""
         self._allowed[slot] = self._upload(params.allowed_ids) if params.allowed_ids else None
         self._reported[slot] = self._upload(params.logprob_ids) if params.logprob_ids else None
 
-    def start_banning(self, slot: int, params: SamplingParams, answer: Sequence[int]) -> None:
-        """The same, of what it bans; `answer` is what it has said so far."""
+    def start_banning(self, slot: int, params: SamplingParams, output: Sequence[int]) -> None:
+        """Upload the banned sequences of a new sequence and its last `output` tokens so far."""
         self._banned[slot] = self._table(params.banned) if params.banned else None
         if params.banned:
-            last = list(answer[-WINDOW:])
-            self.recent[slot] = self._upload([NOTHING] * (WINDOW - len(last)) + last)
+            last = list(output[-WINDOW:])
+            self.recent[slot] = self._upload([NO_TOKEN] * (WINDOW - len(last)) + last)
 
     def banned(self, slot: int) -> Banned | None:
         return self._banned[slot]
@@ -82,17 +82,17 @@ class TokenSets:
             row[allowed] = kept
 
     def ban(self, row: Tensor, slot: int) -> None:
-        """Push down, in the logits of one row [vocab], what would complete a banned sequence."""
+        """Add BANNED to the logits [vocab] of tokens that would complete a banned sequence."""
         banned = self._banned[slot]
         if banned is None:
             return
         width = banned.before.shape[1]
         recent = self.recent[slot, WINDOW - width :]
-        meets = ((banned.before == recent) | (banned.before == ANY)).all(dim=1)
-        row.index_add_(0, banned.last, meets * row.new_full((), BANNED))
+        matches = ((banned.before == recent) | (banned.before == ANY)).all(dim=1)
+        row.index_add_(0, banned.last, matches * row.new_full((), BANNED))
 
     def report(self, scores: LogprobsTensors, logits: Tensor, slots: Sequence[int]) -> None:
-        """Put the ids that were asked for in the place of the likeliest; row i is slots[i]'s."""
+        """Replace the top ids by the requested ones in row i, whose sequence is in slots[i]."""
         for row, slot in enumerate(slots):
             ids = self._reported[slot]
             if ids is not None:
@@ -100,5 +100,5 @@ class TokenSets:
                 scores.top_logprobs[row, : len(ids)] = logits[row].log_softmax(-1)[ids]
 
     def record_tokens(self, slots: Tensor, tokens: Tensor) -> None:
-        """The slots [N] of rows that ban something have been given tokens [N]."""
+        """Append tokens [N] to the recent tokens of slots [N], whose rows ban sequences."""
         self.recent[slots] = torch.cat([self.recent[slots, 1:], tokens[:, None]], dim=1)

@@ -1,17 +1,17 @@
-"""Logits -> tokens.  Rows that ask for nothing pay for nothing.
+"""Eager sampling: logits -> tokens.  Each feature costs time only for the rows that use it.
 
-    what the row's grammar does not allow is masked
-    -> logit bias; what would complete a banned sequence is pushed down; repetition, presence and
-       frequency penalties; stop ids masked before min_tokens; then all but the allowed tokens
+    grammar masks
+    -> logit bias; banned sequences; repetition, presence and frequency penalties; stop ids masked
+       before min_tokens; allowed_ids
     -> greedy rows take the largest logit
-    -> others: temperature, top-k, top-p of what top-k left, min-p; then one draw by the inverse of
-       the cumulative distribution
+    -> others: temperature, top-k, top-p of what top-k left, min-p; then one sample by the inverse
+       of the cumulative distribution
 
-Drawing needs one random number a row, where adding Gumbel noise needs one a token: with a
-vocabulary of 150,000 that is most of the cost of sampling.
+This needs one random number a row, where adding Gumbel noise needs one a token: with a vocabulary
+of 150,000 that is most of the cost of sampling.
 
-All of it needs some fifteen times the memory of float32 logits, so that rows are drawn a few at a
-time: 256 rows of 150,000 would take 2.4 GB, which keys and values could not have.
+Sampling needs some fifteen times the memory of float32 logits, so rows are sampled a few at a time:
+256 rows of 150,000 would take 2.4 GB away from the KV cache.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from torch import Tensor
 
 from runtime.executor.slots import IN_PROMPT, SequenceSlots
 from runtime.executor.transfers import upload
-from runtime.sampling.cpu_full_vocab import BOUNDS, Limiter
-from runtime.sampling.cpu_plain import sample_plain
+from runtime.sampling.cpu import BOUNDS, TokenMask, sample_plain
 from runtime.sampling.logprobs import LogprobsTensors, joined, score
 from runtime.sampling.rows import ParamColumns, column, sample_rows, take
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import LAST, Int64Array
 
 GREEDY_BELOW = 1e-5  # a temperature under this would only overflow
-CHUNK_LOGITS = 5 << 20  # logits drawn at once: 32 rows of 160,000, enough to keep a GPU busy
+CHUNK_LOGITS = 5 << 20  # logits sampled at once: 32 rows of 160,000, enough to keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedMasks:
-    """Rows [M] of the logits that may take some tokens only: bits [M, ceil(vocab / 8)], token t is
-    bit t % 8 of byte t // 8.  It settles where these rows may end, too."""
+    """Grammar masks of rows [M] of the logits: bits [M, ceil(vocab / 8)], token t is bit t % 8 of
+    byte t // 8.  They also decide whether these rows may end: min_tokens does not apply."""
 
     rows: Int64Array
     bits: NDArray[np.uint8]
 
     def among(self, rows: Int64Array) -> AllowedMasks:
-        """Of some rows of the logits, in order."""
+        """The masks of some rows of the logits, ascending; renumbered among these."""
         places = np.searchsorted(rows, self.rows)
         mine = np.append(rows, -1)[places] == self.rows
         return AllowedMasks(places[mine], self.bits[mine])
@@ -58,11 +57,11 @@ def sample_tokens(
     positions: Int64Array,
     allowed: AllowedMasks | None = None,
 ) -> SamplerOutput:
-    """Choose a token for each row of logits [R, vocab], which it may overwrite; LAST if it may take
-    none.
+    """Sample a token for each row of logits [R, vocab], which may be overwritten; LAST if no token
+    is allowed.
 
-    slot_ids [R] name the slots of the rows, positions [R] the places that the tokens will take in
-    their sequences.  Updates the slots' last tokens and counts.  Computes in float32.
+    slot_ids [R] are the slots of the rows, positions [R] those of the sampled tokens in their
+    sequences.  Updates the slots' last tokens and counts.  Computes in float32.
     """
     plain = slots.params["plain"][slot_ids]
     if logits.device.type != "cpu" or not plain.any():
@@ -80,28 +79,28 @@ def sample_tokens(
     others = np.flatnonzero(~plain)
     if not len(others):
         return SamplerOutput(tokens, usable, [], [], None)
-    tokens_of_rows = _sample_any(logits, slots, slot_ids, positions, allowed, others)
+    output = _sample_any(logits, slots, slot_ids, positions, allowed, others)
     tokens.numpy()[others], usable.numpy()[others] = (
-        tokens_of_rows.tokens.numpy(),
-        tokens_of_rows.usable.numpy(),
+        output.tokens.numpy(),
+        output.usable.numpy(),
     )
     return SamplerOutput(
         tokens,
         usable,
-        others[tokens_of_rows.scored].tolist(),
-        tokens_of_rows.widths,
-        tokens_of_rows.scores,
+        others[output.scored].tolist(),
+        output.widths,
+        output.scores,
     )
 
 
 def _row_chunks(rows: Int64Array, logits: Tensor) -> list[Int64Array]:
-    """So few at a time that memory does not matter."""
+    """The rows in chunks of at most CHUNK_LOGITS logits."""
     at_once = max(1, CHUNK_LOGITS // logits.shape[-1])
     return [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
 
 
 def _rows(logits: Tensor, rows: Int64Array) -> Tensor:
-    """The named rows, which ascend; the logits' own memory if they follow each other."""
+    """The given rows, ascending; a view of the logits if they are adjacent."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first == len(rows) - 1:
         return logits[first : last + 1]
@@ -115,14 +114,14 @@ def _sample_plain(
     positions: Int64Array,
     allowed: AllowedMasks | None,
 ) -> tuple[Int64Array, NDArray[np.bool_]]:
-    """Tokens of plain rows on a CPU, and which rows are usable."""
+    """Tokens of plain rows (`_is_plain` in slots.py) on a CPU, and which rows are usable."""
     temperatures = slots.params["temperature"][slot_ids]
     sampled = temperatures >= GREEDY_BELOW
     numbers = np.zeros(len(sampled))
     rows = np.flatnonzero(sampled)
     if len(rows):
         mine = slot_ids[rows]
-        numbers[rows] = slots.numbers.take(mine, slots.params["seed"][mine], positions[rows])
+        numbers[rows] = slots.uniforms.take(mine, slots.params["seed"][mine], positions[rows])
     limits = (np.empty(0, np.int64), np.empty((0, 0), np.uint8))
     if allowed is not None:
         limits = allowed.rows, allowed.bits
@@ -135,16 +134,16 @@ def _sample_any(
     slot_ids: Int64Array,
     positions: Int64Array,
     allowed: AllowedMasks | None,
-    wanted: Int64Array,
+    selected: Int64Array,
 ) -> SamplerOutput:
-    """draw, of the rows `wanted` [N], which ascend, whatever they ask for; rows are numbered among
-    these in what is returned."""
-    widths = slots.params["logprobs"][slot_ids[wanted]]
+    """Sample the rows `selected` [N], ascending, with any parameters.  Rows of the output are
+    numbered among these."""
+    widths = slots.params["logprobs"][slot_ids[selected]]
     width = int(widths.max(initial=-1))
     tokens: list[Tensor] = []
     usable: list[Tensor] = []
     scores: list[LogprobsTensors] = []
-    for rows in _row_chunks(wanted, logits):
+    for rows in _row_chunks(selected, logits):
         inside = None if allowed is None else allowed.among(rows)
         chunk = _rows(logits, rows).float(), slots, slot_ids[rows], positions[rows], inside
         chosen, fine, scored = _sample_tokens(*chunk, width)
@@ -170,7 +169,7 @@ def _sample_tokens(
     allowed: AllowedMasks | None,
     width: int,
 ) -> tuple[Tensor, Tensor, LogprobsTensors | None]:
-    """draw, of so few rows that memory does not matter; those that want scores get `width`."""
+    """Sample one chunk of rows; those that request log-probabilities get `width` of them."""
     params = slots.params[slot_ids]
     if allowed is not None and len(allowed.rows):
         _mask(logits, allowed)
@@ -182,21 +181,21 @@ def _sample_tokens(
     usable = best < torch.inf  # no logit is NaN or +inf
     rows = np.flatnonzero((params["temperature"] >= GREEDY_BELOW) & (params["top_k"] != 1))
     if len(rows):
-        numbers = slots.numbers.take(slot_ids[rows], params["seed"][rows], positions[rows])
+        numbers = slots.uniforms.take(slot_ids[rows], params["seed"][rows], positions[rows])
         chosen = sample_rows(take(logits, rows), take(best, rows), params[rows], numbers)
         tokens[upload(rows, tokens.device)] = chosen
-    # A step that is under way may feed the token of a row that may take none.
+    # Where no token is allowed, a step that is already queued may still read this token.
     _record_tokens(tokens, slots, slot_ids, params)
     chosen = tokens.masked_fill(best == -torch.inf, LAST)
     if raw is None:
         return chosen, usable, None
     scores = score(raw, take(tokens, scored), width)
-    slots.sets.report(scores, raw, slot_ids[scored].tolist())
+    slots.constraints.report(scores, raw, slot_ids[scored].tolist())
     return chosen, usable, scores
 
 
 def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row [R, vocab] and its place; NaN counts as larger than all."""
+    """The largest logit of each row [R, vocab] and its token; NaN counts as larger than all."""
     if logits.device.type != "cpu":
         return logits.max(dim=-1)
     # 64 rows of 32,000 in 0.09 ms on one core, where PyTorch takes 1.0.
@@ -205,12 +204,12 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mask(logits: Tensor, allowed: AllowedMasks) -> None:
-    """In place, before scores are taken: they are of the tokens that could be drawn."""
+    """In place, before log-probabilities are computed: they are of the allowed tokens."""
     vocab = logits.shape[-1]
     if logits.device.type == "cpu":
-        limiter = Limiter(vocab)
+        token_mask = TokenMask(vocab)
         for row, bits in zip(allowed.rows.tolist(), allowed.bits, strict=True):
-            limiter.apply(logits[row].numpy(), bits)
+            token_mask.apply(logits[row].numpy(), bits)
         return
     rows = upload(allowed.rows, logits.device)
     bounds = upload(BOUNDS, logits.device)[upload(np.array(allowed.bits), logits.device).long()]
@@ -226,7 +225,7 @@ def _record_tokens(
         slots.counts[upload(slot_ids[rows], slots.device), take(tokens, rows)] += 1
     rows = np.flatnonzero(params["banned"])
     if len(rows):
-        slots.sets.record_tokens(upload(slot_ids[rows], slots.device), take(tokens, rows))
+        slots.constraints.record_tokens(upload(slot_ids[rows], slots.device), take(tokens, rows))
 
 
 def _adjust(
@@ -236,20 +235,20 @@ def _adjust(
     params: ParamColumns,
     positions: Int64Array,
 ) -> None:
-    """Bias, penalties and masks, in place and only in the rows that ask."""
+    """Bias, penalties and masks, in place and only in the rows that use them."""
     for row in np.flatnonzero(params["bias"]).tolist():
         bias = slots.bias[slot_ids[row]]
         assert bias is not None
         logits[row, bias[0]] += bias[1]
     for row in np.flatnonzero(params["banned"]).tolist():
-        slots.sets.ban(logits[row], int(slot_ids[row]))
+        slots.constraints.ban(logits[row], int(slot_ids[row]))
     if params["penalties"].any():
         _penalize(logits, slots, slot_ids, params)
     is_below_min_tokens = positions - params["prompt_len"] < params["min_tokens"]
     if is_below_min_tokens.any():
         _mask_stop_ids(logits, slots, slot_ids, np.flatnonzero(is_below_min_tokens))
     for row in np.flatnonzero(params["allowed"]).tolist():
-        slots.sets.keep_allowed(logits[row], int(slot_ids[row]))
+        slots.constraints.keep_allowed(logits[row], int(slot_ids[row]))
 
 
 def _penalize(

@@ -1,7 +1,7 @@
-"""Log-probabilities: of the token that was chosen, its rank, and the most likely alternatives.
+"""Log-probabilities: of the sampled token, its rank, and the most likely alternatives.
 
-They are those of the model itself, before bias, penalties and temperature; under a grammar, those
-among the tokens that it allows.
+They are computed from the raw logits, before bias, penalties and temperature; under a grammar, over
+the tokens that it allows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class LogprobsTensors:
 
 
 def score(logits: Tensor, tokens: Tensor, width: int) -> LogprobsTensors:
-    """Score tokens [N] int64 by logits [N, vocab] float32, with `width` alternatives each."""
+    """The log-probabilities of tokens [N] int64 by logits [N, vocab] float32, with the `width` most
+    likely alternatives each."""
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(-1, tokens[:, None])
     ranks = (logprobs > chosen).sum(-1) + 1
@@ -40,10 +41,10 @@ def score(logits: Tensor, tokens: Tensor, width: int) -> LogprobsTensors:
 
 
 def _most_likely(logprobs: Tensor, width: int) -> Tensor:
-    """Ids [N, width], the likeliest first."""
+    """Ids [N, width], the most likely first."""
     if logprobs.device.type == "cpu":
         return logprobs.topk(width, dim=-1).indices
-    # Which of equally likely ones a GPU takes would depend on the number of rows: the first ones.
+    # Ties: topk on a GPU breaks them by the number of rows, so the keys prefer smaller ids.
     sizes = logprobs.view(torch.int32) & 0x7FFFFFFF  # none is positive
     ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
     keys = (-sizes.long() << 32) | (LAST_ID - ids)
@@ -51,13 +52,13 @@ def _most_likely(logprobs: Tensor, width: int) -> Tensor:
 
 
 def joined(scores: list[LogprobsTensors]) -> LogprobsTensors:
-    """One behind the other; all have the same width."""
-    parts = zip(*(piece.tensors() for piece in scores), strict=True)
+    """Concatenated; all have the same width."""
+    parts = zip(*(chunk.tensors() for chunk in scores), strict=True)
     return LogprobsTensors(*(torch.cat(part) for part in parts))
 
 
 def token_logprobs(arrived: list[Tensor], widths: list[int]) -> list[TokenLogprob]:
-    """What `Scores.tensors` held, for the reader; row i gets its first widths[i] alternatives."""
+    """LogprobsTensors.tensors() on the host, by row; row i keeps widths[i] alternatives."""
     logprobs, ranks, ids, values = (tensor.tolist() for tensor in arrived)
     return [
         TokenLogprob(logprob, rank, _possible(row_ids[:width], row_values[:width]))
@@ -68,5 +69,5 @@ def token_logprobs(arrived: list[Tensor], widths: list[int]) -> list[TokenLogpro
 
 
 def _possible(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
-    """The alternatives without those that were masked: JSON has no number for them."""
+    """The alternatives without masked tokens: JSON cannot represent -inf."""
     return [pair for pair in zip(ids, logprobs, strict=True) if pair[1] > -math.inf]

@@ -1,8 +1,8 @@
-"""Random numbers that depend on (seed, position) alone, so that a batch cannot change a sample.
+"""Random numbers that depend on (seed, position) alone, so that samples are batch-invariant.
 
 Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.  The counter
 is (position, 0, 0, 0) and the key the seed's low and high half, as in Triton's `tl.rand`, so that
-a kernel on the device can draw the same numbers.
+a kernel on the device computes the same numbers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 LOW = np.uint64(0xFFFF_FFFF)
 HALF = np.uint64(32)
-PREFETCH = 128  # numbers made at once for a slot
+PREFETCH = 128  # numbers computed at once for a slot
 ROUNDS = np.arange(10, dtype=np.uint64)[:, None, None]
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> Words:
     """[4, N]: four random words for each of N counters."""
-    # Two words to an array: of few counters the calls cost more than the words.
+    # Two words in one array: with few counters, NumPy's calls cost more than the arithmetic.
     even, odd = np.stack([counter[0], counter[2]]), np.stack([counter[1], counter[3]])
     for keys in (np.stack(key) + ROUNDS * KEY_STEPS) & LOW:
         products = (even * MULTIPLIERS)[::-1]
@@ -39,31 +39,31 @@ def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[
     return (word.astype(np.float64) + 0.5) * 2.0**-32
 
 
-class Numbers:
-    """`uniform` by slot: of a few numbers at a time the calls would take longer than all the rest
-    of drawing greedily, so they are made for the positions that come next, too."""
+class UniformCache:
+    """`uniform` by slot, computed for the next PREFETCH positions at once: for a few numbers the
+    calls would take longer than all the rest of a greedy step."""
 
     def __init__(self, num_slots: int) -> None:
         self._blocks = np.full(num_slots, -1)
         self._numbers = np.empty((num_slots, PREFETCH))
-        # Slots that started together shall not all need new numbers in the same step.
+        # Staggered, so that slots that started together do not all refill in the same step.
         self._shifts = np.arange(num_slots) * 37 % PREFETCH
 
     def reset(self, slot: int) -> None:
-        """Another seed."""
+        """Discard the numbers of a slot whose seed changes."""
         self._blocks[slot] = -1
 
     def take(
         self, slots: NDArray[np.int64], seeds: NDArray[np.uint64], positions: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """[N]: uniform(seeds, positions), of the slots [N], which have those seeds."""
+        """[N]: uniform(seeds, positions); the slots [N] have had these seeds since their reset."""
         blocks, places = np.divmod(positions + self._shifts[slots], PREFETCH)
         stale = np.flatnonzero(self._blocks[slots] != blocks)
         if len(stale):
-            mine = slots[stale]
-            first = blocks[stale] * PREFETCH - self._shifts[mine]
-            wanted = (first[:, None] + np.arange(PREFETCH)).reshape(-1)
-            made = uniform(np.repeat(seeds[stale], PREFETCH), wanted)
-            self._numbers[mine] = made.reshape(-1, PREFETCH)
-            self._blocks[mine] = blocks[stale]
+            refill = slots[stale]
+            first = blocks[stale] * PREFETCH - self._shifts[refill]
+            ahead = (first[:, None] + np.arange(PREFETCH)).reshape(-1)
+            made = uniform(np.repeat(seeds[stale], PREFETCH), ahead)
+            self._numbers[refill] = made.reshape(-1, PREFETCH)
+            self._blocks[refill] = blocks[stale]
         return self._numbers[slots, places]

@@ -1,7 +1,7 @@
-"""Draws for rows that may ask for filters, on any device: what a draw is defined by.
+"""Sampling with temperature, top-k, top-p and min-p on any device: the reference definition.
 
-The three filters keep the tokens at or above one threshold, so tokens of equal probability stay or
-go together.
+The three filters keep the tokens at or above one threshold, so tokens of equal probability are
+kept or dropped together.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ParamColumns = NDArray[Any]  # slots.PARAMS, one entry a row
 # Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
 # order, and on a GPU that on the number of rows.
 UNITS = 1 << 44  # of the largest: those of 2**18 tokens fit into 63 bits
-LEAST = -80.0  # log of a weight that comes to less than one of them
+LEAST = -80.0  # log of a weight that rounds to less than one unit
 
 
 def take(tensor: Tensor, rows: Int64Array) -> Tensor:
-    """The named rows: the tensor itself if that is all of them."""
+    """The given rows: the tensor itself if that is all of them."""
     if len(rows) == len(tensor):
         return tensor
     # Rows are copied whole: on a CPU three times as fast as by tensor[...].
@@ -43,7 +43,7 @@ def sample_rows(
     """One token a row [R]; `numbers` are uniform in (0, 1)."""
     # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
     scaled = (logits - best[:, None]).div_(column(params["temperature"], logits))
-    # Less than this weighs nothing, and of -inf a CPU takes three times as long to say so.
+    # Smaller values have weight 0, and exp(-inf) takes a CPU three times as long.
     scaled.clamp_(min=LEAST)
     threshold = _threshold(scaled, params)
     below = None if threshold is None else scaled < threshold
@@ -53,11 +53,11 @@ def sample_rows(
     cumulative = _units(weights).cumsum(dim=-1)
     target = (cumulative[:, -1:] * column(numbers, logits)).long()
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can end anywhere
+    return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can select any
 
 
 def _exp(values: Tensor) -> Tensor:
-    """In place; on a CPU by NumPy, in half the time that one core takes with PyTorch."""
+    """In place; on a CPU by NumPy, which takes half of PyTorch's time on one core."""
     if values.device.type != "cpu":
         return values.exp_()
     np.exp(values.numpy(), out=values.numpy())
@@ -90,7 +90,7 @@ def _least_kept(scaled: Tensor, top_k: Int64Array, top_p: NDArray[np.float64]) -
     weights.masked_fill_(ranks >= column(top_k, scaled), 0)
     reached = weights.cumsum(dim=-1)
     target_mass = reached[:, -1:] * column(top_p, scaled)
-    # A token is kept while those before it have not reached the wanted mass; the first always is.
+    # A token is kept while those before it have not reached the target mass; the first always is.
     kept = (
         ((reached - weights < target_mass) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
     )
@@ -98,15 +98,15 @@ def _least_kept(scaled: Tensor, top_k: Int64Array, top_p: NDArray[np.float64]) -
 
 
 def _units(weights: Tensor) -> Tensor:
-    """Weights of at most 1, which it overwrites, as int64; a power of two changes no digit.
+    """Weights of at most 1 in UNITS, as int64; overwrites them.  A power of two scales exactly.
 
-    What is not finite means nothing, and does not matter.
+    Rows that are not finite give values without meaning: they are unusable anyway.
     """
     return weights.mul_(UNITS).long()
 
 
 def _sorted(values: Tensor) -> Tensor:
-    """Each row with the largest first.
+    """Each row, descending.
 
     On a CPU by NumPy, which uses vector instructions: 0.5 ms for 150,000 numbers where
     `torch.sort` takes 12 ms (one core of an AMD EPYC 9005).

@@ -1,9 +1,9 @@
-"""SamplerState: what the sampler's kernels know of each slot, on the device.
+"""SamplerState: the sampling parameters and token counts of each slot, on the device.
 
-A new sequence sends one row of 96 bytes; the rows of a step lie in one block of a fixed number of
-rows, which a captured graph applies.  Counts of tokens have two bytes each and are there from the
-start, so that graphs captured before the first request with penalties serve it too: 78 MB for 256
-slots and 151,936 tokens, a thousandth of a GPU's memory.
+A new sequence sends one row of 96 bytes; the new rows of a step are in one block of fixed size,
+which a captured graph applies.  Token counts take two bytes each and are allocated at start-up, so
+that graphs captured before the first request with penalties serve it too: 78 MB for 256 slots and
+151,936 tokens, a thousandth of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 from attention.common.dependent_launch import dependent_launch
 from runtime.executor.transfers import upload
 from runtime.messages import SamplingParams
-from runtime.sampling.kernels.apply import apply_rows
-from runtime.sampling.kernels.row import ROW, STOP_IDS, WIDTH
+from runtime.sampling.kernels.row import ROW, STOP_IDS, WIDTH, apply_rows
 from runtime.scheduler.batch import NewRow
 
 # In `counts`: the token occurs in the prompt.  The bits below count its occurrences in the output.
@@ -30,9 +29,9 @@ ROW_WORDS = WIDTH.value
 
 
 def is_constrained(params: SamplingParams) -> bool:
-    """Whether logits have to be changed in other ways than `sample` does before it chooses.
+    """Whether the logits need masks or biases that `sample` does not apply.
 
-    runtime/sampling/constrained_rows.py does it, behind the step.
+    runtime/sampling/constrained_rows.py applies them after the step.
     """
     return (
         bool(params.logit_bias)
@@ -63,9 +62,9 @@ class SamplerState:
         return self.rows.nbytes + self.counts.nbytes
 
     def pack(self, new_rows: Sequence[NewRow], block: NDArray[np.int32]) -> None:
-        """Write the rows of sequences that move into slots into block [N, ROW_WORDS] int32.
+        """Write the rows of new sequences into block [N, ROW_WORDS] int32 on the host.
 
-        What is left of the block names no slot.  Raises ValueError if it has too few rows.
+        Unused rows get slot -1.  Raises ValueError if the block has too few rows.
         """
         if len(new_rows) > len(block):
             raise ValueError(
@@ -78,15 +77,15 @@ class SamplerState:
             block[: len(new_rows)] = packed.view(np.int32).reshape(-1, ROW_WORDS)
 
     def apply(self, block: Tensor) -> None:
-        """Take in a packed block [N, ROW_WORDS] int32 on the device; a graph may capture it."""
+        """Store a packed block [N, ROW_WORDS] int32 on the device; a graph may capture this."""
         assert block.dtype == torch.int32 and block.shape[1] == ROW_WORDS and block.is_contiguous()
         options: dict[str, Any] = {"num_warps": 1, **dependent_launch(self.device)}
         apply_rows[(len(block),)](block, self.rows, **options)
 
     def count(self, slot: int, history: Sequence[int], prompt_len: int) -> None:
-        """Start the slot's counts over with the tokens known so far, the prompt's first.
+        """Reset the slot's counts to those of `history`, which begins with the prompt.
 
-        Plain torch operations of changing sizes, before a graph and never in one.
+        Uses torch operations of varying sizes, so it must not be captured.
         """
         tokens = np.asarray(history, dtype=np.int64)
         output, times = np.unique(tokens[prompt_len:], return_counts=True)
@@ -97,12 +96,12 @@ class SamplerState:
 
 
 def _packed(new: NewRow, vocab_size: int) -> tuple[Any, ...]:
-    """In the order of ROW.  Numbers are cut to what fits; none of them can mean more."""
+    """In the order of ROW.  Numbers are clamped to its types, beyond any limit that matters."""
     params: SamplingParams = new.params
     top_k = params.top_k if 0 < params.top_k < vocab_size else 0
     seed = new.seed & 0xFFFF_FFFF_FFFF_FFFF
     min_p = min(params.min_p, 1.0)  # the most likely token always stays
-    # A grammar settles where its row may end; stop ids that are too many are masked beforehand.
+    # A grammar decides where its row may end; more stop ids are masked by ConstrainedRows.
     below_min_tokens = (
         params.min_tokens > 0 and not params.grammar and not has_many_stop_ids(params)
     )

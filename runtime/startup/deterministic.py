@@ -1,9 +1,8 @@
-"""--deterministic: what it takes, decided once when a model is loaded.
+"""--deterministic: batch-invariant kernels, chosen once when a model is loaded.
 
-attention   `fixed`: pieces of keys whose borders no batch and no chunk moves; or flash1, whose
-            programs have one query each
-products    the columns of the weights are summed in one order for any number of rows, by kernels
-            that are the same at every start
+attention   `fixed`: splits of keys at boundaries that do not depend on the batch or on chunks; or
+            flash1, whose programs have one query each
+GEMMs       one order of summation for any number of rows, by the same kernels at every start
 the rest    works on one row or token at a time anyway; random numbers depend on the seed and the
             position
 """
@@ -14,12 +13,12 @@ from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from model_zoo.model import Model
 from runtime.config import ConfigError, EngineConfig
 
-LEAST, BEFORE = (8, 0), (10, 0)  # compute capabilities whose kernels have been compared
+LEAST, BEFORE = (8, 0), (10, 0)  # compute capabilities on which the kernels have been compared
 INVARIANT = ("fixed", "flash1")
 
 
 def requested_attention(requested: EngineConfig, capability: tuple[int, int] | None) -> str:
-    """What to dispatch for, on a GPU of this compute capability or on a CPU, which has none.
+    """The `--attention` to dispatch for, on a GPU of this compute capability or on a CPU (None).
 
     Raises ConfigError where --deterministic cannot be kept.
     """
@@ -27,8 +26,8 @@ def requested_attention(requested: EngineConfig, capability: tuple[int, int] | N
         return requested.attention
     if capability is None:
         raise ConfigError(
-            "--deterministic needs a CUDA GPU: a CPU's products round by the number of rows. Leave "
-            "it out, or use --device cuda"
+            "--deterministic needs a CUDA GPU: GEMMs on a CPU round differently with the number of "
+            "rows. Leave it out, or use --device cuda"
         )
     if not LEAST <= capability < BEFORE:
         raise ConfigError(
@@ -39,15 +38,14 @@ def requested_attention(requested: EngineConfig, capability: tuple[int, int] | N
         return INVARIANT[0]
     if requested.attention not in INVARIANT:
         raise ConfigError(
-            f"--attention {requested.attention} rounds by what else is "
-            f"in a step, and --deterministic "
-            "forbids that: leave one of the two out"
+            f"--attention {requested.attention} is not batch-invariant, as --deterministic "
+            "requires: leave one of the two out"
         )
     return requested.attention
 
 
 def use_deterministic_gemms(requested: EngineConfig, model: Model) -> None:
-    """Before anything runs.  Raises ConfigError where --deterministic cannot be kept."""
+    """Call it before the model runs.  Raises ConfigError where --deterministic cannot be kept."""
     if not requested.deterministic:
         return
     try:

@@ -1,4 +1,4 @@
-"""The device of this process: which one, how precise, how many threads, how much memory."""
+"""The device of this process: its kind, data types, threads and free memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def choose_device(requested: DeviceOption) -> torch.device:
-    """The device for `--device wanted`.  Raises ConfigError if there is none of that kind."""
+    """The device for `--device requested`.  Raises ConfigError if there is none of that kind."""
     if requested == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -39,7 +39,7 @@ def choose_device(requested: DeviceOption) -> torch.device:
 
 
 def choose_dtype(requested: DType, model_dtype: str, device: torch.device) -> DTypeName:
-    """The data type for `--dtype wanted`; auto is the model's own where the device is fast at it.
+    """The data type for `--dtype requested`; auto: the model's own where the device is fast at it.
 
     A CPU without bfloat16 instructions emulates them several times slower than it does float32,
     and no CPU is fast at float16.
@@ -56,7 +56,7 @@ def choose_dtype(requested: DType, model_dtype: str, device: torch.device) -> DT
 
 
 def choose_kv_dtype(requested: KVDType, dtype: DTypeName) -> KVDTypeName:
-    """The data type of the pages for `--kv-dtype wanted`; auto is that of the weights."""
+    """The data type of the KV pages for `--kv-dtype requested`; auto is that of the weights."""
     return dtype if requested == "auto" else requested
 
 
@@ -102,10 +102,10 @@ def _cpu_quota() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's allocator keep what a step on a CPU frees for the next one.
+    """Let glibc's allocator keep the memory that a step on a CPU frees for the next one.
 
-    Otherwise it may give the largest tensors back every time, and the system clears their pages
-    every time: of a step of 48 rows of 150,000 logits that was 12 % of the processor's time.
+    Otherwise it may return the largest tensors to the system every time, which then clears their
+    pages: of a step of 48 rows of 150,000 logits that was 12 % of the CPU time.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
@@ -122,10 +122,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory: an allocator, a library or the driver says so.
+    """Whether an allocator, a library or the driver ran out of memory.
 
-    All but PyTorch's allocator for GPUs say it in words alone, the latter two when they load a
-    kernel or make a workspace.
+    Except for PyTorch's GPU allocator, only the message tells; libraries and the driver raise it
+    when they load a kernel or allocate a workspace.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -153,6 +153,6 @@ def _host_free_bytes() -> int:
 
 
 def _cached_bytes() -> int:
-    """Of the container's memory, files that were read, weights among them: given up on demand."""
+    """Page cache in the container's memory, such as weights that were read: reclaimed on demand."""
     found = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
     return int(found[1]) if found else 0

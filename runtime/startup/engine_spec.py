@@ -1,4 +1,4 @@
-"""Blueprint: device, types and attention for the operator's wish, and what is made of them."""
+"""EngineSpec: device, data types and attention for the requested configuration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FULL = 0.96  # of all waves
 
 
 def full_wave_sizes(widths: tuple[int, ...], processors: int, most: int) -> tuple[int, ...]:
-    """Tokens, up to `most`, for which products of so many columns fill their waves; ascending."""
+    """Token counts up to `most` for which GEMMs of these widths fill their waves; ascending."""
     columns = [-(-width // TILE) for width in widths]
     return tuple(
         tokens
@@ -65,7 +65,7 @@ def _filled(tiles: int, processors: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What the wish comes to before memory is looked at."""
+    """What is resolved of the requested configuration before memory is measured."""
 
     requested: EngineConfig
     config: ModelConfig
@@ -84,7 +84,7 @@ class EngineSpec:
         return choose_kv_dtype(self.requested.kv_dtype, self.dtype)
 
     def resolve_config(self, memory: MemoryPlan) -> ResolvedConfig:
-        """All numbers.  Raises ConfigError."""
+        """The configuration with all sizes, for this plan.  Raises ConfigError."""
         resolved = resolve(
             self.requested,
             facts_of(self.config, self.kv_dtype),
@@ -107,8 +107,8 @@ class EngineSpec:
         return full_wave_sizes(widths, processors, most)
 
     def begin_loading(self, free: int) -> ModelLoader:
-        """The model with memory for its weights.  Raises ConfigError if `free` is too little."""
-        # A CPU's memory is given away before it is used: whoever uses too much is killed.
+        """A loader that has allocated the weights.  Raises ConfigError if `free` is too little."""
+        # Host memory is overcommitted: a process that uses too much is killed later.
         if not self.on_gpu and self._weight_bytes() > free:
             raise self._too_heavy(free)
         try:
@@ -183,7 +183,7 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
 def choose_attention(
     requested: EngineConfig, config: ModelConfig, dtype: DTypeName, machine: Machine
 ) -> tuple[Shape, BackendChoice]:
-    """The back end for a wish that `check` has passed there.
+    """The shape and back end of attention on a machine, checked against the configuration.
 
     Raises ConfigError or UnsupportedAttention.
     """

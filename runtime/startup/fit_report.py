@@ -1,7 +1,7 @@
 """`python -m runtime.startup.fit_report`: what fits on a device and why, without loading weights.
 
-It reads one line of JSON (a `Question`) from stdin.  Exit code 2, with one line on stderr, if the
-wish cannot be met.
+It reads one line of JSON (a `FitQuery`) from stdin.  Exit code 2, with one line on stderr, if the
+configuration does not fit.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from runtime.startup.memory_estimate import (
     weight_bytes,
 )
 
-LENGTHS = (2048, 8192, 32_768, 131_072)  # of requests, to show what fits
-WORTH = 1.02  # a change that brings less is not named
-FEW_ROWS = 64  # that may run, where more are asked for
+LENGTHS = (2048, 8192, 32_768, 131_072)  # tokens of the requests in the report
+MIN_GAIN = 1.02  # a change that brings less is not suggested
+FEW_ROWS = 64  # the suggested --max-num-seqs where it is larger
 
 
-CARD = Machine((9, 0))  # of a GPU that need not be there, the kind that every kernel serves
+CARD = Machine((9, 0))  # for --card: the compute capability that all kernels support
 
 
 class FitQuery(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
-    card: int = 0  # bytes of a GPU that need not be there; 0: the device of this machine
+    card: int = 0  # bytes of a GPU that need not be present; 0: the device of this machine
 
 
 @dataclass(frozen=True, slots=True)
 class TargetDevice:
-    """Where the model is to run."""
+    """The device that the report is for; `free` in bytes."""
 
     kind: DeviceName
     name: str
@@ -69,7 +69,7 @@ class TargetDevice:
 
 
 def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
-    """The device of this machine, or the card that was named."""
+    """The device of this machine, or the GPU of --card."""
     requested = query.config
     if query.card:
         own: DTypeName = "bfloat16" if config.dtype == "bfloat16" else "float16"
@@ -85,7 +85,7 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
 
 
 def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -> MemoryPlan:
-    """What a start would come to: reckoned, where a start on a GPU would measure."""
+    """The memory plan of a start; on a GPU, estimates of what a start would measure."""
     dtype = DTYPES[target.dtype]
     if target.kind == "cpu":
         taken = weight_bytes(config, dtype) + copy_bytes(config, dtype)
@@ -101,7 +101,7 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
 def resolve_config(
     requested: EngineConfig, config: ModelConfig, target: TargetDevice
 ) -> ResolvedConfig:
-    """Raises ConfigError."""
+    """The configuration with all sizes.  Raises ConfigError."""
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
     return resolve(
         requested,
@@ -116,7 +116,7 @@ def resolve_config(
 
 
 def report(query: FitQuery) -> str:
-    """What fits, as a table.  Raises ConfigError, ModelError or UnsupportedAttention."""
+    """The fit report as text.  Raises ConfigError, ModelError or UnsupportedAttention."""
     requested = query.config
     config = read_config(Path(requested.model))
     target = target_device(query, config)
@@ -132,9 +132,9 @@ def report(query: FitQuery) -> str:
         raise error
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
     each = size(facts.kv_bytes_per_token)
-    parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}, the rest"))
+    parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}; all that remains"))
     if target.kind == "cuda":
-        parts.append(_line("left", size(plan.free - plan.fixed - kv), "not used"))
+        parts.append(_line("unused", size(plan.free - plan.fixed - kv), ""))
     lines = [*_head(config, target, requested), *parts, *_fits(resolved)]
     lines += _changes(requested, config, target, resolved)
     if target.kind == "cuda":
@@ -165,17 +165,17 @@ def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[
     weights = size(weight_bytes(config, DTYPES[target.dtype]))
     lines = [_line("weights", weights, f"{target.dtype}; {', '.join(others)}; exact")]
     if target.kind == "cpu" and (copies := copy_bytes(config, DTYPES[target.dtype])):
-        lines.append(_line("copies", size(copies), "the head, laid out for products; exact"))
+        lines.append(_line("copies", size(copies), "the LM head, repacked for GEMMs; exact"))
     reasons = {
-        "state": (plan.state, "slots of sequences and plans of attention; estimated"),
-        "work": (plan.work, "the largest step, and libraries; estimated"),
-        "graphs": (plan.graphs, "captured steps; estimated"),
+        "state": (plan.state, "sequence slots and attention plans; estimated"),
+        "activations": (plan.activations, "peak of the largest step, and libraries; estimated"),
+        "graphs": (plan.graphs, "CUDA graphs; estimated"),
     }
     return lines + [_line(name, size(n), why) for name, (n, why) in reasons.items() if n]
 
 
 def _line(name: str, amount: str, why: str) -> str:
-    return f"  {name:<8} {amount:>11}   {why}"
+    return f"  {name:<11} {amount:>11}   {why}".rstrip()
 
 
 def _fits(resolved: ResolvedConfig) -> list[str]:
@@ -192,7 +192,7 @@ def _fits(resolved: ResolvedConfig) -> list[str]:
 def _changes(
     requested: EngineConfig, config: ModelConfig, target: TargetDevice, resolved: ResolvedConfig
 ) -> list[str]:
-    """What would hold more, each change alone."""
+    """Changes that would hold more tokens, each alone."""
     if requested.kv_tokens:
         return []
     tried = {
@@ -207,7 +207,7 @@ def _changes(
     lines: list[str] = []
     for name, changed in tried.items():
         other = resolve_config(changed, config, target)
-        if other.num_pages > WORTH * resolved.num_pages:
+        if other.num_pages > MIN_GAIN * resolved.num_pages:
             lines.append(f"  with {name}: {other.num_pages * other.page_size:,} tokens")
     return lines
 

@@ -1,7 +1,7 @@
-"""Loading: from the operator's wish to an executor that has run its first step.
+"""Loading: from the requested configuration to a model runner that has run its first steps.
 
-On a GPU, weights are read while the kernels of a step are compiled; then the largest steps are run
-on a few pages, and keys and values get the memory that is left.
+On a GPU, weights are read while the kernels of a step are compiled; then the largest steps run on a
+few KV pages for memory profiling, and the KV pool gets the memory that remains.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ def load(
 ) -> Loaded:
     """Load the model, size the KV pool and warm up.
 
-    timeline: goes on from what its owner has marked; compilers: may be used, and closed.
-    Raises ConfigError, ModelError or UnsupportedAttention if the wish cannot be met here.
+    timeline: continued from the caller's last mark; compilers: used if possible, and closed.
+    Raises ConfigError, ModelError or UnsupportedAttention if the configuration cannot run here.
     """
     timeline = timeline or Timeline()
     engine_spec = resolve_engine_spec(requested)
     if engine_spec.on_gpu:
-        made = _on_gpu(engine_spec, progress, timeline, compilers)
+        parts = _on_gpu(engine_spec, progress, timeline, compilers)
     else:
-        made = _on_cpu(engine_spec, progress, timeline)
+        parts = _on_cpu(engine_spec, progress, timeline)
     if requested.load_format != "dummy":
-        _take_scales(made.kv, engine_spec.config, Path(requested.model))
-    with explain_out_of_memory(engine_spec, made.plan):
+        _load_kv_scales(parts.kv, engine_spec.config, Path(requested.model))
+    with explain_out_of_memory(engine_spec, parts.plan):
         progress("warm-up", 0, 1)
-        with made.model.shortened():
-            warm_up(made.runner, made.resolved)
+        with parts.model.shortened():
+            warm_up(parts.runner, parts.resolved)
         timeline.mark("warm-up")
-        if made.profiler is not None:
+        if parts.profiler is not None:
             progress("graphs", 0, 1)
-            if made.runner.steps is not None:
-                made.runner.steps.graphs.capture_startup_set()
-            made.profiler.keep_peak_memory()
+            if parts.runner.steps is not None:
+                parts.runner.steps.graphs.capture_startup_set()
+            parts.profiler.keep_peak_memory()
             timeline.mark("graphs")
-    return Loaded(made.runner, made.resolved, _ready(epoch, engine_spec, made, timeline))
+    return Loaded(parts.runner, parts.resolved, _ready(epoch, engine_spec, parts, timeline))
 
 
 @dataclass(frozen=True, slots=True)
 class _LoadedParts:
-    """What both kinds of device end with."""
+    """The result of loading on either kind of device."""
 
     model: Model
     resolved: ResolvedConfig
@@ -110,9 +110,9 @@ def _on_gpu(
         timeline.mark("kernels")
         loading.finish(progress)
         timeline.mark("weights")
-        progress("products", 0, 1)
+        progress("gemms", 0, 1)
         autotune_gemms(loading.model)
-        timeline.mark("products")
+        timeline.mark("gemms")
         progress("memory", 0, 1)
     plan = profiler.measure()
     resolved = engine_spec.resolve_config(plan)
@@ -142,15 +142,15 @@ def _on_cpu(
     return _LoadedParts(loading.model, resolved, runner, backend, kv, memory, plan)
 
 
-def _ready(epoch: int, engine_spec: EngineSpec, made: _LoadedParts, timeline: Timeline) -> Ready:
-    """What the clients are told of the engine."""
-    config, resolved, sizes = engine_spec.config, made.resolved, dict(made.memory)
+def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: Timeline) -> Ready:
+    """The engine's description for its clients."""
+    config, resolved, sizes = engine_spec.config, parts.resolved, dict(parts.memory)
     return Ready(
         epoch=epoch,
         model_type=config.model_type,
         device=_device_name(engine_spec.device),
         dtype=resolved.dtype,
-        attention=_attention(resolved, made.backend),
+        attention=_attention(resolved, parts.backend),
         vocab_size=config.vocab_size,
         max_model_len=resolved.max_model_len,
         page_size=resolved.page_size,
@@ -159,9 +159,9 @@ def _ready(epoch: int, engine_spec: EngineSpec, made: _LoadedParts, timeline: Ti
         max_batched_tokens=resolved.max_batched_tokens,
         weight_bytes=sizes["weights"],
         kv_bytes=sizes["KV"],
-        load_seconds=timeline.seconds,  # so far, as are the phases
+        load_seconds=timeline.seconds,  # up to here, as are the phases
         hidden_size=config.hidden_size,
-        memory=made.memory,
+        memory=parts.memory,
         phases=timeline.phases(),
     )
 
@@ -177,7 +177,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _weight_bytes(model: nn.Module) -> int:
-    """Of parameters, buffers and what layers made of them (packed weights), each counted once."""
+    """Bytes of parameters, buffers and tensors derived from them (packed weights), each once."""
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
@@ -185,8 +185,8 @@ def _weight_bytes(model: nn.Module) -> int:
     return sum(sizes.values())
 
 
-def _take_scales(kv: KVPool, config: ModelConfig, directory: Path) -> None:
-    """Of fp8 pages: what the checkpoint says; they are 1 where it says nothing."""
+def _load_kv_scales(kv: KVPool, config: ModelConfig, directory: Path) -> None:
+    """Load the scales of fp8 pages from the checkpoint; they are 1 where it has none."""
     if kv.k_scale is not None and kv.v_scale is not None:
         k_scale, v_scale = read_kv_scales(directory, config)
         kv.k_scale.copy_(k_scale)

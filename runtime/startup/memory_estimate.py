@@ -1,7 +1,7 @@
-"""Estimate: what memory will go to, reckoned from the model's shape before anything runs.
+"""The memory plan estimated from the model's shape, before anything runs.
 
-Weights, and keys and values of a token, are exact.  The rest of a GPU's is fitted to what one start
-on an H100 has measured (docs/lab/memory.md); every start measures it anew and sizes KV by that.
+The sizes of weights and of KV per token are exact.  The rest of a GPU's is fitted to the
+measurements of one start on an H100 (docs/lab/memory.md); every start measures it anew.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from runtime.sampling.eager import CHUNK_LOGITS
 from runtime.startup.device import KV_DTYPES
 
 MIB = 2**20
-CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: a laptop has other things to do
-CONTEXT_BYTES = 560 * MIB  # of a card, taken by CUDA before anything is allocated
-PLANNER_BYTES = 12 * MIB  # what attention's plans and buffers take
-SAMPLER_BYTES = 64  # of the sampler's own, for each logit that it draws from at once
-GRAPH_BYTES = MIB // 2  # of one more graph ...
-GRAPH_LAYER_BYTES = MIB // 40  # ... and a layer in it
+CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: other programs need memory, too
+CONTEXT_BYTES = 560 * MIB  # of a GPU, taken by the CUDA context
+PLANNER_BYTES = 12 * MIB  # the attention planner's plans and buffers
+SAMPLER_BYTES = 64  # of the sampler, for each logit that it samples from at once
+GRAPH_BYTES = MIB // 2  # of a further CUDA graph ...
+GRAPH_LAYER_BYTES = MIB // 40  # ... and of a layer in it
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """The sizes of steps that memory depends on."""
+    """The maximum sizes of a step and of a sequence."""
 
     tokens: int
     rows: int
@@ -39,7 +39,7 @@ class StepSizes:
 
 
 def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
-    """What a memory plan needs of a model whose pages hold this type."""
+    """The facts of a model that a memory plan needs; kv_dtype is that of the KV pages."""
     return ModelFacts(
         model_type=config.model_type,
         max_position=config.max_position,
@@ -49,8 +49,8 @@ def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
 
 
 def cpu_memory_plan(requested: EngineConfig, free: int) -> MemoryPlan:
-    """Of a CPU with so many bytes free beside the weights: half of them, and no more than 4 GiB
-    unless --kv-tokens says so."""
+    """The plan for a CPU with `free` bytes besides the weights: half of them, and at most 4 GiB
+    unless --kv-tokens asks for more."""
     free //= 2
     if not requested.kv_tokens:
         free = min(free, int(CPU_KV_BYTES / requested.gpu_memory))
@@ -58,14 +58,14 @@ def cpu_memory_plan(requested: EngineConfig, free: int) -> MemoryPlan:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Of a model on a GPU.  Exact; tied embeddings count once."""
+    """Bytes of a model's weights on a GPU.  Exact; tied embeddings count once."""
     model = build(config, dtype, torch.device("meta"))
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What a CPU takes beside them: its products read weights laid out in another way, and of an
-    embedding that is the head, too, both are kept."""
+    """Bytes that a CPU takes besides the weights: its GEMMs read packed weights, and of a tied
+    embedding both layouts are kept."""
     copied = config.tie_embeddings and cpu_packs(dtype)
     return config.vocab_size * config.hidden_size * dtype.itemsize if copied else 0
 
@@ -73,13 +73,13 @@ def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 def estimate(
     config: ModelConfig, dtype: torch.dtype, steps: StepSizes, *, free: int, share: float
 ) -> MemoryPlan:
-    """The plan of a start on a GPU with so many bytes `free`, but for what only measuring tells."""
+    """The estimated plan of a start on a GPU with `free` bytes, of which `share` may be used."""
     pages = -(-steps.max_len // steps.page_size)
     state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
     sampling = 2 * logits * dtype.itemsize + SAMPLER_BYTES * min(CHUNK_LOGITS, logits)
-    work = LIBRARY_BYTES + max(forward, sampling)
+    activations = LIBRARY_BYTES + max(forward, sampling)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
@@ -88,13 +88,13 @@ def estimate(
         share=share,
         weights=weight_bytes(config, dtype),
         state=state,
-        work=work,
+        activations=activations,
         graphs=graphs,
     )
 
 
 def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
-    """A layer's, at their most: within the MLP or within attention; and logits of all rows."""
+    """Peak bytes of a layer, within its MLP or its attention, and of the logits of all rows."""
     mlp = 3 * config.intermediate_size
     attention = (3 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     each = 2 * config.hidden_size + max(mlp, attention)

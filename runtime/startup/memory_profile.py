@@ -1,7 +1,7 @@
-"""Trial: the largest steps on a few pages of KV, to know what they take before KV gets the rest.
+"""Memory profiling: runs the largest steps on a few KV pages, before KV gets what remains.
 
-Kernels are compiled meanwhile, and the weights read: the kernels' results mean nothing yet.  Steps
-are run through two layers: those after them find their working memory where the first ones left it.
+Before that, kernels are compiled while the weights are read, so their outputs mean nothing yet.
+Steps run through two layers: further layers reuse the activations' memory of the first ones.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from runtime.startup.device import free_bytes, is_out_of_memory
 from runtime.startup.engine_spec import EngineSpec
 from runtime.startup.warm_up import all_batch_kinds, largest, run
 
-PAGES = 16  # all tokens are kept in the first one, which holds anything then
+PAGES = 16  # all tokens are stored in the first one; its contents do not matter
 
 
 class MemoryProfiler:
-    """A runner of the full size on a few pages.  GPUs only."""
+    """A model runner of the full size on a few KV pages.  GPUs only."""
 
     def __init__(self, plan: MemoryPlan, engine_spec: EngineSpec, model: Model) -> None:
-        """Raises ConfigError if the plan, with the weights alone, is too small."""
+        """plan: with the weights alone.  Raises ConfigError if nothing fits besides them."""
         self._plan, self._device, self._model = plan, engine_spec.device, model
         self._vocab_size = engine_spec.config.vocab_size
-        # With more KV than there will be, and so for sequences no shorter than they can be.
+        # Resolved with more KV than there will be, so that no sequence can be longer.
         self._resolved = engine_spec.resolve_config(plan)
         self._kv = engine_spec.kv_pool(PAGES, self._resolved)
         before = torch.cuda.memory_allocated(self._device)
@@ -43,34 +43,34 @@ class MemoryProfiler:
         self._state = torch.cuda.memory_allocated(self._device) - before
 
     def compile(self, compilers: Compilers | None) -> None:
-        """Every kernel, before the weights are there.  Without Triton there are none."""
+        """Compile every kernel, before the weights are loaded.  Without Triton there are none."""
         if find_spec("triton") is None:
             return
         check_cache()
         with compiling_only(compilers), self._model.shortened():
-            run_candidates(self._model)  # many kernels at once: they compile while the steps run
+            run_candidates(self._model)  # many kernels: they compile while the steps run
             for batch in all_batch_kinds(self._resolved):
                 run(self.runner, batch)
 
     def measure(self) -> MemoryPlan:
-        """The plan with what slots, steps and graphs take.  Raises ConfigError for lack of it."""
+        """The plan with measured state, activations and graphs.  Raises ConfigError."""
         plan, kv = self._plan, self._kv.num_bytes
         _release_cached_memory()
         try:
             self._run_largest(self._resolved.max_batched_tokens)
-            work = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
+            activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
             graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise self._too_large() from None
         _release_cached_memory()
-        return replace(plan, state=self._state, work=work, graphs=graphs)
+        return replace(plan, state=self._state, activations=activations, graphs=graphs)
 
     def keep_peak_memory(self) -> None:
-        """Run the largest steps again, last of all: PyTorch keeps the memory that they take.
+        """Run the largest steps again, at the end: PyTorch's allocator caches their memory.
 
-        Afterwards no step needs memory that another program could have taken meanwhile.
+        Afterwards no step needs memory that another program could have allocated.
         """
         self._run_largest(self._resolved.max_batched_tokens)
 
@@ -80,7 +80,7 @@ class MemoryProfiler:
                 run(self.runner, batch, masks)
 
     def _too_large(self) -> ConfigError:
-        """With numbers that leave room: half of the tokens that have been seen to fit."""
+        """An error that suggests sizes with a margin: half of the tokens that were found to fit."""
         resolved, tokens = self._resolved, self._resolved.max_batched_tokens // 2
         while tokens > 2 * resolved.max_num_seqs and not self._fits(tokens):
             tokens //= 2
@@ -104,16 +104,16 @@ class MemoryProfiler:
 
 
 def _release_cached_memory() -> None:
-    """What is allocated and not used."""
+    """Free what is cached and not used."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 @contextmanager
 def explain_out_of_memory(engine_spec: EngineSpec, plan: MemoryPlan) -> Iterator[None]:
-    """Whoever finds no memory inside is told what there is, what it goes to and what to change.
+    """Turn out-of-memory errors of the allocator, a library or the driver into a ConfigError.
 
-    Raises ConfigError instead of what the allocator, a library or the driver raised.
+    Its message says how much memory there is, what uses it and what to change.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Made-up steps: of every kind, so that code has run before a request meets it; and the largest."""
+"""Warm-up: synthetic batches of every kind, run before the first request; and the largest ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.scheduler.batch import Batch, Masks, NewRow, make_batch
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 SAMPLED_PARAMS = SamplingParams(max_tokens=1, temperature=0.5, top_p=0.9)
-# All that takes memory when rows ask for it; a token's history is needed, too.
+# Every feature that takes memory; the token history of the sequence is needed, too.
 EVERYTHING = SamplingParams(
     max_tokens=2,
     temperature=0.5,
@@ -28,24 +28,26 @@ EVERYTHING = SamplingParams(
 )
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, prompt_logprobs=20)
 SCORED_TOKENS = 256
-MAX_PROMPT = 2048  # tokens of a warm-up step: larger ones run what it has run
+MAX_PROMPT = 2048  # tokens of a warm-up step: larger ones run the same code
 
 
 def run(runner: ModelRunner, batch: Batch, masks: Masks | None = None) -> None:
+    """Run a batch and wait for its outputs."""
     runner.forward(batch)
     runner.sample(batch, masks).wait()
 
 
 def warm_up(runner: ModelRunner, resolved: ResolvedConfig) -> None:
+    """Run a batch of every kind."""
     for batch in all_batch_kinds(resolved):
         run(runner, batch)
 
 
 def all_batch_kinds(resolved: ResolvedConfig) -> Iterator[Batch]:
-    """Prompts, rows that decode, both together, and every way to choose tokens.
+    """Prefill, decode and mixed batches, and every kind of sampling.
 
-    On a GPU in powers of two: some kernels are compiled, and some products have their kernel
-    chosen, for ranges of sizes no longer than that.
+    On a GPU in powers of two: some kernels are compiled, and some GEMM kernels chosen, for ranges
+    of sizes that are no wider.
     """
     on_gpu = resolved.device == "cuda"
     longest = min(resolved.max_batched_tokens, resolved.max_model_len - 1)
@@ -64,17 +66,17 @@ def all_batch_kinds(resolved: ResolvedConfig) -> Iterator[Batch]:
 def largest(
     resolved: ResolvedConfig, tokens: int, vocab_size: int
 ) -> Iterator[tuple[Batch, Masks | None]]:
-    """The steps that need most memory: `tokens` of the longest sequence, and all rows at once."""
+    """The batches of peak memory: `tokens` of the longest sequence, and all rows decoding."""
     tokens, rows = min(tokens, resolved.max_model_len - 1), resolved.max_num_seqs
     before = resolved.max_model_len - 1 - tokens
-    # The scores of a prompt are computed for some tokens at a time: a few of them tell.
+    # Prompt log-probabilities are computed in chunks: SCORED_TOKENS reach their peak.
     yield one_prompt(resolved, tokens, SCORED, before=before, prompt=before + SCORED_TOKENS), None
     every_token = b"\xff" * -(-vocab_size // 8)
     yield decode_rows(rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
 
 
 def _powers(first: int, last: int) -> list[int]:
-    """From first to last by doubling, and last."""
+    """Sizes from first to last by doubling, and last."""
     sizes = [first]
     while sizes[-1] * 2 < last:
         sizes.append(sizes[-1] * 2)
@@ -84,9 +86,9 @@ def _powers(first: int, last: int) -> list[int]:
 def one_prompt(
     resolved: ResolvedConfig, tokens: int, params: SamplingParams, before: int = 0, prompt: int = 0
 ) -> Batch:
-    """Some tokens of a prompt after `before` others, all of whose pages are page 0.
+    """`tokens` of one sequence after `before` others; all of its pages are page 0.
 
-    prompt: tokens of the prompt in all; those that follow are an answer's
+    prompt: length of the prompt; later tokens are output.  0: all are prompt
     """
     pages = -(-(before + tokens) // resolved.page_size)
     return make_batch(
@@ -103,7 +105,7 @@ def one_prompt(
 
 
 def decode_rows(rows: int, params: SamplingParams) -> Batch:
-    """Rows of one token each; none was before it."""
+    """Rows of one token each, the first of their sequences."""
     return make_batch(
         slots=list(range(rows)),
         starts=[0] * rows,
@@ -118,7 +120,7 @@ def decode_rows(rows: int, params: SamplingParams) -> Batch:
 
 
 def mixed(resolved: ResolvedConfig, tokens: int) -> Batch:
-    """A row that decodes beside a part of a prompt."""
+    """A decode row and a prefill chunk."""
     pages = -(-tokens // resolved.page_size)
     return make_batch(
         slots=[0, 1],

@@ -77,7 +77,7 @@ def test_the_usual_step_is_as_large_as_the_device(
 
 
 MIB = 2**20
-TIGHT = MemoryPlan(free=1750 * MIB, share=0.8, weights=500 * MIB, work=800 * MIB)
+TIGHT = MemoryPlan(free=1750 * MIB, share=0.8, weights=500 * MIB, activations=800 * MIB)
 
 
 def settle_tight(memory: MemoryPlan = TIGHT, **wishes: int) -> ResolvedConfig:
@@ -99,14 +99,14 @@ def test_what_does_not_fit_names_two_numbers_that_make_it_fit_and_one_that_may()
     with pytest.raises(ConfigError) as caught:
         settle_tight(max_model_len=160)
     said = str(caught.value)
-    assert "less weights 500.0 MiB, less work of a step 800.0 MiB leaves 100.0 MiB" in said
+    assert "less weights 500.0 MiB, less activations 800.0 MiB leaves 100.0 MiB" in said
     options = dict(re.findall(r"(--[a-z-]+) ([\d.]+)", said.split("makes it fit: ")[1]))
     assert list(options) == ["--max-model-len", "--gpu-memory", "--max-batched-tokens"]
     assert "; smaller steps may do: --max-batched-tokens" in said
     assert settle_tight(max_model_len=int(options["--max-model-len"])).num_pages == 6
     fewer = int(options["--max-batched-tokens"]) / 4096
-    growing = TIGHT.work - LIBRARY_BYTES
-    smaller = msgspec.structs.replace(TIGHT, work=LIBRARY_BYTES + int(growing * fewer))
+    growing = TIGHT.activations - LIBRARY_BYTES
+    smaller = msgspec.structs.replace(TIGHT, activations=LIBRARY_BYTES + int(growing * fewer))
     assert settle_tight(smaller, max_model_len=160).num_pages >= 10
     more = msgspec.structs.replace(TIGHT, share=float(options["--gpu-memory"]))
     assert settle_tight(more, max_model_len=160).num_pages >= 10
@@ -120,14 +120,18 @@ def test_weights_that_leave_nothing_are_told_apart_from_numbers_that_help() -> N
 def test_what_is_missing_beyond_all_memory_is_not_found_in_smaller_steps() -> None:
     """300 MiB are missing before KV gets any, and steps take but 200."""
     with pytest.raises(ConfigError, match="the shortest request") as caught:
-        settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1000 * MIB, work=200 * MIB))
+        settle_tight(
+            MemoryPlan(free=1000 * MIB, share=0.9, weights=1000 * MIB, activations=200 * MIB)
+        )
     assert "--max-batched-tokens 4" not in str(caught.value)
     assert "use a smaller model or a device" in str(caught.value)
 
 
 def test_where_all_that_is_missing_is_in_steps_fewer_rows_and_tokens_are_named() -> None:
     with pytest.raises(ConfigError, match="fewer sequences and smaller steps may do") as caught:
-        settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=100 * MIB, state=10**9, work=1))
+        settle_tight(
+            MemoryPlan(free=1000 * MIB, share=0.9, weights=100 * MIB, state=10**9, activations=1)
+        )
     assert re.search(r"--max-num-seqs 2, --max-batched-tokens 1024$", str(caught.value))
 
 
@@ -160,5 +164,5 @@ def test_an_engine_whose_plans_hold_fewer_sequences_is_not_drawn_up() -> None:
 
 def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:
     lines = TIGHT.lines(96 * MIB)
-    assert [name for name, _ in lines] == ["weights", "work", "KV", "left"]
+    assert [name for name, _ in lines] == ["weights", "activations", "KV", "unused"]
     assert sum(count for _, count in lines) == TIGHT.free

@@ -9,7 +9,7 @@ from sampler_cases import SamplerRow
 from torch import Tensor
 
 from runtime.executor.slots import SequenceSlots
-from runtime.sampling.constrained_rows import ConstrainedRows, UnfinishedRows
+from runtime.sampling.constrained_rows import ConstrainedRows, DeferredRows
 from runtime.sampling.eager import AllowedMasks
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
@@ -48,11 +48,11 @@ class Behind:
             self.rows[slot].params.logprobs is not None and not mine
             for slot, mine in zip(slots, constrained, strict=True)
         ]
-        unfinished = UnfinishedRows(np.flatnonzero(constrained), np.flatnonzero(scored))
-        places = [unfinished.constrained.tolist().index(row) for row in masks]
+        deferred = DeferredRows(np.flatnonzero(constrained), np.flatnonzero(scored))
+        places = [deferred.constrained.tolist().index(row) for row in masks]
         bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
         allowed = AllowedMasks(np.array(places), np.stack(bits)) if masks else None
         logits = logits.to(self.slots.device)
         return self.constrained_rows.sample_tokens(
-            logits, unfinished, batch, allowed
-        ), unfinished.rows.tolist()
+            logits, deferred, batch, allowed
+        ), deferred.rows.tolist()

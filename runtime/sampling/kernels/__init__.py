@@ -1,1 +1,1 @@
-"""Triton kernels of a step's ends: its inputs and its sampling."""
+"""Triton kernels that sample tokens and compute log-probabilities."""

@@ -1,18 +1,19 @@
-# limit_rows: logits of some rows on their way to be sampled, without what the rows may not take.
+# mask_rows: a float32 copy of some rows of logits, with tokens that are not allowed at -inf.
 #   grid      (tiles, S): a program copies TILE logits
-#   reads     logits [R, V] bf16, fp16 or fp32, of the rows sources [S] int32; words [..] int32, of
-#             which those from bits_at [S] int32 on are the row's: token t is bit t % 32 of word
-#             t // 32; negative: the row may take all
+#   reads     logits [R, V] bf16, fp16 or fp32, of the rows sources [S] int32; words [..] int32, in
+#             which a row's mask begins at bits_at [S] int32: token t is bit t % 32 of word t // 32;
+#             negative: all tokens are allowed
 #   writes    out [S, V] fp32: -inf where the bit is 0; NaN stays NaN
 #   bound     memory: the logits once, their copy once
-# shift_logits: a number is added to some logits, in place: a bias, or -inf.
+# add_bias_entries: adds a bias, or -inf, to some logits in place.
 #   grid      (entries / LANES,)
-#   reads     places, tokens [E] int32, values [E] fp32 as int32; no logit is named twice
-# ban_tokens: what would complete a banned sequence of one row gets a bias that none outweighs.
+#   reads     places, tokens [E] int32, values [E] fp32 as int32; no logit occurs twice
+# ban_sequences: adds BANNED, which outweighs any bias, to the tokens of one row's logits that would
+#   complete a banned sequence.
 #   grid      (B,), a banned sequence each
 #   reads     before [B, width] int64, what stands before the last token, ANY matches all;
-#             last [B] int64; recent [width] int64, the newest tokens of the row's answer
-#   writes    the row's logits [V] fp32, by atomic sums: one token may end several sequences
+#             last [B] int64; recent [width] int64, the newest output tokens of the row
+#   writes    the row's logits [V] fp32, by atomic adds: one token may complete several sequences
 #   checked   all in tests/runtime/sampling/test_constrained_rows.py against
 #   runtime/sampling/eager.py
 from __future__ import annotations
@@ -27,12 +28,12 @@ from runtime.sampling.constraints import ANY, BANNED, WINDOW, Banned
 TILE = 2048
 WORD = tl.constexpr(32)  # bits
 LANES = tl.constexpr(128)
-UNALIGNED = ["sources", "bits_at"]  # they begin anywhere in a block
+UNALIGNED = ["sources", "bits_at"]  # views of a block at any offset
 
 
 @triton.jit
-def limited(logits, words, bits_at, token, vocab):
-    """float32 logits of the tokens; -inf for what a row may not take or does not have."""
+def load_masked(logits, words, bits_at, token, vocab):
+    """float32 logits of the tokens; -inf where not allowed or outside the vocabulary."""
     inside = token < vocab
     x = tl.load(logits + token, mask=inside, other=-float("inf")).to(tl.float32)
     if bits_at >= 0:
@@ -43,7 +44,7 @@ def limited(logits, words, bits_at, token, vocab):
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
-def limit_rows(
+def mask_rows(
     logits,
     sources,
     bits_at,
@@ -61,14 +62,14 @@ def limit_rows(
         start_successor_and_wait()
     source = tl.load(sources + place).to(tl.int64)
     first = tl.load(bits_at + place)
-    x = limited(logits + source * stride_logits, words, first, token, vocab)
+    x = load_masked(logits + source * stride_logits, words, first, token, vocab)
     tl.store(out + place * stride_out + token, x, mask=token < vocab)
 
 
 @triton.jit(
     do_not_specialize=["count"], do_not_specialize_on_alignment=["places", "tokens", "values"]
 )
-def shift_logits(
+def add_bias_entries(
     logits, places, tokens, values, count, stride_logits, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     entry = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -83,7 +84,7 @@ def shift_logits(
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["recent"])
-def ban_tokens(
+def ban_sequences(
     logits,
     before,
     last,
@@ -99,34 +100,39 @@ def ban_tokens(
     mask = lane < width
     if DEPENDENT:
         start_successor_and_wait()
-    wanted = tl.load(before + sequence * width + lane, mask=mask, other=ANY)
-    said = tl.load(recent + lane, mask=mask, other=ANY)
-    differs = (wanted != ANY) & (wanted != said)
+    expected = tl.load(before + sequence * width + lane, mask=mask, other=ANY)
+    found = tl.load(recent + lane, mask=mask, other=ANY)
+    differs = (expected != ANY) & (expected != found)
     if tl.sum(differs.to(tl.int32), 0) == 0:
         tl.atomic_add(logits + tl.load(last + sequence), BANNED)
 
 
-def limit(logits: Tensor, sources: Tensor, bits_at: Tensor, words: Tensor, out: Tensor) -> None:
-    """out [S, V] fp32 gets the rows `sources` [S] of logits [R, V], with what their bits allow."""
+def apply_masks(
+    logits: Tensor, sources: Tensor, bits_at: Tensor, words: Tensor, out: Tensor
+) -> None:
+    """Write the rows `sources` [S] of logits [R, V], masked by their bits, to out [S, V] fp32."""
     (rows, vocab), options = out.shape, dependent_launch(out.device)
-    limit_rows[(triton.cdiv(vocab, TILE), rows)](
+    mask_rows[(triton.cdiv(vocab, TILE), rows)](
         logits, sources, bits_at, words, out, logits.stride(0), out.stride(0), vocab, TILE=TILE,
         **options,
     )  # fmt: skip
 
 
-def shift(logits: Tensor, places: Tensor, tokens: Tensor, values: Tensor) -> None:
-    """Add values [E], float32 seen as int32, to logits [S, V] fp32 of `tokens` in rows `places`."""
+def add_bias(logits: Tensor, places: Tensor, tokens: Tensor, values: Tensor) -> None:
+    """Add values [E], float32 viewed as int32, to logits [S, V] fp32 at (places, tokens) [E]."""
     count, options = len(places), dependent_launch(logits.device)
-    shift_logits[(triton.cdiv(count, LANES.value),)](
+    add_bias_entries[(triton.cdiv(count, LANES.value),)](
         logits, places, tokens, values, count, logits.stride(0), **options
     )
 
 
 def ban(logits: Tensor, banned: Banned, recent: Tensor) -> None:
-    """Of one row's logits [V] fp32; recent [WINDOW] int64 ends with its newest token."""
+    """Add BANNED to one row's logits [V] fp32 where a banned sequence would be completed.
+
+    recent [WINDOW] int64 ends with the row's newest token.
+    """
     (count, width), options = banned.before.shape, dependent_launch(logits.device)
-    ban_tokens[(count,)](
+    ban_sequences[(count,)](
         logits, banned.before, banned.last, recent[WINDOW - width :], width, ANY=ANY,
         BANNED=BANNED, WIDEST=triton.next_power_of_2(WINDOW), **options,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""A row where few tokens could be kept: they are gathered and each is compared with all.
+"""Filtering and sampling of a row with at most FEW candidates, which are compared pairwise.
 
-That gives every token's rank and the weight above it, so that top-k, top-p and min-p are decided
-and the token is drawn without another look at the logits.
+The comparisons give every token's rank and the weight above it, so that top-k, top-p and min-p are
+applied and the token is sampled without reading the logits again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.sampling.kernels.row import (
 )
 
 FEW = tl.constexpr(256)  # tokens that can be gathered
-BLOCK = tl.constexpr(32)  # of those that all are compared with at once
+BLOCK = tl.constexpr(32)  # candidates that all others are compared with at once
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def gather(
 
 @triton.jit
 def sample_from_few(values, tokens, found, total, best, factor, row, position):
-    """The token drawn from `found` <= FEW gathered ones, which lie in the order of their ids."""
+    """The token sampled from `found` <= FEW gathered candidates, which ascend by id."""
     index = tl.arange(0, FEW)
     mine = index < found
     x = tl.load(values + index, mask=mine, other=-float("inf"))
@@ -95,7 +95,7 @@ def sample_from_few(values, tokens, found, total, best, factor, row, position):
     top_k, top_p = tl.load(row + TOP_K), number(row, TOP_P)
     keeps = mine
     if top_k > 0:
-        # Exactly k tokens make up the whole, though all that equal the last of them stay.
+        # The total is that of exactly k tokens, though all that tie with the last one are kept.
         keeps = mine & (number_above < top_k)
         last = tl.min(tl.where(keeps, x, float("inf")), 0)
         extra = tl.maximum(tl.sum(keeps.to(tl.int32), 0) - top_k, 0).to(tl.float64)

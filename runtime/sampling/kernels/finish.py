@@ -1,12 +1,12 @@
-# finish_rows: the token of each row, and what its slot remembers of it.
+# finish_rows: samples the token of each row and updates the state of its slot.
 #   grid      (R,)
-#   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows that leave
-#             tokens out what trim_rows wrote: the token, or sums of what is kept and the threshold
+#   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows with
+#             filters the output of filter_rows: the token, or kept sums and the threshold
 #   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties.
 #             Where all logits are -inf, so that no token is allowed, tokens gets -1 and last_token
-#             any: a step that is under way may feed it
+#             any id: a step that is already queued may read it
 #   skips     rows whose slot is negative: they get token -1, and are usable if their first 256
-#             logits are: NaN in keys or values, or in a hidden state, is in all of them
+#             logits are: a NaN in the KV cache or a hidden state makes all logits NaN
 #   math      greedy: the first of the largest.  Others: the first token whose cumulative weight
 #             exceeds u * total; prefix sums over groups, then inside one, in fp64
 #   bound     latency: three dependent loads; 6 KB a row
@@ -26,12 +26,12 @@ from runtime.sampling.kernels.row import (
     WIDTH,
     adjusted,
     first,
+    has_filters,
     is_below_min_tokens,
     is_sampled,
     kept,
     number,
     pick,
-    trims,
     uniform,
 )
 
@@ -46,21 +46,21 @@ def _search_groups(
     best,
     sums,
     threshold,
-    drawing,
-    trimmed,
+    samples,
+    filtered,
     vocab,
     num_groups,
     PADDED: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
-    """The row's token: first its group, then its place in there."""
+    """The row's token: first its group, then its index in the group."""
     group = tl.arange(0, PADDED)
     factor = LOG2E / tl.maximum(number(row, TEMPERATURE), GREEDY_BELOW)
     chosen = first(group, high == best, 0)
     rest = tl.zeros([], tl.float64)
-    if drawing:
+    if samples:
         weights = tl.load(sums + group, mask=group < num_groups, other=0.0)
-        if not trimmed:
+        if not filtered:
             weights *= tl.exp2((high - best) * factor)
         weights = weights.to(tl.float64)
         target = uniform(row, position) * tl.sum(weights, 0)
@@ -70,9 +70,9 @@ def _search_groups(
     below_min_tokens = is_below_min_tokens(row, position)
     x = adjusted(logits, counts, row, chosen * GROUP + index, below_min_tokens, vocab, IN_PROMPT)
     winner = first(index, x == best, 0)
-    if drawing:
+    if samples:
         weights = tl.exp2((x - best) * factor)
-        if trimmed:
+        if filtered:
             weights = tl.where(kept(x, best, tl.load(threshold), row), weights, 0.0)
         winner, _ = pick(index, weights.to(tl.float64), rest)
     return tl.minimum(chosen * GROUP + winner, vocab - 1)
@@ -122,16 +122,16 @@ def finish_rows(
         best = tl.max(high, 0)
         usable = best < float("inf")
         allowed = best > -float("inf")
-        drawing = is_sampled(row) & usable & allowed
-        trimmed = drawing & trims(row)
+        samples = is_sampled(row) & usable & allowed
+        filtered = samples & has_filters(row)
         counts += slot * vocab
         winner = place.to(tl.int32) * 0 - 1
-        if trimmed:
+        if filtered:
             winner = tl.load(found_tokens + place)
         if winner < 0:
             winner = _search_groups(
                 logits + place * stride_logits, counts, row, position, high, best, sums + mine,
-                thresholds + place, drawing, trimmed, vocab, num_groups, PADDED, IN_PROMPT,
+                thresholds + place, samples, filtered, vocab, num_groups, PADDED, IN_PROMPT,
             )  # fmt: skip
         tl.store(tokens_out + place, tl.where(allowed, winner, -1).to(tokens_out.dtype.element_ty))
         tl.store(usable_out + place, usable.to(usable_out.dtype.element_ty))

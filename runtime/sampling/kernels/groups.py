@@ -1,4 +1,4 @@
-"""Groups of a row's logits that can matter: found by their maxima, listed, and read in chunks."""
+"""Active groups of a row, which may hold kept tokens: found by their maxima, read in chunks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from runtime.sampling.kernels.row import (
 
 HINTS = tl.constexpr(16)  # pivots of a pass over the maxima
 LANES = tl.constexpr(32)
-LEAST = tl.constexpr(48.0)  # tokens of less than e^-48 of the likeliest one's probability are out
+LEAST = tl.constexpr(48.0)  # tokens below e^-48 of the largest probability are dropped
 
 
 @triton.jit
 def lower_bound(high, ratio, best, total, vocab, row):
-    """A logit that every token kept reaches for certain, judged by the groups' maxima.
+    """A lower bound of all kept logits, computed from the groups' maxima.
 
-    There are at least so many tokens, and so much weight, as maxima reach it.
+    The maxima that reach a pivot bound the number and weight of the tokens that do from below.
     """
     top_k, top_p = tl.load(row + TOP_K), number(row, TOP_P)
     temperature = number(row, TEMPERATURE)
     low, top = tl.maximum(best - LEAST * temperature, -3e38), best
-    wanted = float("inf")
-    if (top_p < 1.0) & (top_k == 0):  # else the whole is not known before top-k is
-        # Tokens that weigh less than this are too few to weigh more than what may be dropped.
+    target = float("inf")
+    if (top_p < 1.0) & (top_k == 0):  # else the total depends on top-k
+        # All tokens below this together weigh less than what top-p may drop.
         spare = 0.5 * (1.0 - top_p) * total / vocab
         low = tl.maximum(low, best + temperature * tl.minimum(tl.log(spare), 0.0))
-        wanted = top_p * total * 1.0001
-    if (top_p >= 1.0) | (top_k == 0):  # else what top-p is a part of takes all that top-k leaves
+        target = top_p * total * 1.0001
+    if (top_p >= 1.0) | (top_k == 0):  # else top-p's total includes all that top-k keeps
         log_min_p = number(row, LOG_MIN_P)
         slack = 1e-5 * (tl.abs(best) - temperature * log_min_p)
         low = tl.maximum(low, best + temperature * log_min_p - slack)
@@ -45,8 +45,8 @@ def lower_bound(high, ratio, best, total, vocab, row):
         pivots = low + step * (index + 1).to(tl.float32)
         reached = high[None, :] >= pivots[:, None]
         enough = (top_k > 0) & (tl.sum(reached.to(tl.int32), 1) >= top_k)
-        enough |= tl.sum(tl.where(reached, ratio[None, :], 0.0), 1) >= wanted
-        above = tl.sum(enough.to(tl.int32), 0)  # pivots ascend: the first so many are reached
+        enough |= tl.sum(tl.where(reached, ratio[None, :], 0.0), 1) >= target
+        above = tl.sum(enough.to(tl.int32), 0)  # pivots ascend: the first `above` are reached
         top = tl.where(above < HINTS, low + step * (above + 1).to(tl.float32), top)
         low += step * above.to(tl.float32)
     return low
@@ -54,7 +54,7 @@ def lower_bound(high, ratio, best, total, vocab, row):
 
 @triton.jit
 def activate(active, group, on):
-    """List the groups that are on, in their order; returns their number."""
+    """Write the groups that are on to `active`, ascending; returns their number."""
     tl.debug_barrier()
     tl.store(active + tl.cumsum(on.to(tl.int32), 0) - 1, group, mask=on)
     tl.debug_barrier()

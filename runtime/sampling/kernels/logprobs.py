@@ -1,19 +1,19 @@
-# scan_scores: what log-probabilities need to know of each 256 neighbouring logits of a row.
+# scan_scores: the maximum and sum of exponentials of each group of 256 logits of a row.
 #   grid      (group tiles, N), N rows that are scored
-#   reads     logits [R, V] bf16, fp16 or fp32, of the rows sources [N] int32; those of tokens that
-#             bits_at [N] and words allow, as in sample_limit.py
+#   reads     logits [R, V] bf16, fp16 or fp32, of the rows sources [N] int32; masked by
+#             bits_at [N] and words as in apply_masks.py
 #   writes    maxima, sums [N, groups] fp32, the latter of exp(logit - maximum)
 #   bound     memory: the logits once
-# score_rows: the chosen token's log-probability and rank; the likeliest tokens, or those asked for.
-#   grid      (N, 2): the alternatives by one program, the chosen token by the other
-#   reads     the same, and the maxima and sums; last_token [slots], of the rows' slots [N];
-#             of words, num_listed [N] from listed_at [N] on: the ids asked for, if any
+# score_rows: the sampled token's log-probability and rank; the likeliest or the requested tokens.
+#   grid      (N, 2): one program for the sampled token, one for the alternatives
+#   reads     the inputs and outputs of scan_scores; last_token [slots], of the rows' slots [N];
+#             num_listed [N] requested ids, if any, in words from listed_at [N] on
 #   writes    logprobs [N] fp32, ranks [N] int64; top_ids [N, width] int64 and top_logprobs
-#             [N, width] fp32, -inf behind the last one
+#             [N, width] fp32, -inf after the last one
 #   scratch   active [N, groups] int32
-#   math      fp32, sums across groups in fp64; of equal ones the first is the likeliest
-#   bound     latency: a trip to memory for each alternative; those that exceed the chosen token are
-#             counted in groups whose maximum does
+#   math      fp32, sums across groups in fp64; of equal logits the smallest id ranks first
+#   bound     latency: a memory access for each alternative; the rank is counted only in groups
+#             whose maximum exceeds the sampled token's logit
 #   checked   tests/runtime/sampling/test_constrained_rows.py against runtime/sampling/logprobs.py
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from runtime.sampling.kernels.apply_masks import limited
+from runtime.sampling.kernels.apply_masks import load_masked
 from runtime.sampling.kernels.groups import activate
 from runtime.sampling.kernels.row import GROUP, first
 from runtime.sampling.logprobs import LogprobsTensors
@@ -55,7 +55,7 @@ def scan_scores(
     if DEPENDENT:
         start_successor_and_wait()
     source = tl.load(sources + place).to(tl.int64)
-    x = limited(logits + source * stride_logits, words, tl.load(bits_at + place), token, vocab)
+    x = load_masked(logits + source * stride_logits, words, tl.load(bits_at + place), token, vocab)
     highest = tl.max(x, 1)
     # A group that is masked as a whole has weight 0: -inf - -inf would be NaN.
     base = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
@@ -66,11 +66,11 @@ def scan_scores(
 
 @triton.jit
 def _list_some(logits, words, bits_at, listed, count, log_total, ids, logprobs, vocab, width):
-    """The tokens that were asked for."""
+    """Log-probabilities of the requested ids."""
     for start in range(0, width, GROUP):
         index = start + tl.arange(0, GROUP)
         token = tl.load(listed + index, mask=index < count, other=LAST)
-        x = limited(logits, words, bits_at, token, vocab)
+        x = load_masked(logits, words, bits_at, token, vocab)
         tl.store(ids + index, token.to(tl.int64), mask=index < width)
         tl.store(logprobs + index, x - log_total, mask=index < width)
 
@@ -79,7 +79,8 @@ def _list_some(logits, words, bits_at, listed, count, log_total, ids, logprobs, 
 def _list_likeliest(
     logits, words, bits_at, high, log_total, ids, logprobs, vocab, width, PADDED: tl.constexpr
 ):
-    """One after the other: the best of the group whose best is the best of what is left."""
+    """The most likely tokens, one after the other, each from the group with the largest remaining
+    maximum."""
     group = tl.arange(0, PADDED)
     index = tl.arange(0, GROUP)
     value, taken = log_total * 0 + float("inf"), width * 0 - 1
@@ -87,8 +88,8 @@ def _list_likeliest(
         best = tl.max(high, 0)
         where = first(group, high == best, 0)
         token = where * GROUP + index
-        x = limited(logits, words, bits_at, token, vocab)
-        # What was taken is all that comes before the last one, by value and then by id.
+        x = load_masked(logits, words, bits_at, token, vocab)
+        # Tokens before the last one, by value and then by id, have been taken.
         left = (x < value) | ((x == value) & (token > taken))
         chosen = first(token, left & (x == best), where * GROUP)
         tl.store(ids + rank, chosen.to(tl.int64))
@@ -110,7 +111,7 @@ def _count_above(
         at = start + tl.arange(0, CHUNK)
         group = tl.load(active + at, mask=at < end, other=num_groups)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        x = limited(logits, words, bits_at, token, vocab)
+        x = load_masked(logits, words, bits_at, token, vocab)
         above += tl.sum(tl.sum((x > value).to(tl.int32), 1), 0)
     return above
 
@@ -155,7 +156,7 @@ def score_rows(
     log_total = best + tl.log(total.to(tl.float32))
     if tl.program_id(1) == 0:
         token = tl.load(last_token + tl.load(slots + place)).to(tl.int32)
-        value = tl.max(limited(logits, words, bits, token + tl.arange(0, 1), vocab), 0)
+        value = tl.max(load_masked(logits, words, bits, token + tl.arange(0, 1), vocab), 0)
         above = _count_above(
             logits, words, bits, high, value, active + mine, vocab, num_groups, PADDED, CHUNK
         )
@@ -174,11 +175,11 @@ def score_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """The rows of logits that are scored, in columns [N] int32 that begin at any number.
+class ScoredRows:
+    """The rows of logits that are scored, in columns [N] int32 of any alignment.
 
-    sources, slots: where their logits are and their tokens; bits_at: where the bits of what they
-    may take begin, negative: all; listed_at, num_listed: the ids to tell of, none: the likeliest
+    sources: rows of the logits; slots: those of their tokens; bits_at: where their masks begin,
+    negative: none; listed_at, num_listed: the requested ids, none: the most likely
     """
 
     sources: Tensor
@@ -189,11 +190,11 @@ class Scored:
 
 
 def score(
-    logits: Tensor, rows: Scored, words: Tensor, last_token: Tensor, scores: LogprobsTensors
+    logits: Tensor, rows: ScoredRows, words: Tensor, last_token: Tensor, scores: LogprobsTensors
 ) -> None:
-    """Fill the scores of the last tokens of the rows' slots, by logits [R, V].
+    """Fill `scores` for the last tokens of the rows' slots, by logits [R, V].
 
-    words [..] int32 hold bits and lists.  Needs 12 bytes of scratch for 256 logits of a row.
+    words [..] int32 hold masks and id lists.  Needs 12 bytes of scratch for 256 logits of a row.
     """
     count, vocab = len(rows.sources), logits.shape[1]
     groups = triton.cdiv(vocab, GROUP.value)

@@ -1,10 +1,10 @@
-"""The threshold of a row where many tokens could be kept, without a sort.
+"""The filter threshold of a row with more than FEW candidates, without a sort.
 
-The least token kept is the least v whose tokens above it are fewer than k, or weigh less than p of
-the whole.  Each pass over the groups whose maximum reaches the lower bound compares their logits
-with PIVOTS between the bounds: evenly spaced by value, later by representation, so that it ends.
-It ends between two neighbours of the logits' type, or with one token or equal tokens left.  Sums
-are in fp32 a lane and in fp64 across lanes, always in the same order.
+The least kept logit is the least v such that the tokens above it number less than k, or weigh less
+than p of the total.  Each pass over the groups whose maximum reaches the lower bound compares their
+logits with PIVOTS between the bounds: evenly spaced by value, later by representation, so that it
+terminates: with two neighbours of the logits' type, or with one token or equal tokens between the
+bounds.  Sums are in fp32 a lane and in fp64 across lanes, always in the same order.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from runtime.sampling.kernels.row import PENALTIES, TOP_K, TOP_P, kept, number
 
 PIVOTS = tl.constexpr(4)
 EVEN_PASSES = tl.constexpr(8)  # with pivots evenly spaced by value
-# A search counts tokens for top-k; weighs what it leaves, if there is top-p; and weighs for top-p.
+# Phases: count tokens for top-k; with top-p, sum the weights that top-k keeps; search for top-p.
 BY_NUMBER, WEIGH, BY_WEIGHT, DONE = (tl.constexpr(phase) for phase in range(4))
 
 
 @triton.jit
 def _key(value, shift):
-    """Where a float32 stands among those of its type: an int that grows as it does.
+    """An integer that orders float32 values as their value does; neighbours differ by 1.
 
-    shift: low bits that are the same in all numbers of the type, 16 for bfloat16.
+    shift: low bits that are the same in all numbers of the logits' type, 16 for bfloat16.
     """
     bits = value.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> shift).to(tl.int64)
@@ -88,8 +88,8 @@ def _measure(
     STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
-    """([PIVOTS] fp64, how many tokens reach each pivot, or what they weigh; the least logit that
-    reaches the ground, and the largest below the ceiling)."""
+    """([PIVOTS] fp64, the number or the weight of the tokens that reach each pivot; the least logit
+    that reaches the ground, and the largest below the ceiling)."""
     # One variable a pivot: with a dimension for them, logits would move between threads.
     index = tl.arange(0, PIVOTS)
     p0, p1 = _at(index, pivots, 0), _at(index, pivots, 1)
@@ -124,9 +124,9 @@ def _measure(
 
 @triton.jit
 def _narrowed(keys, measures, target, low, low_measure, above, above_measure):
-    """The neighbours among bounds and pivots of which the lower one reaches the target."""
+    """The adjacent bounds or pivots of which the lower one reaches the target and the upper not."""
     index = tl.arange(0, PIVOTS)
-    reached = tl.sum((measures >= target).to(tl.int32), 0)  # they descend: the first so many
+    reached = tl.sum((measures >= target).to(tl.int32), 0)  # they descend: the first `reached` do
     if reached > 0:
         low = _at(index, keys, reached - 1)
         low_measure = _at(index, measures, reached - 1)
@@ -142,14 +142,14 @@ def search(
     SHIFT: tl.constexpr, vocab, num_groups, CHUNK: tl.constexpr, STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):  # fmt: skip
-    """The least logit kept, or one between it and the next, which is dropped.
+    """The least logit kept, or a value between it and the next smaller one, which is dropped.
 
-    least: what every token kept reaches
+    least: a lower bound of all kept logits
     """
     top_k, top_p = tl.load(row + TOP_K), number(row, TOP_P)
-    # Penalties move logits off the numbers of their type.
+    # With penalties, logits need not be representable in their type.
     shift = tl.where(tl.load(row + PENALTIES) != 0, 0, SHIFT)
-    # The lower bound is reached by as much as is wanted, the upper one by less.
+    # The tokens that reach the lower bound meet the target, those that reach the upper do not.
     low, top = _key(least, shift) - 1, _key(best, shift) + 1
     above, above_measure = top, total * 0
     low_measure = total * 0 + 1e9
@@ -170,7 +170,7 @@ def search(
         )  # fmt: skip
         equal = tl.exp2((_value(low, shift) - best) * factor).to(tl.float64)
         if phase == WEIGH:
-            # Exactly k tokens make up the whole, though all that equal the last of them stay.
+            # The total is that of exactly k tokens, though all that tie with the last are kept.
             weight = _at(index, measures, 1) + (target - above_measure) * equal
             one = low_measure - above_measure <= 1.5
             low_measure = _at(index, measures, 0)
@@ -182,10 +182,10 @@ def search(
             low, low_measure, above, above_measure = _narrowed(
                 keys, measures, target, low, low_measure, above, above_measure
             )
-            # Where no token is between the bounds, there is nothing to look for.
+            # Move both bounds to the nearest logits between them.
             low = tl.minimum(tl.maximum(low, _key(bottom, shift)), above - 1)
             above = tl.maximum(tl.minimum(above, _key(roof, shift) + 1), low + 1)
-            # Of the tokens between the bounds each weighs no less than the lower one would.
+            # Each token between the bounds weighs at least as much as one at the lower bound.
             equal = tl.exp2((_value(low, shift) - best) * factor).to(tl.float64)
             unit = tl.where(phase == BY_NUMBER, 1.0, equal)
             passes += 1
@@ -213,7 +213,7 @@ def sum_kept(
     CHUNK: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
-    """Replace the sums of all groups by those of what is kept, of exp((logit - best) / T)."""
+    """Replace the sums of all groups by those of exp((logit - best) / T) of the kept tokens."""
     tl.store(sums + group, tl.zeros([PADDED], tl.float32), mask=group < num_groups)
     end = activate(active, group, kept(high, best, threshold, row) & (group < num_groups))
     for start in range(0, end, CHUNK):

@@ -1,8 +1,8 @@
-"""What the sampler's kernels share: the row of numbers that a slot has, and logits as they read it.
+"""What the sampler's kernels share: the row of parameters of a slot, and logits adjusted by it.
 
-A slot has one row of ROW, all that its request says of sampling; the kernels read nothing else of
-it but the counts of its tokens.  Logits are read in groups of GROUP neighbours: what is kept of a
-group does not depend on which program read it, so that no batch can change a bit of it.
+A slot has one row of ROW, all sampling parameters of its request; apply_rows stores it, and the
+kernels read nothing else of the request but its token counts.  Logits are read in groups of GROUP
+neighbours: a group's result does not depend on which program read it, so it is batch-invariant.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from attention.common.dependent_launch import start_successor_and_wait
+
 STOP_IDS = 8  # that a row can mask before min_tokens
 ROW = np.dtype(
     [
-        ("slot", np.int32),  # whose row it is; -1: nobody's
+        ("slot", np.int32),  # the row's; -1: the row is unused
         ("temperature", np.float32),
         ("top_p", np.float32),  # 1 is off
         ("log_min_p", np.float32),  # -inf is off
@@ -45,6 +47,25 @@ REPETITION, PENALTIES, TOP_K = _WORDS["repetition"], _WORDS["penalties"], _WORDS
 SEED_LOW, SEED_HIGH = _WORDS["seed_low"], _WORDS["seed_high"]
 PROMPT_LEN, MIN_TOKENS, STOPS = _WORDS["prompt_len"], _WORDS["min_tokens"], _WORDS["stop_ids"]
 NUM_STOPS = tl.constexpr(STOP_IDS)
+LANES = tl.constexpr(32)
+
+
+# apply_rows: stores the sampling parameters of new sequences in their slots.
+#   grid      (N,), fixed, so that a graph can capture it
+#   reads     block [N, WIDTH] int32, each row for the slot in its first word
+#   writes    rows [slots, WIDTH] int32
+#   skips     rows with a negative slot
+#   checked   tests/runtime/sampling/test_sampler_state.py
+@triton.jit(do_not_specialize_on_alignment=["block"])
+def apply_rows(block, rows, DEPENDENT: tl.constexpr):
+    place = tl.program_id(0)
+    if DEPENDENT:
+        start_successor_and_wait()
+    word = tl.arange(0, LANES)
+    values = tl.load(block + place * WIDTH + word, mask=word < WIDTH, other=0)
+    slot = tl.load(block + place * WIDTH).to(tl.int64)
+    if slot >= 0:
+        tl.store(rows + slot * WIDTH + word, values, mask=word < WIDTH)
 
 
 @triton.jit
@@ -55,20 +76,20 @@ def number(row, word):
 
 @triton.jit
 def is_sampled(row):
-    """Whether the row draws; else it takes the largest logit.  A temperature of NaN is greedy."""
+    """Whether the row is sampled, not greedy.  A temperature of NaN is greedy."""
     return (number(row, TEMPERATURE) >= GREEDY_BELOW) & (tl.load(row + TOP_K) != 1)
 
 
 @triton.jit
-def trims(row):
-    """Whether a row that draws leaves tokens out."""
+def has_filters(row):
+    """Whether a sampled row has top-k, top-p or min-p."""
     by_mass = (number(row, TOP_P) < 1.0) | (number(row, LOG_MIN_P) > -float("inf"))
     return by_mass | (tl.load(row + TOP_K) > 0)
 
 
 @triton.jit
 def is_below_min_tokens(row, position):
-    """Whether the token that takes this position may not yet end the answer."""
+    """Whether stop ids are masked for the token at this position."""
     return position - tl.load(row + PROMPT_LEN) < tl.load(row + MIN_TOKENS)
 
 
@@ -76,7 +97,7 @@ def is_below_min_tokens(row, position):
 def _divided(x, by):
     """x / by, rounded as a division by one more step than an estimate needs.
 
-    A division proper has a branch for numbers next to none has, and takes twice the registers.
+    A correctly rounded division has a branch for rare numbers, and takes twice the registers.
     """
     inverse = tl.div_rn(1.0, by)
     estimate = x * inverse
@@ -87,7 +108,7 @@ def _divided(x, by):
 def adjusted(logits, counts, row, token, below_min_tokens, vocab, IN_PROMPT: tl.constexpr):
     """float32 logits of the tokens after penalties and stop ids; -inf outside the vocabulary.
 
-    NaN becomes +inf: what is not a number must win, or nobody would notice it.
+    NaN becomes +inf, so that it wins every maximum and is detected.
     """
     inside = token < vocab
     x = tl.load(logits + token, mask=inside, other=-float("inf")).to(tl.float32)
@@ -110,8 +131,8 @@ def adjusted(logits, counts, row, token, below_min_tokens, vocab, IN_PROMPT: tl.
 def kept(x, best, threshold, row):
     """Whether tokens of these adjusted logits pass the row's filters.
 
-    As log-probabilities below the largest, rounded as in runtime/sampling/eager.py: equal ones stay
-    or go together.
+    Compares log-probabilities relative to the largest, rounded as in runtime/sampling/rows.py: ties
+    are kept or dropped together.
     """
     temperature = number(row, TEMPERATURE)
     least = tl.maximum(tl.div_rn(threshold - best, temperature), number(row, LOG_MIN_P))

@@ -1,12 +1,12 @@
-"""sample: one token a row from its logits, in three launches of fixed grids, all on the device.
+"""sample: one token a row from its logits, in three kernel launches of fixed grids.
 
-    scan_groups        what there is to know of each 256 neighbouring logits
-    trim_rows          rows with top-k, top-p or min-p: what they keep, or already the token
-    finish_rows        the token, and what its slot remembers
+    scan_groups        the maximum and weight of each group of 256 logits
+    filter_rows        rows with top-k, top-p or min-p: what they keep, or already the token
+    finish_rows        the token, and the state of its slot
 
-A row pays for what it asks; no batch changes a bit of its result.  Tokens are those of
-runtime/sampling/eager.py but for rounding: where a cumulative weight meets the random number, or a
-nucleus its border, to about six digits.
+A feature costs time only in the rows that use it; results are batch-invariant.  Tokens are those of
+runtime/sampling/eager.py but for rounding: where a cumulative weight meets the random number, or
+the edge of the nucleus, to about six digits.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch
 from runtime.sampling.kernels.few_candidates import FEW
+from runtime.sampling.kernels.filter import filter_rows
 from runtime.sampling.kernels.finish import finish_rows
 from runtime.sampling.kernels.row import GROUP
 from runtime.sampling.kernels.scan import scan_groups
-from runtime.sampling.kernels.trim import trim_rows
 from runtime.sampling.state import IN_PROMPT, SamplerState
 
-# Low bits that are 0 in each type's numbers as float32.
+# Low bits that are 0 in each type's numbers converted to float32.
 SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 SCAN_TILE, SCAN_WARPS = 8, 4
 FULL = 4096  # groups that fill a GPU: with fewer of them, a warp reads one
-TRIM_CHUNK, TRIM_WARPS, TRIM_STAGES = 16, 16, 2
+FILTER_CHUNK, FILTER_WARPS, FILTER_STAGES = 16, 16, 2
 FINISH_WARPS = 4
 
 
@@ -42,15 +42,15 @@ def sample(
     tokens_out: Tensor,
     usable_out: Tensor,
 ) -> None:
-    """Choose a token for each row of logits [R, vocab] bf16, fp16 or fp32; a graph may capture it.
+    """Sample a token for each row of logits [R, vocab] bf16, fp16 or fp32; a graph may capture it.
 
-    slots:      [R] int32, each row's; negative: the row is padding or does not sample
-    positions:  [R] int32, the places that the tokens take in their sequences
+    slots:      [R] int32; negative: the row is padding or is not sampled
+    positions:  [R] int32, of the sampled tokens in their sequences
     last_token: [slots], any integers; the row's slot gets the token
-    tokens_out: [R], any integers; -1 in rows that are left out, and where all logits are -inf, so
+    tokens_out: [R], any integers; -1 in rows without a slot, and where all logits are -inf, so
                 that no token is allowed
     usable_out: [R] int8 or bool; false where a logit is NaN or +inf, and the token means nothing;
-                of rows that are left out 256 are looked at
+                in rows without a slot 256 logits are checked
     Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
     256 logits, and 2 KB a row.
     """
@@ -60,7 +60,7 @@ def sample(
     assert slots.dtype == positions.dtype == torch.int32
     if num_rows == 0:
         return
-    groups = 16 * triton.cdiv(vocab, 16 * GROUP.value)  # rows of them begin at 64 bytes
+    groups = 16 * triton.cdiv(vocab, 16 * GROUP.value)  # a row's begin at a multiple of 64 bytes
 
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
@@ -78,9 +78,9 @@ def sample(
     scan_groups[(triton.cdiv(groups, tile), num_rows)](
         *inputs, *sizes, TILE=tile, num_warps=SCAN_WARPS, **options
     )
-    trim_rows[(num_rows,)](
+    filter_rows[(num_rows,)](
         *inputs, found, thresholds, active, values, tokens, *sizes, SHIFT=SHIFTS[logits.dtype],
-        PADDED=padded, CHUNK=TRIM_CHUNK, STAGES=TRIM_STAGES, num_warps=TRIM_WARPS, **options,
+        PADDED=padded, CHUNK=FILTER_CHUNK, STAGES=FILTER_STAGES, num_warps=FILTER_WARPS, **options,
     )  # fmt: skip
     finish_rows[(num_rows,)](
         *inputs, found, thresholds, last_token, tokens_out, usable_out, *sizes,
@@ -89,6 +89,6 @@ def sample(
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """A penalty's product is rounded before it is subtracted, as in torch."""
+    """Without FMA, a penalty's product is rounded before it is subtracted, as in torch."""
     fusion = {"enable_fp_fusion": False} if device.type != "cpu" else {}
     return {**dependent_launch(device), **fusion}

@@ -1,8 +1,8 @@
-# scan_groups: what there is to know of each group of 256 neighbouring logits of a row.
+# scan_groups: the maximum and the weight of each group of 256 neighbouring logits of a row.
 #   grid      (group tiles, R): a program reads TILE groups, a warp one at a time
 #   reads     logits [R, V] bf16, fp16 or fp32; slots, positions [R] int32; rows of the slots;
 #             counts [slots, V] int16 of rows with penalties
-#   writes    maxima [R, groups] fp32; sums [R, groups] fp32 of rows that draw: of
+#   writes    maxima [R, groups] fp32; sums [R, groups] fp32 of sampled rows: of
 #             exp((logit - maximum) / temperature)
 #   skips     rows whose slot is negative
 #   math      fp32; NaN counts as +inf

@@ -26,7 +26,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     """Of 256 rows, none captured yet; a capture only notes its bucket."""
     buckets = Buckets(256, 8192)
     made = Graphs(lambda bucket: NOTHING, lambda bucket: None, buckets, torch.device("cpu"))
-    made._waiting = buckets.graphs()
+    made._uncaptured = buckets.graphs()
 
     def note(bucket: Bucket) -> None:
         made._keep(bucket, CapturedGraph(ReplayedGraph(), NOTHING))  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_a_graph_for_fewer_rows_is_not_captured_while_others_wait_for_answers(
     graphs: Graphs,
 ) -> None:
     graphs._capture(Bucket(768, 256, False))
-    graphs._waiting.remove(Bucket(768, 256, False))
+    graphs._uncaptured.remove(Bucket(768, 256, False))
     for _ in range(2 * MISSES):
         assert graphs.fit(700, 9) == Bucket(768, 256, False)
     graphs.capture_missed()

@@ -24,7 +24,7 @@ from runtime.cuda_graph.input_block import Layout
 from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import ModelRunner
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
-from runtime.sampling.constrained_rows import UnfinishedRows
+from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.eager import AllowedMasks
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import Batch
@@ -116,7 +116,13 @@ def make_engine(
 
 def spoil(steps: GraphStepRunner) -> None:
     """Junk in everything that a step or a new sequence must write before it is read."""
-    for part in (steps._step, steps._step.results, steps._buffers, steps._sampler, steps._slots):
+    for part in (
+        steps._step,
+        steps._step.output_ring,
+        steps._buffers,
+        steps._sampler,
+        steps._slots,
+    ):
         for value in vars(part).values():
             if isinstance(value, torch.Tensor):
                 value.fill_(JUNK % 100 if value.element_size() == 1 else JUNK % 30000)
@@ -224,12 +230,12 @@ def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
     sample_tokens = behind.sample_tokens
 
     def note(
-        logits: torch.Tensor, unfinished: UnfinishedRows, batch: Batch, allowed: AllowedMasks | None
+        logits: torch.Tensor, deferred: DeferredRows, batch: Batch, allowed: AllowedMasks | None
     ) -> SamplerOutput:
         found.append(
-            (batch.slots[unfinished.constrained].tolist(), batch.slots[unfinished.scored].tolist())
+            (batch.slots[deferred.constrained].tolist(), batch.slots[deferred.scored].tolist())
         )
-        return sample_tokens(logits, unfinished, batch, allowed)
+        return sample_tokens(logits, deferred, batch, allowed)
 
     behind.sample_tokens = note  # type: ignore[method-assign]
     for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):

@@ -184,7 +184,7 @@ def test_what_is_not_known_to_be_invariant_is_refused():
     hopper = (9, 0)
     assert requested_attention(wish, hopper) == "fixed"
     assert requested_attention(replace(wish, attention="flash1"), hopper) == "flash1"
-    with pytest.raises(ConfigError, match="--attention flash2 rounds by what else is in a step"):
+    with pytest.raises(ConfigError, match="--attention flash2 is not batch-invariant"):
         requested_attention(replace(wish, attention="flash2"), hopper)
     with pytest.raises(ConfigError, match=r"capability 8\.0 to 9\.0, this one has 10\.0"):
         requested_attention(wish, (10, 0))

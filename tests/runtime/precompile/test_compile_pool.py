@@ -69,7 +69,7 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 dependent_launch.can_depend = lambda device: True
-for answered in list(process._asked.values()):
+for answered in list(process._pending.values()):
     assert answered.wait(100)
 kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
@@ -178,7 +178,7 @@ def test_what_is_begun_after_the_end_is_sent_to_no_other_file_of_that_number():
 def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
     kept = run(tmp_path, PREDICTION, str(tmp_path))
-    assert {"_prefill_hopper", "_merge", "trim_rows", "finish_rows"} < kept.keys()
+    assert {"_prefill_hopper", "_merge", "filter_rows", "finish_rows"} < kept.keys()
     assert all(kept.values()), kept
 
 

@@ -82,7 +82,7 @@ def rows_of(kinds: list[SamplingParams], repeats: int = 1) -> list[SamplerRow]:
 def changed(
     row: SamplerRow, logits: Tensor, mask: NDArray[np.bool_] | None
 ) -> tuple[SamplerRow, Tensor]:
-    """The row without what only special rows ask for, and logits that say the same."""
+    """The row without what makes it constrained, and logits to the same effect."""
     values, wanted = logits.double().clone(), row.params
     for token, bias in wanted.logit_bias.items():
         values[token] += bias
@@ -150,8 +150,8 @@ def test_rows_of_all_kinds_get_their_tokens_and_scores(device: str, dtype: torch
             differ.add(row)
             assert is_right(token, *changed(rows[row], logits[row], masks.get(row))), rows[row]
         elif rows[row].params.banned:
-            recent = behind.slots.sets.recent[row].tolist()
-            assert recent == eager_slots.sets.recent[row].tolist()
+            recent = behind.slots.constraints.recent[row].tolist()
+            assert recent == eager_slots.constraints.recent[row].tolist()
     assert len(differ) <= len(rows) // 10, "where rounding decides"
     wanted, found = told(eager), told(drawn)
     assert {order[place] for place in found} == wanted.keys()

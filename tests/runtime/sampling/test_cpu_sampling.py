@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling import cpu_full_vocab
-from runtime.sampling.cpu_few_allowed import few_allowed_rows
+from runtime.sampling import cpu
+from runtime.sampling.cpu import few_allowed_rows
 from runtime.sampling.eager import AllowedMasks, sample_tokens
-from runtime.sampling.rng import PREFETCH, Numbers, uniform
+from runtime.sampling.rng import PREFETCH, UniformCache, uniform
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import LAST, NewRow, make_batch
 
@@ -63,9 +63,7 @@ def test_a_plain_row_gets_the_token_that_the_definition_gives(
         row[draws.permutation(len(row))[4:]] = 0
     allowed = AllowedMasks(masked, bits) if data.draw(st.booleans()) else None
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
-    with patch.object(
-        cpu_full_vocab, "SMALL", data.draw(st.sampled_from([0, cpu_full_vocab.SMALL]))
-    ):
+    with patch.object(cpu, "SMALL", data.draw(st.sampled_from([0, cpu.SMALL]))):
         found, wanted = both(torch.from_numpy(logits).to(dtype), params, 2, allowed)
     assert found.usable.tolist() == wanted.usable.tolist()
     fine = found.usable
@@ -84,30 +82,28 @@ def test_numbers_at_the_very_edge_of_a_token_are_settled_by_the_definition(
 ) -> None:
     logits = np.random.default_rng(5).normal(0, spread, (1, 1000)).astype(np.float32)
     weights = np.exp(logits[0] - logits.max())
-    units = (weights * cpu_full_vocab.UNITS).astype(np.int64)
+    units = (weights * cpu.UNITS).astype(np.int64)
     reached = units.cumsum()
     edges = reached[:-1:7] / reached[-1]
-    as_defined, asked = cpu_full_vocab._by_definition, list[float]()
+    as_defined, asked = cpu._sample_exactly, list[float]()
 
-    def noted(weights: cpu_full_vocab.Singles, number: float) -> int:
+    def noted(weights: cpu.Float32Array, number: float) -> int:
         asked.append(number)
         return as_defined(weights, number)
 
-    monkeypatch.setattr(cpu_full_vocab, "_by_definition", noted)
-    monkeypatch.setattr(cpu_full_vocab, "SMALL", 0)
+    monkeypatch.setattr(cpu, "_sample_exactly", noted)
+    monkeypatch.setattr(cpu, "SMALL", 0)
     for number in np.concatenate([edges, np.nextafter(edges, 0), edges + 2.0**-33, edges + 1e-4]):
         if not 0 < number < 1:
             continue
         one = np.array([1.0], dtype=np.float32)
-        tokens, fine = cpu_full_vocab.sample_full_vocab(
-            logits, np.array([0]), one, np.array([number])
-        )
+        tokens, fine = cpu.sample_full_vocab(logits, np.array([0]), one, np.array([number]))
         target = int(reached[-1] * number)
         assert fine.all() and tokens[0] == np.searchsorted(reached, target, side="right")
     assert len(asked) > len(edges) / 2
     asked.clear()
     for number in np.random.default_rng(6).random(300):
-        cpu_full_vocab.sample_full_vocab(logits, np.array([0]), one, np.array([number]))
+        cpu.sample_full_vocab(logits, np.array([0]), one, np.array([number]))
     assert len(asked) < 3
 
 
@@ -121,7 +117,7 @@ def test_what_a_mask_says_of_tokens_behind_the_vocabulary_does_not_matter() -> N
 
 
 def test_numbers_made_beforehand_are_those_of_their_seed_and_position() -> None:
-    numbers = Numbers(5)
+    numbers = UniformCache(5)
     draws = np.random.default_rng(3)
     seeds = draws.integers(0, 2**63, 5).astype(np.uint64)
     positions = np.array([0, 1, 300, 2**31, 77])

@@ -55,7 +55,7 @@ def test_rows_drawn_a_few_at_a_time_are_those_drawn_together(
         torch.testing.assert_close(found, wanted)
     assert torch.equal(slots.last_token, other_slots.last_token)
     assert torch.equal(slots.counts, other_slots.counts)
-    assert torch.equal(slots.sets.recent, other_slots.sets.recent)
+    assert torch.equal(slots.constraints.recent, other_slots.constraints.recent)
 
 
 @pytest.mark.gpu

@@ -87,5 +87,7 @@ def test_its_memory_is_two_bytes_a_token_and_slot() -> None:
         (params(stop_ids=tuple(range(9))), False),
     ],
 )
-def test_special_is_what_the_kernels_do_not_do(wanted: SamplingParams, constrained: bool) -> None:
+def test_rows_with_parameters_that_the_kernels_lack_are_constrained(
+    wanted: SamplingParams, constrained: bool
+) -> None:
     assert is_constrained(wanted) is constrained

@@ -57,7 +57,7 @@ def plan_of(**changes: int) -> MemoryPlan:
 
 def test_larger_steps_and_more_sequences_take_more_of_everything() -> None:
     usual = plan_of()
-    assert plan_of(tokens=16_384).work > usual.work
+    assert plan_of(tokens=16_384).activations > usual.activations
     fewer = plan_of(rows=64)
     assert fewer.state < usual.state and fewer.graphs < usual.graphs
     assert plan_of(max_len=131_072).state > usual.state

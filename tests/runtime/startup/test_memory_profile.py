@@ -79,11 +79,11 @@ def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memo
     pages_of_trial = made.kv.num_bytes // made.kv.num_pages * memory_profile.PAGES
     assert sizes["state"] == 3 * MIB
     assert (
-        sizes["weights"] + sizes["state"] + sizes["work"] + pages_of_trial
+        sizes["weights"] + sizes["state"] + sizes["activations"] + pages_of_trial
         == len(memory.steps) * MIB
     )
     assert sum(sizes.values()) == 64 * MIB
-    asked = int(64 * MIB * 0.5) - sizes["weights"] - sizes["state"] - sizes["work"]
+    asked = int(64 * MIB * 0.5) - sizes["weights"] - sizes["state"] - sizes["activations"]
     whole = 4 * -(-made.resolved.max_model_len // 16)  # more would never be used
     fits = asked // (made.kv.num_bytes // made.kv.num_pages)
     assert made.resolved.num_pages == made.kv.num_pages == min(fits, whole)

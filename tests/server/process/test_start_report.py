@@ -37,11 +37,16 @@ def test_the_report_tells_what_fits():
 def test_the_report_tells_where_memory_and_time_went():
     told = replace(
         FACTS,
-        memory=[("weights", 15 << 30), ("work", 2 << 30), ("KV", 50 << 30), ("left", 512 << 20)],
+        memory=[
+            ("weights", 15 << 30),
+            ("activations", 2 << 30),
+            ("KV", 50 << 30),
+            ("unused", 512 << 20),
+        ],
         phases=[("imports", 2.94), ("weights", 1.5)],
     )
     text = start_report(ServerConfig(), told)
-    assert "memory  weights 15.0 GiB | work 2.0 GiB | KV 50.0 GiB | left 512 MiB\n" in text
+    assert "memory  weights 15.0 GiB | activations 2.0 GiB | KV 50.0 GiB | unused 512 MiB\n" in text
     assert "start   imports 2.9 | weights 1.5 s\n" in text
 
 

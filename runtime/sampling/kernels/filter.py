@@ -1,14 +1,13 @@
-# trim_rows: rows that leave tokens out, by top-k, top-p or min-p.
-#   grid      (R,); rows that keep all tokens end at once
-#   reads     maxima, sums [R, groups] of scan_groups; of the logits the groups that can matter
-#   writes    found [R] int32: the token, or -1 where more than FEW could be kept; then also
-#             thresholds [R] fp32 and sums [R, groups]: what is kept of each group, of
-#             exp((logit - best) / temperature)
+# filter_rows: top-k, top-p and min-p.
+#   grid      (R,); rows without filters return at once
+#   reads     maxima, sums [R, groups] of scan_groups; logits of groups that may hold kept tokens
+#   writes    found [R] int32: the token, or -1 with more than FEW candidates; then also thresholds
+#             [R] fp32, and sums [R, groups] of exp((logit - best) / temperature) of the kept tokens
 #   scratch   active [R, groups] int32; values [R, FEW] fp32; tokens [R, FEW] int32
-#   math      sample_groups.py bounds what is kept from below, by the maxima; sample_few.py compares
-#             the tokens above that with each other, sample_many.py searches among them
-#   bound     latency: four dependent trips to memory and some twenty barriers; where many tokens
-#             are kept, about three times all groups that have some of them
+#   math      groups.py bounds the kept logits from below, by the maxima; few_candidates.py compares
+#             the tokens above that pairwise, many_candidates.py searches among them
+#   bound     latency: four dependent memory accesses and some twenty barriers; with many
+#             candidates, about three reads of all groups that hold some
 #   checked   tests/runtime/sampling/test_sample_kernels.py against runtime/sampling/eager.py
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ from runtime.sampling.kernels.row import (
     LOG2E,
     TEMPERATURE,
     WIDTH,
+    has_filters,
     is_below_min_tokens,
     is_sampled,
     number,
-    trims,
 )
 
 
 @triton.jit
-def _trim_row(
+def _filter_row(
     logits,
     row,
     position,
@@ -52,7 +51,7 @@ def _trim_row(
     STAGES: tl.constexpr,
     IN_PROMPT: tl.constexpr,
 ):
-    """All pointers are to what belongs to the row."""
+    """Filter one row; all pointers are offset to it."""
     group = tl.arange(0, PADDED)
     below_min_tokens = is_below_min_tokens(row, position)
     factor = LOG2E / number(row, TEMPERATURE)
@@ -83,7 +82,7 @@ def _trim_row(
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
-def trim_rows(
+def filter_rows(
     logits,
     slots,
     positions,
@@ -112,7 +111,7 @@ def trim_rows(
     slot = tl.load(slots + place).to(tl.int64)
     if slot >= 0:
         row = rows + slot * WIDTH
-        if is_sampled(row) & trims(row):
+        if is_sampled(row) & has_filters(row):
             group = tl.arange(0, PADDED)
             mine = place * num_groups
             inside = group < num_groups
@@ -120,7 +119,7 @@ def trim_rows(
             best = tl.max(high, 0)
             if (best > -float("inf")) & (best < float("inf")):
                 few = place * FEW
-                _trim_row(
+                _filter_row(
                     logits + place * stride_logits, row, tl.load(positions + place),
                     counts + slot * vocab, high, best, sums + mine, found_tokens + place,
                     thresholds + place, active + mine, values + few, tokens + few,
