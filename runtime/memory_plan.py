@@ -15,9 +15,8 @@ GIB = 2**30
 HEADROOM = 1.03  # in suggested values, whose effect is only estimated
 MAX_MEMORY_SHARE = 0.98  # the display, a driver or another process may need a little
 TOKEN_MULTIPLE = 64  # suggested token budgets are multiples of it
-LIBRARY_BYTES = (
-    600 * 2**20
-)  # of the activations: loaded kernels and workspaces, whatever the size of a step
+# Of the activations: loaded kernels and workspaces, whatever the size of a step.
+LIBRARY_BYTES = 600 * 2**20
 
 
 class MemoryPlan(Struct, frozen=True, kw_only=True):
@@ -26,8 +25,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     free: int
     share: float
     weights: int = 0
-    state: int = 0  # slots, plans and buffers, which are kept from step to step
-    activations: int = 0  # of the largest steps
+    state: int = 0  # slots, plans and buffers, which persist between steps
+    activations: int = 0  # peak of the largest steps, and workspaces
     graphs: int = 0
 
     @property
@@ -50,8 +49,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
         parts.append(("unused", self.free - self.fixed - kv))
         return [(name, count) for name, count in parts if count]
 
-    def explained(self) -> str:
-        """Where the memory went, for an error."""
+    def explain(self) -> str:
+        """How the memory is divided, for an error message."""
         parts = {"weights": self.weights, "state": self.state, "activations": self.activations}
         parts["graphs"] = self.graphs
         taken = [f"less {name} {size(count)}" for name, count in parts.items() if count]
@@ -86,16 +85,16 @@ def remedies(
     if plan.share < share <= MAX_MEMORY_SHARE:
         found.append(f"--gpu-memory {share:g}")
     one_of = "each of these makes" if len(found) > 1 else "this makes"
-    sure = f"{one_of} it fit: {', '.join(found)}" if found else ""
+    certain = f"{one_of} it fit: {', '.join(found)}" if found else ""
     growing = plan.activations - LIBRARY_BYTES  # with the tokens of a step
     tokens = int(batched_tokens * (growing - missing) / growing) if growing > 0 else 0
     tokens -= tokens % TOKEN_MULTIPLE
     if tokens >= max(max_num_seqs, TOKEN_MULTIPLE):
         smaller = f"smaller steps may do: --max-batched-tokens {tokens}"
-        return f"{sure}; {smaller}" if sure else smaller
-    if sure:
-        return sure
-    # All but weights and libraries comes of the size of steps.
+        return f"{certain}; {smaller}" if certain else smaller
+    if certain:
+        return certain
+    # All but weights and libraries depends on the size of steps.
     if plan.activations and plan.weights + LIBRARY_BYTES + needed <= plan.free * plan.share:
         return (
             "fewer sequences and smaller steps may do: "
