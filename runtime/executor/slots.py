@@ -8,6 +8,9 @@ which features a step needs: they are kept on the host as columns.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,14 +26,16 @@ from runtime.scheduler.batch import Batch, Int64Array, NewRow
 IN_PROMPT = 1 << 30
 MAX_PARAM = 1 << 30
 
+# The floats of SamplingParams are columns of the same name: a new one needs no line here.
+_FLOATS = [field for field in msgspec.structs.fields(SamplingParams) if field.type is float]
+_floats = attrgetter(*(field.name for field in _FLOATS))
+_OPTIONAL = [field for field in _FLOATS if field.name not in ("temperature", "top_p")]
+_optional = attrgetter(*(field.name for field in _OPTIONAL))
+_OPTIONAL_OFF = tuple(field.default for field in _OPTIONAL)
+
 PARAMS = np.dtype(
     [
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("repetition", np.float32),
+        *((field.name, np.float32) for field in _FLOATS),
         ("top_k", np.int64),
         ("seed", np.uint64),
         ("prompt_len", np.int64),
@@ -154,12 +159,7 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
     """In the order of PARAMS.  Counts are clamped to its types, beyond any limit that matters."""
     params: SamplingParams = row.params
     return (
-        params.temperature,
-        params.top_p,
-        min(params.min_p, 1.0),  # the most likely token always stays
-        params.presence_penalty,
-        params.frequency_penalty,
-        params.repetition_penalty,
+        *_floats(params),
         min(params.top_k, MAX_PARAM),
         row.seed & 0xFFFF_FFFF_FFFF_FFFF,
         row.prompt_len,
@@ -176,7 +176,7 @@ def _columns(row: NewRow) -> tuple[float | int | bool, ...]:
 
 def _is_plain(params: SamplingParams) -> bool:
     """Whether sampling is greedy or at a temperature, without any other feature."""
-    whole = params.top_k <= 0 and params.top_p >= 1 and params.min_p == 0
+    whole = params.top_k <= 0 and params.top_p >= 1 and _optional(params) == _OPTIONAL_OFF
     below_min_tokens = params.min_tokens > 0 and bool(params.stop_ids)
-    changed = params.has_penalties or params.logit_bias or params.allowed_ids or params.banned
+    changed = params.logit_bias or params.allowed_ids or params.banned
     return whole and not (below_min_tokens or changed) and params.logprobs is None

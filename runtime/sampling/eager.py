@@ -257,9 +257,9 @@ def _penalize(
     rows = np.flatnonzero(params["penalties"])
     counts = slots.counts[upload(slot_ids[rows], logits.device)]  # [P, vocab]
     output = counts & (IN_PROMPT - 1)
-    repetition = column(params["repetition"][rows], logits)
-    frequency = column(params["frequency"][rows], logits)
-    presence = column(params["presence"][rows], logits)
+    repetition = column(params["repetition_penalty"][rows], logits)
+    frequency = column(params["frequency_penalty"][rows], logits)
+    presence = column(params["presence_penalty"][rows], logits)
     old = take(logits, rows)
     repeated = torch.where(old > 0, old / repetition, old * repetition)
     new = torch.where(counts > 0, repeated, old)

@@ -72,7 +72,8 @@ def _threshold(scaled: Tensor, params: ParamColumns) -> Tensor | None:
     threshold: Tensor | None = None
     if params["min_p"].any():
         with np.errstate(divide="ignore"):
-            threshold = column(np.log(params["min_p"]), scaled)
+            # At most 1: the most likely token always stays.
+            threshold = column(np.log(np.minimum(params["min_p"], 1)), scaled)
     rows = np.flatnonzero((top_k < vocab) | (top_p < np.inf))
     if len(rows):
         trimmed = scaled.new_full((len(scaled), 1), -torch.inf)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from runtime.messages import MAX_BANNED_TOKENS, Ready, SamplingParams
 from server.apis.openai.sampling_schema import INT64, SamplingBody, token_biases
 from server.errors import ContextTooLong, RequestError
-from server.prompt.tokenizer import ChatTokenizer
+from server.prompt.tokenizer import ChatTokenizer, SamplingDefaults
 
 Sequences = tuple[tuple[int, ...], ...]
 
@@ -56,6 +56,14 @@ def check_sets(body: SamplingBody, banned: Sequences, stop_ids: tuple[int, ...])
 
 N = TypeVar("N", int, float)
 
+# Fields of SamplingParams that `sampling_params` computes, though the body has them as well.
+TRANSLATED = {"temperature", "top_p", "top_k", "logit_bias", "prompt_logprobs"}
+# The others that both have are passed on as they are: a new parameter needs no line here.
+PASSED_ON = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SamplingBody.model_fields and name not in TRANSLATED
+)
 COLDEST = 1e-3  # below it a softmax in float32 picks the likeliest token anyway, or overflows
 
 
@@ -75,29 +83,24 @@ def sampling_params(
     top_p = _first(body.top_p, defaults.top_p, 1.0)
     if top_p == 0:  # as top_p comes close to 0, the likeliest token alone is left
         top_k, top_p = 1, 1.0
-    min_tokens = body.min_tokens or 0
     stop_ids = _stop_ids(body, tokenizer, ready.vocab_size)
     banned = banned_sequences(body.bad_words, tokenizer)
     check_token_ids(body.allowed_token_ids or [], ready.vocab_size, "allowed_token_ids")
     check_sets(body, banned, stop_ids)
     reported = body.reported_ids()
     check_token_ids(reported, ready.vocab_size, "logprob_token_ids")
+    min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise RequestError(
             f"`min_tokens` is {min_tokens}: it must be at most `max_tokens`, here {max_tokens}",
             param="min_tokens",
         )
     return SamplingParams(
+        **_passed_on(body, defaults),
         max_tokens=max_tokens,
         temperature=temperature if temperature >= COLDEST else 0.0,
         top_p=top_p,
         top_k=max(0, min(top_k, ready.vocab_size)),
-        min_p=_first(body.min_p, defaults.min_p, 0.0),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-        seed=body.seed,
-        min_tokens=min_tokens,
         stop_ids=stop_ids,
         logit_bias=token_biases(body.logit_bias, ready.vocab_size),
         logprobs=len(reported) or logprobs,
@@ -106,6 +109,18 @@ def sampling_params(
         banned=banned,
         logprob_ids=tuple(reported),
     )
+
+
+def _passed_on(body: SamplingBody, defaults: SamplingDefaults) -> dict[str, Any]:
+    """The request's values, else the model's; SamplingParams has the defaults of the others."""
+    values: dict[str, Any] = {}
+    for name in PASSED_ON:
+        value = getattr(body, name)
+        if value is None:
+            value = getattr(defaults, name, None)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def _first(asked: N | None, recommended: N | None, default: N) -> N:

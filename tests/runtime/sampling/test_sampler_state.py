@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_numbers_that_mean_nothing_are_off(device: str) -> None:
     row = block.view(ROW)[0, 0]
     assert row["top_k"] == 0 and row["log_min_p"] == -np.inf and row["penalties"] == 0
     assert row["seed_low"] == row["seed_high"] == 0xFFFF_FFFF and row["min_tokens"] == 1 << 30
+
+
+def test_every_float_of_the_params_has_a_column_on_the_device() -> None:
+    floats = [each.name for each in msgspec.structs.fields(SamplingParams) if each.type is float]
+    columns = {"log_min_p": "min_p"}
+    names = {columns.get(name, name) for name in ROW.names}
+    assert {name.removesuffix("_penalty") for name in floats} <= names
 
 
 def test_a_block_that_is_too_small_says_so() -> None:
