@@ -1,7 +1,7 @@
-"""The application, the engine and the metrics as the lines of a batch see them.
+"""The application, engine client and metrics that the lines of a batch use.
 
-Lines run through the same routes as everybody's requests, in this process.  They come after all
-others, are not counted against --max-queue, and leave the latencies in /metrics alone.
+Lines run through the same routes as other requests, in this process.  They run after all others, do
+not count against --max-queue, and are not part of the latencies in /metrics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 
 class BackgroundClient:
-    """An EngineClient whose requests run when nobody else's do."""
+    """An EngineClient whose requests have the lowest priority."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -39,7 +39,7 @@ class BackgroundClient:
 
 
 class BackgroundMetrics:
-    """Nobody waits for a line: how long it took says nothing about what callers see."""
+    """Ignores lines, whose latencies are not those that clients see."""
 
     def request_finished(self, *numbers: object, **times: float) -> None:
         pass
@@ -66,34 +66,34 @@ def in_background(state: ServerState) -> ServerState:
 
 
 class BatchAnswer:
-    """Collects what an application sends."""
+    """Collects the response of an application."""
 
     def __init__(self, body: bytes) -> None:
         self._request: list[bytes] = [body]
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self.status = 0
 
     @property
     def body(self) -> bytes:
-        return b"".join(self._pieces)
+        return b"".join(self._chunks)
 
     async def receive(self) -> Message:
         if self._request:
             return {"type": "http.request", "body": self._request.pop(), "more_body": False}
-        await asyncio.Event().wait()  # the line's caller never goes away
+        await asyncio.Event().wait()  # the client of a line never disconnects
         raise AssertionError
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
-            self._pieces.append(message.get("body", b""))
+            self._chunks.append(message.get("body", b""))
 
 
 async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -> tuple[int, bytes]:
     """Status and body of the application's answer to a POST.
 
-    state   what the middleware would have noted about the request: its id, and whose it is
+    state   what the middleware notes about a request: its id and its owner
     """
     exchange.set(state)
     answer = BatchAnswer(body)

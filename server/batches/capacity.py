@@ -1,4 +1,4 @@
-"""How much of the engine batches may use: what interactive requests leave, up to a limit."""
+"""How many sequences batches may run: what interactive requests leave free, up to a limit."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import asyncio
 
 from runtime.ipc.client import EngineClient
 
-LOOK_SECONDS = 0.05  # between two looks at an engine without room
-LOST_SECONDS = 0.2
+POLL_SECONDS = 0.05  # between two checks of an engine without room
+EPOCH_POLL_SECONDS = 0.2
 
 
 class BatchSlots:
-    """Sequences of batches that may be in the engine at a time.  Who waits longest is next."""
+    """Limits the sequences of batches in the engine at a time.  First come, first served."""
 
     def __init__(self, client: EngineClient, limit: int) -> None:
-        """limit: sequences; at most half of those that fit into a step are used in any case."""
+        """limit: sequences; never more than half of --max-num-seqs are used."""
         self._client = client
         self._limit = limit
-        self._turn = asyncio.Lock()
+        self._order = asyncio.Lock()
         self.used = 0
 
-    def _most(self) -> int:
-        """0 while there is no engine."""
+    def _max_used(self) -> int:
+        """The limit now; 0 while there is no engine."""
         ready = self._client.ready
         return 0 if ready is None else max(1, min(self._limit, ready.max_num_seqs // 2))
 
     def _room(self) -> int:
-        """For how many sequences there is room now."""
+        """How many more sequences could run now."""
         ready, stats = self._client.ready, self._client.stats
         if ready is None or stats.waiting:
             return 0
         idle = ready.max_num_seqs - max(stats.running, self._client.pending + self.used)
-        return min(self._most() - self.used, idle)
+        return min(self._max_used() - self.used, idle)
 
-    async def take(self, wanted: int | None) -> int:
-        """Wait for room for `wanted` sequences, None for all there is; what to give back."""
-        async with self._turn:
+    async def acquire(self, wanted: int | None) -> int:
+        """Wait for `wanted` slots, None for all; returns the number to release."""
+        async with self._order:
             while True:
-                most = self._most()
-                weight = most if wanted is None else min(wanted, most)
-                # One that needs more than is left by others would wait for ever for all of it.
-                if most and (self._room() >= weight or (not self.used and self._room() > 0)):
-                    self.used += weight
-                    return weight
-                await asyncio.sleep(LOOK_SECONDS)
+                limit = self._max_used()
+                count = limit if wanted is None else min(wanted, limit)
+                # A request for more than is ever free would wait for ever: it runs alone instead.
+                if limit and (self._room() >= count or (not self.used and self._room() > 0)):
+                    self.used += count
+                    return count
+                await asyncio.sleep(POLL_SECONDS)
 
-    def give(self, weight: int) -> None:
-        self.used -= weight
+    def release(self, count: int) -> None:
+        self.used -= count
 
-    async def lost(self) -> None:
-        """Returns when the engine that is there now is gone; waits for one first."""
+    async def engine_lost(self) -> None:
+        """Returns when the current engine has ended; waits for one first."""
         while (epoch := self._epoch()) is None:
-            await asyncio.sleep(LOST_SECONDS)
+            await asyncio.sleep(EPOCH_POLL_SECONDS)
         while self._epoch() == epoch:
-            await asyncio.sleep(LOST_SECONDS)
+            await asyncio.sleep(EPOCH_POLL_SECONDS)
 
     def _epoch(self) -> int | None:
         ready = self._client.ready

@@ -47,7 +47,7 @@ CREATE TABLE failures (
 """
 
 
-# Of batches: they have not ended.
+# A condition on batches: they have not ended.
 IS_OPEN = "status IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
 
@@ -98,7 +98,7 @@ class BatchDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """All or nothing of what the block does; other processes wait."""
+        """A write transaction around the block; other processes wait."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -113,7 +113,7 @@ class BatchDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
-        """For a single statement that changes nothing; waits for no other process."""
+        """For a single statement that only reads; does not wait for other processes."""
         with self._lock:
             yield self._connection
 

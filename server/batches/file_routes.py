@@ -24,7 +24,7 @@ from server.http.request_context import owner_of
 from server.state import ServerState, state_of
 
 router = APIRouter()
-PIECE_BYTES = 256 << 10
+CHUNK_BYTES = 256 << 10
 UPLOAD = {
     "requestBody": {
         "required": True,
@@ -135,7 +135,7 @@ async def file_content(request: Request, file_id: str) -> Response:
 
 async def _pieces(source: BinaryIO) -> AsyncIterator[bytes]:
     try:
-        while piece := await asyncio.to_thread(source.read, PIECE_BYTES):
+        while piece := await asyncio.to_thread(source.read, CHUNK_BYTES):
             yield piece
     finally:
         source.close()

@@ -1,12 +1,12 @@
 """Uploaded and written files.
 
-A file's row says what may be on disk: it is made before the first byte is written and removed after
-the last one is gone, so that nothing on disk is ever without an owner.
+A file's row is inserted before its first byte is written and deleted after the file is removed, so
+that every file on disk has an owner.
 
     uploading  bytes are arriving; `bytes` is what was reserved for them
     reserved   a batch writes it
-    processed  whole: the only state that callers see
-    deleting   on its way out
+    processed  complete: the only state that clients see
+    deleting   about to be removed
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from server.errors import NotFound, RequestError
 from server.generation.admission import full
 
 MAX_FILES = 10_000  # in the directory, reserved ones too
-UPLOAD_SECONDS = 3600  # none takes that long: older ones were left behind by a process that died
-KEEP_SECONDS = 30 * 86400  # batches' inputs and outputs, unless something else is asked for
-SHOWN = "state = 'processed' AND (expires_at IS NULL OR expires_at > ?)"
+UPLOAD_SECONDS = 3600  # older ones belong to a process that died
+KEEP_SECONDS = 30 * 86400  # default for inputs and outputs of batches
+VISIBLE = "state = 'processed' AND (expires_at IS NULL OR expires_at > ?)"
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class FileStore:
         clock: Callable[[], float] = time.time,
         max_files: int = MAX_FILES,
     ) -> None:
-        """max_bytes: of all files together, those that are being written too."""
+        """max_bytes: of all files together, including those that are being written."""
         self.database = database
         self.max_bytes = max_bytes
         self._max_files = max_files
         self._clock = clock
 
     def path(self, id: str) -> Path:
-        """Where the bytes are.  `id` is one that was made here."""
+        """The path of the file's bytes.  `id` is one of `insert`."""
         return self.database.directory / "files" / id
 
     def begin(self, owner: str, num_bytes: int) -> str:
@@ -88,7 +88,7 @@ class FileStore:
         if count >= self._max_files:
             raise full(
                 "files_full",
-                f"{count} files are stored, at most {self._max_files} are kept: delete some",
+                f"{count} files are stored, at most {self._max_files} are allowed: delete some",
             )
         if used + num_bytes > self.max_bytes:
             raise full(
@@ -98,7 +98,7 @@ class FileStore:
             )
 
     def is_full(self) -> bool:
-        """No batch should write on: what is stored has reached the limit."""
+        """Whether stored files have reached the limit, so that batches should stop writing."""
         with self.database.reading() as connection:
             used = connection.execute(
                 "SELECT COALESCE(SUM(bytes), 0) FROM files WHERE state != 'uploading'"
@@ -127,7 +127,7 @@ class FileStore:
         keep_seconds: int | None,
         connection: sqlite3.Connection | None = None,
     ) -> StoredFile:
-        """The file is whole: callers see it from now on."""
+        """Mark a file as complete, which makes it visible to clients."""
         if connection is None:
             with self.database.transaction() as own:
                 return self.finish(
@@ -149,10 +149,10 @@ class FileStore:
         return _file(row)
 
     def find(self, owner: str, id: str, param: str | None = None) -> StoredFile:
-        """Raises NotFound for other owners' files as for those that are none."""
+        """Raises NotFound, also for files of other owners."""
         with self.database.reading() as connection:
             row = connection.execute(
-                f"SELECT * FROM files WHERE owner = ? AND id = ? AND {SHOWN}",
+                f"SELECT * FROM files WHERE owner = ? AND id = ? AND {VISIBLE}",
                 (owner, id, self._clock()),
             ).fetchone()
         if row is None:
@@ -173,7 +173,7 @@ class FileStore:
         purpose: str | None = None,
     ) -> tuple[list[StoredFile], bool]:
         """At most `limit` files by age, and whether there are more.  Raises RequestError."""
-        where, values = f"owner = ? AND {SHOWN}", [owner, self._clock()]
+        where, values = f"owner = ? AND {VISIBLE}", [owner, self._clock()]
         if purpose is not None:
             where, values = f"{where} AND purpose = ?", [*values, purpose]
         with self.database.reading() as connection:
@@ -214,7 +214,7 @@ class FileStore:
             connection.execute("DELETE FROM files WHERE id = ?", (id,))
 
     def sweep(self) -> None:
-        """Remove what has expired, what was being deleted, and what died during its upload."""
+        """Remove files that have expired, are marked as deleted, or were never completed."""
         now = self._clock()
         with self.database.reading() as connection:
             rows = connection.execute(
@@ -229,7 +229,7 @@ class FileStore:
 
 
 def number_of(connection: sqlite3.Connection, table: str, owner: str, after: str) -> int:
-    """Where a page begins.  Raises RequestError for an id that is not in the list."""
+    """The number of `after`, where a page begins.  Raises RequestError if it is not in the list."""
     row = connection.execute(
         f"SELECT number FROM {table} WHERE owner = ? AND id = ?", (owner, after)
     ).fetchone()

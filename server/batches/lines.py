@@ -16,7 +16,7 @@ from server.http.validation import items_of, kind_of
 
 MAX_LINES = 50_000
 MAX_BLANK = 1000
-MAX_ERRORS = 100  # the rest of the file is not looked at
+MAX_ERRORS = 100  # the rest of the file is not read
 MAX_CUSTOM_ID = 512  # characters
 KEYS = ("custom_id", "method", "url", "body")
 BOM = b"\xef\xbb\xbf"
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     body: dict[str, Any]
 
     def num_sequences(self) -> int:
-        """How many sequences it would have the engine run; a wrong body is refused elsewhere."""
+        """How many sequences the line would run; the route checks the body."""
         prompt = items_of(self.body.get("prompt") or self.body.get("input"))
         several = 1 if all(type(item) is int for item in prompt) else len(prompt)
         copies = [self.body.get("n"), self.body.get("best_of")]
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 class BatchLineInput(NamedTuple):
-    """What a look at the whole file came to."""
+    """The result of checking a whole file."""
 
     num_lines: int
     model: str | None  # of the first line
@@ -44,7 +44,7 @@ class BatchLineInput(NamedTuple):
 
 
 def raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of the lines that are not blank; a long one is cut behind `max_bytes`."""
+    """Number and bytes of the lines that are not blank; a longer one is cut after `max_bytes`."""
     num_blank = 0
     with path.open("rb") as file:
         number = 0
@@ -64,14 +64,14 @@ def raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
 
 
 def lines(path: Path, max_bytes: int) -> Iterator[Line]:
-    """The lines of an input that was checked."""
+    """The lines of an input that `check_input` has accepted."""
     for number, raw in raw_lines(path, max_bytes):
         fields = read_json(raw)
         yield Line(number, fields["custom_id"], fields["body"])
 
 
 def check_input(path: Path, endpoint: str, max_line_bytes: int) -> BatchLineInput:
-    """Look at every line.  Bodies are the routes' matter: a wrong one fails its line only."""
+    """Check every line, but not the bodies: a route that refuses one fails that line only."""
     errors: list[BatchError] = []
     seen: set[str] = set()
     num_lines, model = 0, None
@@ -143,9 +143,9 @@ def _check_values(fields: dict[str, Any], endpoint: str, seen: set[str]) -> None
     if method != "POST":
         raise RequestError("`method` must be 'POST'", param="method", code="invalid_method")
     if url != endpoint:
-        shown = repr(url[:64]) if isinstance(url, str) else f"a {kind_of(url)}"
+        found = repr(url[:64]) if isinstance(url, str) else f"a {kind_of(url)}"
         raise RequestError(
-            f"`url` is {shown}, the batch is for {endpoint!r}: use the same in every line",
+            f"`url` is {found}, the batch is for {endpoint!r}: use the same in every line",
             param="url",
             code="invalid_url",
         )

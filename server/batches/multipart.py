@@ -1,4 +1,4 @@
-"""A multipart/form-data body, read in pieces: the time is linear in its bytes, whatever they are.
+"""A streaming parser of multipart/form-data, in time linear in the bytes of the body.
 
 Source: RFC 7578, RFC 2046 section 5.1.
 """
@@ -17,17 +17,17 @@ BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
 
 
 class PartSink(Protocol):
-    """Takes the parts of a form as they come.  May raise RequestError."""
+    """Receives the parts of a form as they arrive.  May raise RequestError."""
 
     def begin(self, name: str, filename: str | None) -> None: ...
 
-    def data(self, piece: bytes) -> None: ...
+    def data(self, chunk: bytes) -> None: ...
 
     def end(self) -> None: ...
 
 
 def boundary_of(content_type: str) -> bytes:
-    """What parts the parts.  Raises UnsupportedMediaType, RequestError."""
+    """The boundary of a form's parts.  Raises UnsupportedMediaType, RequestError."""
     header = Message()
     header["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
     if header.get_content_type() != "multipart/form-data":
@@ -43,12 +43,12 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class MultipartReader:
-    """Feed it a body; it holds back no more than a part's head or a boundary."""
+    """Parses a body in chunks; buffers at most the head of a part or a boundary."""
 
     def __init__(self, boundary: bytes, sink: PartSink) -> None:
         self._delimiter = b"\r\n--" + boundary
         self._sink = sink
-        self._rest = b"\r\n"  # so that the first boundary looks like the others
+        self._rest = b"\r\n"  # so that the first boundary is found as the others are
         self._step = self._preamble
         self._num_parts = 0
         self.ended = False
@@ -59,10 +59,10 @@ class MultipartReader:
         while not self.ended and self._step():
             pass
         if self.ended:
-            self._rest = b""  # an epilogue says nothing
+            self._rest = b""  # an epilogue is ignored
 
     def close(self) -> None:
-        """The body has ended.  Raises RequestError unless it was whole."""
+        """To call at the end of the body.  Raises RequestError if it is incomplete."""
         if not self.ended:
             raise _broken("it ends before its last boundary")
 
@@ -96,7 +96,7 @@ class MultipartReader:
             return False
         if end < 0 or self._rest[:end].strip(b" \t"):
             raise _broken("a boundary is not followed by the end of its line")
-        # The line's end stays: a part without any headers has an empty line at once.
+        # The line break stays: a part without headers begins with an empty line.
         self._rest = self._rest[end:]
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
@@ -116,9 +116,9 @@ class MultipartReader:
         return True
 
     def _body(self) -> bool:
-        piece, found = self._until_delimiter()
-        if piece:
-            self._sink.data(piece)
+        chunk, found = self._until_delimiter()
+        if chunk:
+            self._sink.data(chunk)
         if found:
             self._sink.end()
             self._step = self._after_delimiter
@@ -141,8 +141,8 @@ def _names(head: bytes) -> tuple[str, str | None]:
 def _parameter(message: Message, header: str, name: str) -> str | None:
     """A parameter of a header.
 
-    One that says in which charset it is, filename*=utf-8''a%20b, is read as UTF-8 in any case: with
-    other charsets Python raises, or makes half a surrogate pair.
+    One with a charset, filename*=utf-8''a%20b, is always read as UTF-8: with other charsets Python
+    raises, or returns half a surrogate pair.
     """
     try:
         value = message.get_param(name, header=header)

@@ -1,4 +1,4 @@
-"""OpenAI's batch object, and what belongs to a batch beside it."""
+"""OpenAI's batch object, and the fields of a batch that only the server sees."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class BatchObject(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """A batch and what callers do not see of it."""
+    """A batch and the fields that clients do not see."""
 
     batch: BatchObject
     owner: str
-    output_id: str  # files that it writes to, or would
+    output_id: str  # reserved for its output and errors
     error_id: str
-    keep_seconds: int  # how long those are kept
+    keep_seconds: int  # until those files expire

@@ -1,7 +1,7 @@
 """Output and error file of a batch.
 
-What is in them is done: after a crash they are read again, a torn end is cut off, and the lines
-that are in neither run.  Each record is written once and whole, or it is not there.
+A line with a record is done: after a crash the files are read again, an incomplete record at the
+end is cut off, and the lines without a record run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STORAGE_FULL = "storage_full"
 
 
 class BatchResult(NamedTuple):
-    """What became of one line."""
+    """The outcome of one line."""
 
     line: int
     custom_id: str
@@ -32,7 +32,7 @@ class BatchResult(NamedTuple):
     body: bytes = b""
     code: str = ""  # why there was none
     message: str = ""
-    request_id: str = ""  # as X-Request-Id would have said, if it was answered
+    request_id: str = ""  # the answer's X-Request-Id
 
     @property
     def completed(self) -> bool:
@@ -55,8 +55,8 @@ class BatchResult(NamedTuple):
 
 
 @dataclass
-class Tally:
-    """What the two files hold."""
+class BatchTotals:
+    """The totals of the records in the two files."""
 
     done: set[int] = field(default_factory=set[int])  # line numbers
     completed: int = 0
@@ -81,7 +81,7 @@ class Tally:
 
 
 def _tokens(body: object) -> Iterator[int]:
-    """Prompt, cached, answer, reasoning and all tokens; chat's names or those of Responses."""
+    """Prompt, cached, output, reasoning and total tokens, by the names of chat or of Responses."""
     usage = fields_of(fields_of(body).get("usage"))
     new = "input_tokens" in usage
     for name, detail in (("input", "cached"), ("output", "reasoning")):
@@ -101,17 +101,17 @@ class BatchResults:
     def __init__(self, batch_id: str, output: Path, errors: Path) -> None:
         self._batch_id = batch_id
         self._paths = {True: output, False: errors}
-        self.tally = Tally()
+        self.totals = BatchTotals()
 
     def recover(self) -> None:
-        """Read what is there, and cut off what was not written whole."""
-        self.tally = Tally()
+        """Read the files, and cut off an incomplete record at the end."""
+        self.totals = BatchTotals()
         for completed, path in self._paths.items():
             if path.exists():
                 os.truncate(path, self._read(path, completed))
 
     def _read(self, path: Path, completed: bool) -> int:
-        """Returns the number of bytes that are sound."""
+        """Returns the number of bytes of complete records."""
         sound = 0
         with path.open("rb") as file:
             for raw in file:
@@ -121,28 +121,28 @@ class BatchResults:
                     code = fields_of(record["error"]).get("code", "")
                 except (ValueError, TypeError, KeyError, AttributeError):
                     break
-                if not raw.endswith(b"\n") or line in self.tally.done:
+                if not raw.endswith(b"\n") or line in self.totals.done:
                     break
-                self.tally.add(line, completed, fields_of(record["response"]).get("body"), code)
+                self.totals.add(line, completed, fields_of(record["response"]).get("body"), code)
                 sound += len(raw)
         return sound
 
     def write(self, results: list[BatchResult]) -> None:
-        """Append records.  What raises has perhaps written some: recover() tells."""
+        """Append records.  After an error some may be written: call recover()."""
         for completed, path in self._paths.items():
             chosen = [result for result in results if result.completed == completed]
             if chosen:
                 append(path, b"".join([result.record(self._batch_id) for result in chosen]))
             for result in chosen:
                 body = orjson.loads(result.body) if completed else None
-                self.tally.add(result.line, completed, body, result.code)
+                self.totals.add(result.line, completed, body, result.code)
 
     def sizes(self) -> list[int]:
         """Bytes of output and errors."""
         return [path.stat().st_size if path.exists() else 0 for path in self._paths.values()]
 
     def sync(self) -> None:
-        """Have what was written survive the machine's end, too."""
+        """Flush to disk (fsync)."""
         for path in self._paths.values():
             if path.exists():
                 descriptor = os.open(path, os.O_RDONLY)
@@ -161,10 +161,10 @@ def append(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-class Writer:
-    """Takes results on the event loop and writes them in a thread, as many at once as there are.
+class ResultWriter:
+    """Writes results of the event loop in a thread, all that are waiting at once.
 
-    A result that was handed over is written even if who brought it is cancelled meanwhile.
+    A result is written even if the task that added it is cancelled meanwhile.
     """
 
     def __init__(self, results: BatchResults) -> None:
@@ -177,17 +177,17 @@ class Writer:
         self._waiting.append(result)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
-        while result.line not in self._results.tally.done:
+        while result.line not in self._results.totals.done:
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
-        # Not started again after a failure: behind a torn record nothing could be read.
+        # Not restarted after a failure: records after an incomplete one could not be read.
         while self._waiting:
             batch, self._waiting = self._waiting, []
             await asyncio.to_thread(self._results.write, batch)
         self._writing = None
 
     async def close(self) -> None:
-        """Returns when all that was handed over is written.  Raises OSError."""
+        """Returns when all results are written.  Raises OSError."""
         while self._writing is not None:
             await asyncio.shield(self._writing)

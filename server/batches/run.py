@@ -1,4 +1,4 @@
-"""One batch, from where it stands to its end."""
+"""Runs one batch, also one that was interrupted, to its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.batches.results import (
     STORAGE_FULL,
     BatchResult,
     BatchResults,
-    Writer,
+    ResultWriter,
 )
 from server.batches.store import BatchStore
 from server.errors import RequestError, UnsupportedParameter, internal_error
@@ -31,26 +31,26 @@ from server.metrics.metrics import Metrics
 
 log = logging.getLogger("wavefill.batches")
 
-MAX_FAILURES = 3  # of the engine on one line
+MAX_FAILURES = 3  # of the engine while it runs one line
 RETRY_SECONDS = 1.0
-CHUNK = 500  # lines written at once that were not run
+CHUNK = 500  # skipped lines that are written at once
 REFUSED = {
-    "stream": "a line gets its answer in one piece, leave it out",
-    "background": "a line gets its answer when there is one, leave it out",
-    "priority": "lines come after all other requests, leave it out",
+    "stream": "the answer of a line is not streamed, leave it out",
+    "background": "the batch runs in the background, leave it out",
+    "priority": "lines run after all other requests, leave it out",
 }
-# The answers are in the output file; stored as well, those of one batch would drive out the others.
+# The answers are in the output file; stored as well, they would evict all other responses.
 DEFAULTS: dict[str, dict[str, object]] = {"/v1/responses": {"store": False}}
 NOT_RUN = {
     CANCELLED: "the batch was cancelled before this request was executed",
     EXPIRED: "this request could not be executed before the completion window expired",
-    STORAGE_FULL: "there is no room left for this request's answer: the operator can raise "
+    STORAGE_FULL: "there is no room lines_left for this request's answer: the operator can raise "
     "--max-data-bytes, or files can be deleted",
 }
 
 
 class BatchRun:
-    """Runs a batch.  Whatever breaks it off, another one goes on where it stopped."""
+    """Runs a batch.  After an interruption, the next BatchRun resumes where this one stopped."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class BatchRun:
         poll_seconds: float,
         scope: dict[str, bytes],
     ) -> None:
-        """app: the application for lines; scope: the `state` of their requests."""
+        """app: the application that runs lines; scope: the `state` of their requests."""
         self._store = store
         self._stored = stored
         self._id = stored.batch.id
@@ -78,22 +78,22 @@ class BatchRun:
         self._total = stored.batch.request_counts.total
         output, errors = store.files.path(stored.output_id), store.files.path(stored.error_id)
         self._results = BatchResults(self._id, output, errors)
-        self._writer = Writer(self._results)
+        self._writer = ResultWriter(self._results)
         self._failures: dict[int, int] = {}
 
     async def run(self) -> None:
-        """Returns when the batch has ended.  Raises OSError, and what else nobody expects."""
+        """Returns when the batch has ended.  Raises OSError, and unexpected errors as they are."""
         batch = self._stored.batch
         if batch.status == "validating":
             batch = await asyncio.to_thread(self._validate)
         await asyncio.to_thread(self._results.recover)
         failures = await asyncio.to_thread(self._store.failures, self._id)
-        self._failures = {n: failures[n] for n in failures.keys() - self._results.tally.done}
+        self._failures = {n: failures[n] for n in failures.keys() - self._results.totals.done}
         try:
             if batch.status == "in_progress":
                 await self._work()
-            elif batch.status == "cancelling" and self._total:  # else nobody has checked the file
-                await self._leave_out(CANCELLED)
+            elif batch.status == "cancelling" and self._total:  # else the file was not validated
+                await self._skip_lines(CANCELLED)
         finally:
             await self._writer.close()
         if batch.status != "failed":
@@ -112,7 +112,7 @@ class BatchRun:
             return replace(batch, status="failed", failed_at=now, errors=BatchErrors(errors))
 
         def begun(batch: BatchObject) -> BatchObject:
-            batch = replace(batch, model=model, request_counts=self._results.tally.counts(total))
+            batch = replace(batch, model=model, request_counts=self._results.totals.counts(total))
             if batch.status != "validating":  # cancelled in the meantime
                 return batch
             return replace(batch, status="in_progress", in_progress_at=now)
@@ -125,31 +125,31 @@ class BatchRun:
     # Lines.
 
     async def _work(self) -> None:
-        """Run the lines, until all are done or there is a reason to leave the others out."""
-        feeding = asyncio.create_task(self._feed())
+        """Run the lines until all are done or there is a reason to skip the others."""
+        submitting = asyncio.create_task(self._submit_lines())
         watching = asyncio.create_task(self._watch())
         try:
-            await asyncio.wait({feeding, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done():
-                feeding.result()
+            await asyncio.wait({submitting, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if submitting.done():
+                submitting.result()
                 return
         finally:
-            feeding.cancel()
+            submitting.cancel()
             watching.cancel()
-            await asyncio.gather(feeding, watching, return_exceptions=True)
+            await asyncio.gather(submitting, watching, return_exceptions=True)
         await self._writer.close()
-        await self._leave_out(watching.result())
+        await self._skip_lines(watching.result())
 
     async def _watch(self) -> str:
-        """Tell what was done so far; returns why the lines that are left shall not run."""
-        told = None
+        """Publish the progress; returns the reason to skip the remaining lines."""
+        published = None
         while True:
             if self._store.clock() >= self._stored.batch.expires_at:
                 return EXPIRED
-            tally = self._results.tally
-            if told != len(tally.done):
-                told = len(tally.done)
-                batch = await asyncio.to_thread(self._tell)
+            totals = self._results.totals
+            if published != len(totals.done):
+                published = len(totals.done)
+                batch = await asyncio.to_thread(self._publish)
             else:
                 batch = await asyncio.to_thread(self._store.find, self._stored.owner, self._id)
             if batch.status == "cancelling":
@@ -158,44 +158,46 @@ class BatchRun:
                 return STORAGE_FULL
             await asyncio.sleep(self._poll_seconds)
 
-    def _tell(self) -> BatchObject:
+    def _publish(self) -> BatchObject:
         self._store.note_sizes(self._sizes())
         return self._store.change(self._id, self._counted)
 
     def _counted(self, batch: BatchObject) -> BatchObject:
-        tally = self._results.tally
-        return replace(batch, request_counts=tally.counts(self._total), usage=tally.usage())
+        totals = self._results.totals
+        return replace(batch, request_counts=totals.counts(self._total), usage=totals.usage())
 
     def _sizes(self) -> dict[str, int]:
         ids = (self._stored.output_id, self._stored.error_id)
         return dict(zip(ids, self._results.sizes(), strict=True))
 
-    def _left(self) -> Iterator[Line]:
+    def _lines_left(self) -> Iterator[Line]:
         """The lines that are not done."""
         for line in lines(self._input, self._max_line_bytes):
-            if line.number not in self._results.tally.done:
+            if line.number not in self._results.totals.done:
                 yield line
 
-    async def _feed(self) -> None:
-        """First all lines, some at a time; then those on which the engine failed, one at a time."""
-        left = self._left()
+    async def _submit_lines(self) -> None:
+        """Run all lines concurrently, then those on which the engine failed, one at a time."""
+        lines_left = self._lines_left()
         async with asyncio.TaskGroup() as group:
-            while (line := await asyncio.to_thread(next, left, None)) is not None:
+            while (line := await asyncio.to_thread(next, lines_left, None)) is not None:
                 if line.number not in self._failures:
-                    weight = await self._slots.take(line.num_sequences())
-                    # Not in the task: one that is cancelled before it begins does nothing at all.
-                    group.create_task(self._one(line)).add_done_callback(self._giver(weight))
+                    num_slots = await self._slots.acquire(line.num_sequences())
+                    # Not in the task: one that is cancelled before it starts runs no code.
+                    group.create_task(self._one(line)).add_done_callback(
+                        self._release_after(num_slots)
+                    )
         while self._failures:
-            left = self._left()
-            while (line := await asyncio.to_thread(next, left, None)) is not None:
-                weight = await self._slots.take(None)
+            lines_left = self._lines_left()
+            while (line := await asyncio.to_thread(next, lines_left, None)) is not None:
+                num_slots = await self._slots.acquire(None)
                 try:
                     await self._one(line)
                 finally:
-                    self._slots.give(weight)
+                    self._slots.release(num_slots)
 
-    def _giver(self, weight: int) -> Callable[[object], None]:
-        return lambda task: self._slots.give(weight)
+    def _release_after(self, num_slots: int) -> Callable[[object], None]:
+        return lambda task: self._slots.release(num_slots)
 
     async def _one(self, line: Line) -> None:
         result = await self._answer(line)
@@ -205,7 +207,7 @@ class BatchRun:
             self._metrics.batch_line(result.completed)
 
     async def _answer(self, line: Line) -> BatchResult | None:
-        """None if the engine failed on it, and it shall be tried again alone."""
+        """None if the engine failed on the line, which is then retried alone."""
         try:
             check_body(line)
         except RequestError as error:
@@ -217,7 +219,7 @@ class BatchRun:
             status, body, request_id = await self._ask(line)
             if status not in (429, 503):
                 break
-            await asyncio.sleep(RETRY_SECONDS)  # the server's own trouble is none of the line's
+            await asyncio.sleep(RETRY_SECONDS)  # not the fault of the line
         if status >= 500:
             count = await asyncio.to_thread(self._store.note_failure, self._id, line.number)
             self._failures[line.number] = count
@@ -231,23 +233,23 @@ class BatchRun:
         scope = self._scope | {REQUEST_ID: name}
         fields = DEFAULTS.get(endpoint, {}) | line.body
         body = await asyncio.to_thread(orjson.dumps, fields)
-        asking = asyncio.create_task(ask(self._app, endpoint, scope, body))
-        losing = asyncio.create_task(self._slots.lost())
+        answering = asyncio.create_task(ask(self._app, endpoint, scope, body))
+        losing = asyncio.create_task(self._slots.engine_lost())
         try:
-            await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return *asking.result(), name
-            # Perhaps because of this line: it shall not be sent again as if nothing had happened.
+            await asyncio.wait({answering, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return *answering.result(), name
+            # Perhaps because of this line: it counts as a failure of it.
             return 500, internal_error(), name
         finally:
-            asking.cancel()
+            answering.cancel()
             losing.cancel()
-            await asyncio.gather(asking, losing, return_exceptions=True)
+            await asyncio.gather(answering, losing, return_exceptions=True)
 
-    async def _leave_out(self, code: str) -> None:
-        """Say of all lines that are left why they were not run."""
-        left = self._left()
-        while chunk := await asyncio.to_thread(lambda: list(islice(left, CHUNK))):
+    async def _skip_lines(self, code: str) -> None:
+        """Write the reason why they were not run for all remaining lines."""
+        lines_left = self._lines_left()
+        while chunk := await asyncio.to_thread(lambda: list(islice(lines_left, CHUNK))):
             results = [
                 BatchResult(line.number, line.custom_id, code=code, message=NOT_RUN[code])
                 for line in chunk
@@ -265,7 +267,7 @@ class BatchRun:
             return replace(batch, status="finalizing", finalizing_at=batch.finalizing_at or now)
 
         def ended(batch: BatchObject) -> BatchObject:
-            status: Status = "expired" if self._results.tally.expired else "completed"
+            status: Status = "expired" if self._results.totals.expired else "completed"
             if batch.status == "cancelling":
                 status = "cancelled"
             return replace(self._counted(batch), status=status, **{f"{status}_at": now})
@@ -276,7 +278,7 @@ class BatchRun:
 
 
 def check_body(line: Line) -> None:
-    """Raises UnsupportedParameter for what routes take and batches do not."""
+    """Raises UnsupportedParameter for parameters that routes support and batches do not."""
     for name, why in REFUSED.items():
         if line.body.get(name):
             raise UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)

@@ -1,4 +1,4 @@
-"""Which batches run, and in which process: exactly one of those that share the data directory."""
+"""Chooses the batches to run, in exactly one of the processes that share the data directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_RUNNING = 8  # batches at a time; their lines take turns
 POLL_SECONDS = 0.5
 LOCK_SECONDS = 2.0
 SWEEP_SECONDS = 60.0
-PAUSE_SECONDS = 5.0  # after a run that broke off
+PAUSE_SECONDS = 5.0  # after a run that failed
 
 
 class BatchRunner:
@@ -40,7 +40,7 @@ class BatchRunner:
         *,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """app: the application for lines (server.app.line_app)."""
+        """app: the application that runs lines (server.app.line_app)."""
         self._store = store
         self._app = app
         self._config = config
@@ -50,14 +50,14 @@ class BatchRunner:
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # id -> owner, task
 
     async def run(self) -> None:
-        """Ends only when cancelled; what was handed to the disk is written then."""
+        """Runs until it is cancelled; results that are being written are completed then."""
         while True:
             try:
                 with file_lock(self._store.database.directory / "batches.lock") as held:
                     if held:
                         await self._run_all()
             except Exception:  # the disk, mostly: it may come back
-                log.exception("batches stand still for %.0f s", PAUSE_SECONDS)
+                log.exception("batches are paused for %.0f s", PAUSE_SECONDS)
                 await asyncio.sleep(PAUSE_SECONDS)
             await asyncio.sleep(min(LOCK_SECONDS, 4 * self._poll_seconds))
 
@@ -69,7 +69,7 @@ class BatchRunner:
                 if loop.time() - swept >= SWEEP_SECONDS:
                     swept = loop.time()
                     await asyncio.to_thread(self._store.files.sweep)
-                # Those that end while the list is read stay here: it may tell of them as open.
+                # Batches that end while the list is read stay here: the list may contain them.
                 self._running = {id: run for id, run in self._running.items() if not run[1].done()}
                 if len(self._running) < MAX_RUNNING:
                     self._start(await asyncio.to_thread(self._store.open_batches))
@@ -82,7 +82,7 @@ class BatchRunner:
             self._running.clear()
 
     def _start(self, waiting: list[StoredBatch]) -> None:
-        """Fill what is free, those first whose owner has the least running, then the oldest."""
+        """Start batches of the owner with the fewest running first, the oldest of those first."""
         waiting = [stored for stored in waiting if stored.batch.id not in self._running]
         while waiting and len(self._running) < MAX_RUNNING:
             shares = Counter(owner for owner, _ in self._running.values())
@@ -100,11 +100,11 @@ class BatchRunner:
             self._metrics,
             max_line_bytes=self._config.max_body_bytes,
             poll_seconds=self._poll_seconds,
-            # As if its owner sent each line: what one stores is the owner's.
+            # Each line belongs to the owner of the batch, and so does what it stores.
             scope={OWNER: bytes.fromhex(stored.owner)},
         )
         try:
             await run.run()
         except Exception:
-            log.exception("batch %s broke off and goes on soon", stored.batch.id)
+            log.exception("batch %s failed and is resumed soon", stored.batch.id)
             await asyncio.sleep(PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Batches, and what may become of them.
+"""Batches and their states.
 
 validating ---> in_progress ---> finalizing ---> completed | expired
    |  |             |
@@ -25,7 +25,7 @@ from server.errors import NotFound, RequestError
 from server.generation.admission import full
 
 WINDOW_SECONDS = 86400
-MAX_BATCHES = 10_000  # remembered; those that ended first are forgotten first
+MAX_BATCHES = 10_000  # stored; those that ended are deleted, the oldest first
 MAX_OPEN = 1000  # that have not ended
 
 
@@ -44,7 +44,7 @@ class BatchStore:
         self.database.close()
 
     def create(self, owner: str, wanted: BatchRequest) -> BatchObject:
-        """Raises RequestError if the file is not there or not meant for batches."""
+        """Raises RequestError if the input file does not exist or is not meant for batches."""
         file = self.files.find(owner, wanted.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise RequestError(
@@ -98,7 +98,7 @@ class BatchStore:
         )
 
     def find(self, owner: str, id: str) -> BatchObject:
-        """Raises NotFound for other owners' batches as for those that are none."""
+        """Raises NotFound, also for batches of other owners."""
         with self.database.reading() as connection:
             row = connection.execute(
                 "SELECT body FROM batches WHERE owner = ? AND id = ?", (owner, id)
@@ -122,7 +122,7 @@ class BatchStore:
         return [_batch(row) for row in rows[:limit]], len(rows) > limit
 
     def cancel(self, owner: str, id: str) -> BatchObject:
-        """Ask for the end of a batch.  Raises NotFound, or RequestError if it has ended."""
+        """Cancel a batch.  Raises NotFound, or RequestError if it has ended."""
         self.find(owner, id)
 
         def change(batch: BatchObject) -> BatchObject:
@@ -149,7 +149,7 @@ class BatchStore:
         return [_stored(row) for row in rows]
 
     def change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
-        """Replace a batch by what `change` makes of it, in one transaction."""
+        """Replace a batch by `change(batch)`, in one transaction."""
         with self.database.transaction() as connection:
             return self._change(connection, id, change)
 
@@ -165,7 +165,7 @@ class BatchStore:
         return batch
 
     def note_sizes(self, sizes: dict[str, int]) -> None:
-        """What files that are being written hold: they count against the room for all."""
+        """Update the sizes of files that are being written, which count against the limit."""
         with self.database.transaction() as connection:
             for id, num_bytes in sizes.items():
                 connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (num_bytes, id))
@@ -176,15 +176,15 @@ class BatchStore:
         sizes: dict[str, int],
         change: Callable[[BatchObject], BatchObject],
     ) -> BatchObject:
-        """The last word about a batch; its files appear with it, empty ones do not."""
+        """Store the final state of a batch and make its files visible, except empty ones."""
         names = {stored.output_id: "output", stored.error_id: "error"}
 
         def ended(batch: BatchObject) -> BatchObject:
-            shown = {id: id if sizes.get(id) else None for id in names}
+            visible = {id: id if sizes.get(id) else None for id in names}
             return replace(
                 change(batch),
-                output_file_id=shown[stored.output_id],
-                error_file_id=shown[stored.error_id],
+                output_file_id=visible[stored.output_id],
+                error_file_id=visible[stored.error_id],
             )
 
         with self.database.transaction() as connection:
@@ -208,7 +208,7 @@ class BatchStore:
         return batch
 
     def failures(self, id: str) -> dict[int, int]:
-        """How often the engine failed on which lines."""
+        """The number of engine failures by line."""
         with self.database.reading() as connection:
             rows = connection.execute(
                 "SELECT line, count FROM failures WHERE batch = ?", (id,)
@@ -216,7 +216,7 @@ class BatchStore:
         return {row["line"]: row["count"] for row in rows}
 
     def note_failure(self, id: str, line: int) -> int:
-        """One more failure of a line; returns how many there were."""
+        """Count a failure of a line; returns how many there were."""
         with self.database.transaction() as connection:
             return connection.execute(
                 "INSERT INTO failures VALUES (?, ?, 1) ON CONFLICT (batch, line)"

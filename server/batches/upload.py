@@ -1,4 +1,4 @@
-"""One upload: a form that arrives, its file on the way to the disk."""
+"""One upload: parses the form as it arrives and writes its file to disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.batches.schema import FileForm, form_fields
 from server.errors import RequestError
 from server.http.validation import parse
 
-PIECE_BYTES = 1 << 20  # gathered before a thread takes it
+CHUNK_BYTES = 1 << 20  # buffered for each call of a thread
 MAX_FIELD_BYTES = 1024
 MAX_NAME = 255  # characters of a file's name
 
@@ -33,7 +33,8 @@ async def receive_upload(
 
     num_bytes   of the whole body, if it is known
     max_bytes   of the file
-    Raises RequestError, when the whole body has been read: who still sends would not see it.
+    Raises RequestError, after the whole body has been read: a client that still sends would not
+    see the answer.
     """
     reserved = max_bytes if num_bytes is None else min(num_bytes, max_bytes)
     id, refused = "", None
@@ -43,10 +44,10 @@ async def receive_upload(
     except RequestError as error:
         upload, refused = None, error
     try:
-        async for piece in _gathered(body):
+        async for chunk in _buffered(body):
             if upload is not None and refused is None:
                 try:
-                    await asyncio.to_thread(upload.feed, boundary, piece)
+                    await asyncio.to_thread(upload.feed, boundary, chunk)
                 except RequestError as error:
                     refused = error
         if refused is not None:
@@ -56,21 +57,21 @@ async def receive_upload(
     except BaseException:
         if upload is not None:
             upload.close()
-            # No await: the caller may have gone, and with it this task.
+            # No await: this task may have been cancelled because the client disconnected.
             asyncio.get_running_loop().run_in_executor(None, store.remove, id)
         raise
 
 
-async def _gathered(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    pieces: list[bytes] = []
+async def _buffered(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    chunks: list[bytes] = []
     size = 0
-    async for piece in body:
-        pieces.append(piece)
-        size += len(piece)
-        if size >= PIECE_BYTES:
-            yield b"".join(pieces)
-            pieces, size = [], 0
-    yield b"".join(pieces)
+    async for chunk in body:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size >= CHUNK_BYTES:
+            yield b"".join(chunks)
+            chunks, size = [], 0
+    yield b"".join(chunks)
 
 
 def _finish(store: FileStore, id: str, upload: _Upload) -> StoredFile:
@@ -88,7 +89,7 @@ def _finish(store: FileStore, id: str, upload: _Upload) -> StoredFile:
 
 
 class _Upload:
-    """Writes the part `file`, remembers the others."""
+    """Writes the part `file` to disk and collects the other fields."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -101,10 +102,10 @@ class _Upload:
         self.filename = ""
         self.num_bytes = 0
 
-    def feed(self, boundary: bytes, piece: bytes) -> None:
+    def feed(self, boundary: bytes, chunk: bytes) -> None:
         if self._reader is None:
             self._reader = MultipartReader(boundary, self)
-        self._reader.feed(piece)
+        self._reader.feed(chunk)
 
     def begin(self, name: str, filename: str | None) -> None:
         if name in self._fields or (name == "file" and self._file is not None):
@@ -114,16 +115,16 @@ class _Upload:
             self.filename = (filename or "upload")[:MAX_NAME]
             self._file = self._path.open("xb")
 
-    def data(self, piece: bytes) -> None:
+    def data(self, chunk: bytes) -> None:
         if self._part != "file":
-            self._value += piece
+            self._value += chunk
             if len(self._value) > MAX_FIELD_BYTES:
                 raise RequestError(
                     f"`{self._part[:64]}` is longer than {MAX_FIELD_BYTES} bytes: send less",
                     param=self._part[:64],
                 )
             return
-        self.num_bytes += len(piece)
+        self.num_bytes += len(chunk)
         if self.num_bytes > self._max_bytes:
             raise RequestError(
                 f"`file` is larger than {self._max_bytes} bytes: split it (the operator can raise "
@@ -132,7 +133,7 @@ class _Upload:
                 code="file_too_large",
             )
         assert self._file is not None
-        self._file.write(piece)
+        self._file.write(chunk)
 
     def end(self) -> None:
         if self._part != "file":
@@ -143,7 +144,7 @@ class _Upload:
                 raise RequestError(f"`{name}` is not valid UTF-8: encode it", param=name) from None
 
     def whole(self) -> FileForm:
-        """The form, when all of the body was fed.  Raises RequestError."""
+        """The form, after the whole body.  Raises RequestError."""
         assert self._reader is not None
         self._reader.close()
         form = parse(FileForm, form_fields(self._fields))

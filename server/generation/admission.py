@@ -1,12 +1,12 @@
-"""Who is let in: places for sequences, and every reason for a 429.
+"""Admission control: places for sequences, and every reason for a 429.
 
 A request reserves its places before its prompts are rendered, so that a full server refuses without
-doing any of that work.  A place that is reserved becomes a pending request of the EngineClient when
-its sequence is submitted: what counts is always the sum of the two.
+doing that work.  A reserved place becomes a pending request of the EngineClient when its sequence
+is submitted: the sum of the two is limited.
 
-Each API process has its share of --max-queue, because none of them knows what the others have let
-in.  A request for more than the share is let in when its process has nothing else, so that whatever
-fits --max-queue can be answered: a process holds at most its share, or one such request.
+Each API process has its share of --max-queue, because it does not know what the others have
+admitted.  A request for more than the share is admitted when its process has no other, so that
+whatever fits --max-queue can be answered: a process holds at most its share, or one such request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Reason = Literal[
     "data_full",  # bytes that they have: --max-data-bytes
     "batches_full",  # batches that have not ended
 ]
-# Seconds until there may be room: that of files comes from a caller who deletes some.
+# Seconds until there may be room; files need a client to delete some.
 RETRY_AFTER_S: Mapping[Reason, int] = {
     "queue_full": 1,
     "bodies_full": 1,
@@ -39,7 +39,7 @@ RETRY_AFTER_S: Mapping[Reason, int] = {
 
 
 def full(reason: Reason, message: str) -> RateLimited:
-    """The 429 to raise; it is counted where it is answered."""
+    """The 429 to raise; the middleware counts it when it answers."""
     return RateLimited(message, reason=reason, retry_after_s=RETRY_AFTER_S[reason])
 
 
@@ -49,7 +49,7 @@ class Admission:
     def __init__(
         self, client: EngineClient, *, limit: int, share: int, bounded: bool = True
     ) -> None:
-        """limit: sequences of one request; share: of all, unless `bounded` is False."""
+        """limit: sequences of one request; share: of all requests, unless `bounded` is False."""
         self._client = client
         self._limit = limit
         self.share = share
@@ -62,14 +62,14 @@ class Admission:
         return self._client.pending + self.reserved
 
     @property
-    def left(self) -> int:
-        """For how many more sequences there is room now."""
+    def available(self) -> int:
+        """How many more sequences could be admitted now."""
         return max(0, self.share - self.used)
 
     def reserve(self, wanted: int) -> Places:
-        """Places for `wanted` sequences of one request; the caller closes them, however it ends.
+        """Places for `wanted` sequences of one request; the caller must close them.
 
-        Raises RequestError if so many can never fit, RateLimited if they do not now.
+        Raises RequestError if there are never so many, RateLimited if there are not now.
         """
         if wanted > self._limit:
             raise RequestError(
@@ -77,7 +77,7 @@ class Admission:
                 f"{self._limit} at a time: send fewer prompts or lower `n`",
                 param="n",
             )
-        if self._bounded and self.used and wanted > self.left:
+        if self._bounded and self.used and wanted > self.available:
             remedy = "" if wanted <= self.share else ", send fewer prompts or lower `n`"
             raise full(
                 "queue_full",
@@ -88,7 +88,7 @@ class Admission:
 
 
 class Places:
-    """Room for the sequences of one request that are not submitted yet, or between two of them."""
+    """Places that one request holds for sequences which it has not submitted yet."""
 
     def __init__(self, admission: Admission, held: int) -> None:
         self._admission = admission
@@ -96,18 +96,18 @@ class Places:
         self.take(held)
 
     def take(self, count: int = 1) -> None:
-        """Hold the place of a sequence that ends in this moment, for the next one."""
+        """Hold the place of a sequence that has just ended, for the next one."""
         self.held += count
         self._admission.reserved += count
 
     def give_back(self, count: int = 1) -> None:
-        """Let a place go: its sequence is submitted in this moment, or there will be none."""
+        """Release places: their sequences are submitted right after, or there will be none."""
         assert count <= self.held, "more sequences than places were reserved"
         self.held -= count
         self._admission.reserved -= count
 
     def close(self) -> None:
-        """Give back what is left."""
+        """Give back all that are still held."""
         self.give_back(self.held)
 
     def __enter__(self) -> Places:

@@ -1,8 +1,7 @@
-"""One chat request, whatever route it came by: prompt, engine, and the answer in deltas.
+"""One chat request of any route: prompt, submission, and the answer as deltas.
 
-Chat completions, Responses, Anthropic's messages and Ollama's chat all ask for the same thing in
-other words.  Their routes translate a body to a ChatRequest and deltas to events; what lies between
-is here.
+Chat completions, Responses, Anthropic's messages and Ollama's chat differ in their formats only.
+Their routes translate a body to a ChatRequest and deltas to events; this module does the rest.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from server.generation.logprobs import check_scores
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import (
     check_chars,
-    cut_of,
     fit_to_context,
     sampling_params,
+    truncation_of,
 )
 from server.prompt.template_messages import (
     check_messages,
@@ -39,12 +38,12 @@ from server.state import ServerState
 from server.tool_calls.output_parser import OutputParserSpec, content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
-WORK_OF_MESSAGE = 256  # characters that take as long to look through as a message
+CHARS_PER_MESSAGE = 256  # characters that take as long to check as a message
 ChatFinish = FinishReason | Literal["tool_calls"]
 
 
 class ParsedChunk(NamedTuple):
-    """What an Output adds to one choice."""
+    """What a RequestOutput adds to one choice, parsed."""
 
     deltas: list[Delta]
     scored: list[ScoredToken]
@@ -53,15 +52,15 @@ class ParsedChunk(NamedTuple):
 
 
 @dataclass
-class ToolCallMade:
+class GeneratedToolCall:
     id: str
     name: str
-    texts: list[str]  # a text that grew with every token would be copied as often
+    texts: list[str]  # joined once: appending to one text would copy it for every token
     custom: bool = False
 
     @property
     def arguments(self) -> str:
-        """JSON text; a custom tool's input."""
+        """JSON text, or the input of a custom tool."""
         return "".join(self.texts)
 
 
@@ -72,7 +71,7 @@ class GeneratedAnswer:
     choice: Choice
     contents: list[str] = field(default_factory=list[str])
     reasoning_chunks: list[str] = field(default_factory=list[str])
-    tool_calls: list[ToolCallMade] = field(default_factory=list["ToolCallMade"])
+    tool_calls: list[GeneratedToolCall] = field(default_factory=list["GeneratedToolCall"])
     scored: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish: ChatFinish = "stop"
     tokens: list[int] = field(default_factory=list[int])
@@ -85,30 +84,30 @@ class GeneratedAnswer:
     def reasoning(self) -> str:
         return "".join(self.reasoning_chunks)
 
-    def add(self, part: ParsedChunk) -> None:
-        for delta in part.deltas:
+    def add(self, chunk: ParsedChunk) -> None:
+        for delta in chunk.deltas:
             if isinstance(delta, ContentDelta):
                 self.contents.append(delta.text)
             elif isinstance(delta, ReasoningDelta):
                 self.reasoning_chunks.append(delta.text)
             elif delta.id is not None:
                 name = delta.name or ""
-                call = ToolCallMade(delta.id, name, [delta.arguments], delta.custom)
+                call = GeneratedToolCall(delta.id, name, [delta.arguments], delta.custom)
                 self.tool_calls.append(call)
             else:
                 self.tool_calls[delta.index].texts.append(delta.arguments)
-        self.scored += part.scored
-        self.tokens += part.tokens
-        self.finish = part.finish or self.finish
+        self.scored += chunk.scored
+        self.tokens += chunk.tokens
+        self.finish = chunk.finish or self.finish
 
 
 class ChatTurn:
-    """The answers to one chat request.  The caller calls `close` however it ends."""
+    """The answers to one chat request.  The caller must call `close`, also after an error."""
 
     def __init__(
         self, body: ChatRequest, generation: Generation, parser_spec: OutputParserSpec | None
     ) -> None:
-        """splitting: None if answers are content from end to end."""
+        """parser_spec: None if the whole text of an answer is content."""
         self.body = body
         self.generation = generation
         self._parsers = [parser_spec.parser() for _ in self.choices] if parser_spec else []
@@ -121,8 +120,8 @@ class ChatTurn:
         """Every choice, when all have ended.  Raises EngineFailed if the engine fails."""
         answers = [GeneratedAnswer(choice) for choice in self.choices]
 
-        def keep(choice: Choice, part: ParsedChunk) -> bytes:
-            answers[choice.index].add(part)
+        def keep(choice: Choice, chunk: ParsedChunk) -> bytes:
+            answers[choice.index].add(chunk)
             return b""
 
         async def write(data: bytes) -> None:
@@ -137,27 +136,27 @@ class ChatTurn:
         write: Callable[[bytes], Awaitable[None]],
         write_now: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """Write render(choice, part) of every part, in order within a choice.
+        """Write render(choice, chunk) of every chunk, in order within a choice.
 
-        The first part of a choice may have no deltas; its last one has `finish`.
-        write_now: of Generation.stream
+        The first chunk of a choice may have no deltas; its last one has `finish`.
+        write_now: see Generation.stream
         Raises EngineFailed if the engine fails.
         """
 
-        def whole(choice: Choice, piece: TextChunk) -> bytes:
+        def unparsed(choice: Choice, chunk: TextChunk) -> bytes:
             return render(
-                choice, ParsedChunk(content_deltas(piece), piece.scored, piece.finish, piece.tokens)
+                choice, ParsedChunk(content_deltas(chunk), chunk.scored, chunk.finish, chunk.tokens)
             )
 
-        def split(choice: Choice, piece: TextChunk) -> bytes:
+        def parsed(choice: Choice, chunk: TextChunk) -> bytes:
             parser = self._parsers[choice.index]
-            deltas = parser.feed(choice, piece)
-            finish: ChatFinish | None = piece.finish
+            deltas = parser.feed(choice, chunk)
+            finish: ChatFinish | None = chunk.finish
             if finish == "stop" and parser.calls_tools(choice):
                 finish = "tool_calls"
-            return render(choice, ParsedChunk(deltas, piece.scored, finish, piece.tokens))
+            return render(choice, ParsedChunk(deltas, chunk.scored, finish, chunk.tokens))
 
-        await self.generation.stream(split if self._parsers else whole, write, write_now)
+        await self.generation.stream(parsed if self._parsers else unparsed, write, write_now)
 
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object."""
@@ -179,13 +178,13 @@ async def prepare_chat(
 ) -> ChatTurn:
     """Check a parsed body, render its prompt and submit it.
 
-    salt           of exchange.prefix_salt
-    route          where it came from, as its record says
-    may_end_early  the answer ends where the context does, if that comes before its max_tokens;
-                   else such a request is refused
+    salt           see server.http.request_context.prefix_salt
+    route          name of the route in the request log
+    may_end_early  if the context has no room for max_tokens, the answer ends at its limit;
+                   otherwise such a request is refused
     places         one for each completion; None: they are reserved here
-    Raises RequestError for what the caller did wrong, RateLimited if there is no room, Unavailable
-    while there is no engine.
+    Raises RequestError for an invalid request, RateLimited if the server is full, Unavailable
+    while the engine is not ready.
     """
     ready = _checked(state, body)
     with places or state.admission.reserve(body.n or 1) as places:
@@ -205,7 +204,7 @@ async def prepare_chat(
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:
-    """Check a parsed body and render its prompt, for those who only count its tokens.
+    """Check a parsed body and render its prompt, to count its tokens.
 
     Raises RequestError and Unavailable as prepare_chat does.
     """
@@ -214,7 +213,7 @@ async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, lis
 
 
 def _checked(state: ServerState, body: ChatRequest) -> Ready:
-    """The engine, for a body that needs no more than a look.  Raises as prepare_chat does."""
+    """Check the body; return the engine's Ready message.  Raises as prepare_chat does."""
     body.check()
     state.check_model(body.model)
     return require_ready(state)
@@ -225,7 +224,7 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
         check_messages(body.messages)
         return template_messages(body.messages, state.tokenizer)
 
-    messages = await off_loop(WORK_OF_MESSAGE * len(body.messages), plain)
+    messages = await off_loop(CHARS_PER_MESSAGE * len(body.messages), plain)
     return await _rendered(state, ready, body, messages)
 
 
@@ -236,18 +235,18 @@ async def _rendered(
     tools = template_tools(body.offered_tools(), tokenizer)
     num_chars = sum(len(message["content"] or "") for message in messages)
     num_chars += len(orjson.dumps(tools)) if tools else 0
-    cut = cut_of(body, body.limit() or 1, ready)
+    cut = truncation_of(body, body.limit() or 1, ready)
     if cut is None:
         check_chars(num_chars, tokenizer, ready, "messages")
     options = template_options(body, tokenizer)
     num_chars += unseen_chars(body.messages)
-    going_on = bool(body.continue_final_message)
+    continuing = bool(body.continue_final_message)
 
     def work() -> list[int]:
         text = tokenizer.render(
             messages,
-            add_generation_prompt=body.add_generation_prompt is not False and not going_on,
-            continue_final_message=going_on,
+            add_generation_prompt=body.add_generation_prompt is not False and not continuing,
+            continue_final_message=continuing,
             max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
             extra=options,
             tools=tools,

@@ -1,4 +1,4 @@
-"""One completion in the making: engine outputs in, finished pieces of text out."""
+"""One completion in progress: outputs of the engine -> chunks of text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ScoredToken(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """What an Output adds to the answer."""
+    """What a RequestOutput adds to the completion."""
 
     text: str
     scored: list[ScoredToken]
     finish: FinishReason | None
-    tokens: list[int]  # all that were generated, those that left no text included
+    tokens: list[int]  # all that were generated, also those without text
 
 
 class Choice:
-    """Turns the outputs of one engine request into text; ends at a stop string, too."""
+    """Turns the outputs of one engine request into text, and ends it at a stop string."""
 
     __slots__ = (
         "_detokenizer",
@@ -65,7 +65,7 @@ class Choice:
         *,
         include_stop: bool,
     ) -> None:
-        """For a request that was submitted.  include_stop: what ends the text is part of it."""
+        """For a submitted request.  include_stop: the text includes what stopped it."""
         self.index = index
         self.prompt = mailbox.request.tokens
         self.mailbox = mailbox
@@ -75,7 +75,7 @@ class Choice:
         self.last_token = 0.0
         self.ended = 0.0
         self.preemptions = 0
-        self.mean_batch = 0.0  # 0 unless the engine has told
+        self.mean_batch = 0.0  # 0 until the engine has reported it
         self.generated = 0
         self.reasoning_tokens = 0  # of the generated ones
         self.finish: FinishReason | None = None
@@ -83,14 +83,14 @@ class Choice:
         self.prompt_scores: list[TokenLogprob | None] | None = None
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops, include=include_stop) if stops else None
-        self._min_tokens = mailbox.request.params.min_tokens  # before it no stop string counts
-        self._hidden_stop = not include_stop  # the token that ended it is no part of the text
+        self._min_tokens = mailbox.request.params.min_tokens  # stop strings before it are ignored
+        self._hidden_stop = not include_stop  # leave the stop token out of the text
         self._length = 0  # characters decoded
         self._visible = 0  # characters delivered
         self._scored: list[ScoredToken] = []
 
     def feed(self, output: RequestOutput) -> TextChunk:
-        """Add an Output.  After a piece with `finish` the engine's request is of no more use."""
+        """Add an output.  After a chunk with `finish` the request of the engine can be aborted."""
         if output.started:
             self.started = output.started
         self.cached += output.cached
@@ -113,33 +113,33 @@ class Choice:
             return TextChunk(text, [], ended, output.tokens)
         return self._feed_one_by_one(output, tokens)
 
-    def stop_reason(self, model_ends: Collection[int]) -> str | int | None:
-        """The stop string or stop token of the caller's that ended it, as vLLM tells it."""
-        return None if self.stop_hit in model_ends else self.stop_hit
+    def stop_reason(self, eos_ids: Collection[int]) -> str | int | None:
+        """The requested stop string or stop token that ended it, as in vLLM's `stop_reason`."""
+        return None if self.stop_hit in eos_ids else self.stop_hit
 
     def _feed_one_by_one(self, output: RequestOutput, tokens: list[int]) -> TextChunk:
-        # Stop strings and offsets depend on which token brought which text.
+        # Stop strings and offsets need to know which token produced which text.
         text = ""
         scores = output.logprobs
         for place, token in enumerate(tokens):
             self.generated += 1
             if scores is not None:
                 self._scored.append(ScoredToken(token, self._length, scores[place]))
-            text += self._pass(self._detokenizer.feed([token]))
+            text += self._up_to_stop(self._detokenizer.feed([token]))
             if self.finish is not None:
-                return self._piece(text, output.tokens[: place + 1])
+                return self._chunk(text, output.tokens[: place + 1])
         self.generated += len(output.tokens) - len(tokens)
         if output.finish is not None:
-            text += self._pass(self._detokenizer.flush())
+            text += self._up_to_stop(self._detokenizer.flush())
             if self.finish is None and self._stops is not None:
                 text += self._stops.flush()
             self.finish = self.finish or output.finish
-        if scores is not None and len(tokens) < len(output.tokens):  # the token that ended it
+        if scores is not None and len(tokens) < len(output.tokens):  # the stop token
             self._scored.append(ScoredToken(output.tokens[-1], self._length, scores[-1]))
-        return self._piece(text, output.tokens)
+        return self._chunk(text, output.tokens)
 
-    def _pass(self, text: str) -> str:
-        """Text on its way through the stop strings."""
+    def _up_to_stop(self, text: str) -> str:
+        """The text that is certain to come before a stop string."""
         self._length += len(text)
         stops = self._stops
         if stops is None or self.generated <= self._min_tokens:
@@ -150,9 +150,9 @@ class Choice:
             self.stop_hit = stops.hit
         return text
 
-    def _piece(self, text: str, tokens: list[int]) -> TextChunk:
+    def _chunk(self, text: str, tokens: list[int]) -> TextChunk:
         self._visible += len(text)
-        if self.finish is None and not text:  # scores travel with the text they belong to
+        if self.finish is None and not text:  # scores are sent with the text they belong to
             return TextChunk("", [], None, tokens)
         scored, self._scored = self._scored, []
         if self.finish is not None:

@@ -1,8 +1,7 @@
 """Token ids -> text, a few at a time.
 
-Both kinds give, over any split of the ids, the text that decoding all ids at once gives, wherever
-they stand for whole characters.  They hold back what could still be half a character and lose
-nothing: `flush` returns the rest.
+For any split of the ids, both classes return the text of decoding all ids at once, wherever the ids
+spell whole characters.  They hold back what could be an incomplete character; `flush` returns it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
-MAX_HELD = 32  # tokens without a text that is certain; a character is at most 4 of them
+MAX_HELD = 32  # tokens whose text is not certain; a character has at most 4
 
 
 class Detokenizer(Protocol):
@@ -22,7 +21,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """The text that was held back.  Half a character becomes U+FFFD."""
+        """The text that was held back.  An incomplete character becomes U+FFFD."""
         ...
 
 
@@ -102,7 +101,7 @@ class WindowDetokenizer:
             del self._tokens[self._old :]
         if not new or (text.endswith(REPLACEMENT) and not full):
             return ""
-        # The next window begins with the tokens of this piece, whose text is complete.
+        # The next window begins with the tokens of this chunk, whose text is complete.
         del self._tokens[: self._old]
         self._old = len(self._tokens)
         self._delivered = self._text(self._tokens)

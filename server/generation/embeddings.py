@@ -1,4 +1,4 @@
-"""Many prompts of one HTTP request, a vector of each: tokens, submission, results, usage."""
+"""The embeddings of one HTTP request's prompts: tokens, submission, results, usage."""
 
 from __future__ import annotations
 
@@ -20,59 +20,63 @@ from server.generation.sampling_params import check_chars, check_token_ids
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
 
-WINDOW = 256  # prompts of one request that the engine has at a time
+MAX_CONCURRENT = 256  # prompts of one request that the engine has at a time
 MAX_TOKENS = 1 << 20  # of all prompts of one request
 
 
 @dataclass(frozen=True)
 class EmbeddingInput:
-    """One text or list of token ids of a request, and how much of it is wanted."""
+    """One text or list of token ids of a request, and how to truncate it."""
 
     content: str | list[int]
     path: str  # of its field
-    kept: int | None = None  # at most so many tokens
-    side: Literal["left", "right"] = "left"  # where the others are cut off
-    special: bool = True  # with the tokens that the tokenizer puts around a text
+    max_tokens: int | None = None  # truncate to so many; None: no truncation
+    side: Literal["left", "right"] = "left"  # the side that is truncated
+    special: bool = True  # with the special tokens that the tokenizer adds to a text
 
     def tokens(self, tokenizer: ChatTokenizer) -> list[int]:
         if isinstance(self.content, str):
             return self._encode(self.content, tokenizer)
-        if self.kept is None:
+        if self.max_tokens is None:
             return self.content
-        return self.content[-self.kept :] if self.side == "left" else self.content[: self.kept]
+        return (
+            self.content[-self.max_tokens :]
+            if self.side == "left"
+            else self.content[: self.max_tokens]
+        )
 
     def _encode(self, text: str, tokenizer: ChatTokenizer) -> list[int]:
-        if self.kept is None:
+        if self.max_tokens is None:
             return tokenizer.encode(text, add_special_tokens=self.special)
-        # As much as the kept tokens can spell: the rest is not worth tokenizing.
-        most = (self.kept + 1) * tokenizer.longest_token
+        # No more text than max_tokens tokens can spell needs to be tokenized.
+        most = (self.max_tokens + 1) * tokenizer.longest_token
         text = text[-most:] if self.side == "left" else text[:most]
         [encoding] = tokenizer.tokenizer.encode_batch([text], add_special_tokens=False)
         around = tokenizer.tokenizer.num_special_tokens_to_add(False) if self.special else 0
-        encoding.truncate(max(0, self.kept - around), direction=self.side)
-        # The cut comes first: a model that reads its vector off an end token needs that token.
+        encoding.truncate(max(0, self.max_tokens - around), direction=self.side)
+        # Truncated first: pooling of the last token needs the end token that is added here.
         return tokenizer.tokenizer.post_process(encoding, None, self.special).ids
 
 
-def reserve_lanes(state: ServerState, num_prompts: int) -> Places:
-    """A place for each prompt that the engine will have at a time.  Raises RateLimited."""
+def reserve_prompts(state: ServerState, num_prompts: int) -> Places:
+    """A place for each prompt that is in the engine at a time.  Raises RateLimited."""
     admission = state.admission
-    return admission.reserve(min(num_prompts, WINDOW, admission.share))
+    return admission.reserve(min(num_prompts, MAX_CONCURRENT, admission.share))
 
 
-async def prompts_of(
-    state: ServerState, ready: Ready, given: Sequence[EmbeddingInput]
+async def tokenize_inputs(
+    state: ServerState, ready: Ready, inputs: Sequence[EmbeddingInput]
 ) -> list[list[int]]:
-    """The token ids of all.  Raises RequestError that names the first that cannot be taken."""
+    """The token ids of each input.  Raises RequestError, naming the first that is invalid."""
     tokenizer = state.tokenizer
-    for one in given:
-        if isinstance(one.content, str) and one.kept is None:
+    for one in inputs:
+        if isinstance(one.content, str) and one.max_tokens is None:
             check_chars(len(one.content), tokenizer, ready, one.path)
 
     def work() -> list[list[int]]:
         prompts: list[list[int]] = []
         total = 0
-        for one in given:
+        for one in inputs:
             if not isinstance(one.content, str):
                 check_token_ids(one.content, ready.vocab_size, one.path)
             tokens = one.tokens(tokenizer)
@@ -87,7 +91,7 @@ async def prompts_of(
             prompts.append(tokens)
         return prompts
 
-    return await off_loop(sum(len(one.content) for one in given), work)
+    return await off_loop(sum(len(one.content) for one in inputs), work)
 
 
 def _check_length(length: int, limit: int, path: str) -> None:
@@ -101,13 +105,13 @@ def _check_length(length: int, limit: int, path: str) -> None:
         )
 
 
-def numbers_of(embedding: bytes) -> tuple[float, ...]:
-    """What little-endian float32 stand for."""
+def decode_embedding(embedding: bytes) -> tuple[float, ...]:
+    """The numbers of an embedding in little-endian float32."""
     return struct.unpack(f"<{len(embedding) // 4}f", embedding)
 
 
 class PoolingJob:
-    """The vectors of the prompts of one request, at their places."""
+    """Computes the embeddings of the prompts of one request, in their order."""
 
     def __init__(
         self,
@@ -123,9 +127,9 @@ class PoolingJob:
     ) -> None:
         """Nothing is submitted yet.
 
-        places  of reserve_lanes; the caller closes them after `close`
+        places  from reserve_prompts; the caller closes them after `close`
         """
-        self.name = uuid.uuid4().hex  # what the answer's id ends with
+        self.name = uuid.uuid4().hex  # the end of the answer's id
         self._state = state
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=0, pooling=pooling)
@@ -136,26 +140,26 @@ class PoolingJob:
         self._found: list[bytes] = [b""] * len(prompts)
         self._cached = 0
         self._arrived = time.monotonic()
-        self._started = math.inf  # the first step that any of them was in
+        self._started = math.inf  # the first step that any prompt was in
         self._num_done = 0
         self._failed = False
         facts: dict[str, object] = {"route": route, "model": model, "stream": False}
         self._record = state.requests.begin(self.name, facts, self._explain)
 
     async def collect(self) -> list[bytes]:
-        """Little-endian float32, one entry a prompt.  The caller calls `close` afterwards.
+        """Little-endian float32, one entry a prompt.  The caller must call `close` afterwards.
 
         Raises EngineFailed if the engine reports an error.
         """
         places = iter(range(len(self._prompts)))
 
-        async def lane() -> None:
-            for place in places:  # shared: each lane takes the next that nobody has
+        async def worker() -> None:
+            for place in places:  # shared: each worker takes the next prompt
                 self._found[place] = await self._one(self._prompts[place])
             self._places.give_back()
 
         try:
-            await gather_or_cancel([lane() for _ in range(self._places.held)])
+            await gather_or_cancel([worker() for _ in range(self._places.held)])
         except Exception:
             self._failed = True
             self._abort("error")
@@ -167,7 +171,7 @@ class PoolingJob:
 
         def ended(output: RequestOutput) -> bool:
             outputs.append(output)
-            self._places.take()  # for the lane's next prompt, before anybody else can have it
+            self._places.take()  # for the worker's next prompt, before another request takes it
             return False
 
         self._places.give_back()
@@ -190,12 +194,12 @@ class PoolingJob:
             ended=time.monotonic(),
         )
         if output.finish != "stop":
-            raise EngineFailed(f"no vector was made: {output.error or 'it was aborted'}")
+            raise EngineFailed(f"no embedding was computed: {output.error or 'it was aborted'}")
         self._num_done += 1
         return output.embedding
 
     def close(self) -> None:
-        """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        """Abort what has not ended, so that the engine stops working on this request."""
         self._abort("disconnect")
         self._record.end()
 
@@ -206,7 +210,7 @@ class PoolingJob:
         self._open.clear()
 
     def _explain(self) -> dict[str, object]:
-        """What of the request's record changes, until it is closed."""
+        """The fields of the request's record that change until it is closed."""
         if self._failed:
             state = "failed"
         elif self._num_done == len(self._prompts):
@@ -222,7 +226,7 @@ class PoolingJob:
 
     @property
     def waited_seconds(self) -> float:
-        """Until the first of the prompts was in a step, once all are done."""
+        """From arrival to the first step that any prompt was in; valid when all are done."""
         return max(0.0, self._started - self._arrived)
 
     @property

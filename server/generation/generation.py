@@ -1,4 +1,4 @@
-"""One HTTP request's life in this process: admission, submission, outputs, usage, abort."""
+"""The completions of one HTTP request: submission, outputs, usage, abort."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from server.errors import EngineFailed, RequestError, Unavailable
 from server.generation.admission import Places
 from server.generation.choice import Choice, TextChunk
 from server.generation.request_log import state_of_choices
-from server.generation.sampling_params import seed_of
+from server.generation.sampling_params import seed_of_choice
 from server.prompt.tokenizer import KeptTokens
 from server.state import ServerState
 
-Render = Callable[[Choice, TextChunk], bytes]  # the frames that tell of a piece, or none
+Render = Callable[[Choice, TextChunk], bytes]  # the frames of a chunk; empty if it has none
 Write = Callable[[bytes], Awaitable[None]]
 
 
 def require_ready(state: ServerState) -> Ready:
-    """What the engine said it can do.  Raises Unavailable while it loads, or is down."""
+    """The engine's Ready message.  Raises Unavailable while the engine loads or is down."""
     client = state.client
     if client.ready is not None:
         return client.ready
@@ -62,9 +62,9 @@ class Generation:
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
-        salt    that of exchange.prefix_salt
-        places  one for each of them
-        kept_tokens   special tokens that stay in the text
+        salt    see server.http.request_context.prefix_salt
+        places  one for each completion
+        kept_tokens  special tokens that stay in the text
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
@@ -97,7 +97,7 @@ class Generation:
         copy: int,
     ) -> Choice:
         if copy and params.seed is not None:
-            params = msgspec.structs.replace(params, seed=seed_of(params.seed, copy))
+            params = msgspec.structs.replace(params, seed=seed_of_choice(params.seed, copy))
         detokenizer = self._state.tokenizer.detokenizer(
             skip_special=body.skip_special_tokens is not False,
             prompt=prompt,
@@ -116,26 +116,26 @@ class Generation:
         )
 
     async def collect(self) -> list[list[TextChunk]]:
-        """All pieces of each choice, when all have ended.  Raises as `stream` does."""
-        pieces: list[list[TextChunk]] = [[] for _ in self.choices]
+        """All chunks of each choice, when all have ended.  Raises as `stream` does."""
+        chunks: list[list[TextChunk]] = [[] for _ in self.choices]
 
-        def keep(choice: Choice, piece: TextChunk) -> bytes:
-            pieces[choice.index].append(piece)
+        def keep(choice: Choice, chunk: TextChunk) -> bytes:
+            chunks[choice.index].append(chunk)
             return b""
 
         async def write(data: bytes) -> None:
             raise AssertionError("nothing was rendered")
 
         await self.stream(keep, write)
-        return pieces
+        return chunks
 
     async def stream(
         self, render: Render, write: Write, write_now: Callable[[bytes], bool] | None = None
     ) -> None:
-        """Write every piece of every choice as it comes, in order within a choice.
+        """Write every chunk of every choice as it arrives, in order within a choice.
 
-        write_now: writes without waiting, if that is possible; False if it did nothing
-        Raises EngineFailed if the engine reports an error.  The caller calls `close` afterwards.
+        write_now: writes without waiting and returns True, or returns False if it would have to
+        Raises EngineFailed if the engine reports one.  The caller must call `close` afterwards.
         """
         try:
             if len(self.choices) == 1:
@@ -149,7 +149,7 @@ class Generation:
             raise
 
     def close(self) -> None:
-        """Abort what has not ended: nothing of this request runs on in the engine afterwards."""
+        """Abort what has not ended, so that the engine stops working on this request."""
         self._abort("disconnect")
         self._record.end()
 
@@ -163,25 +163,25 @@ class Generation:
         write: Write,
         write_now: Callable[[bytes], bool] | None,
     ) -> None:
-        kept = b""
+        unsent = b""
 
         def take(output: RequestOutput) -> bool:
-            """Write what an Output adds.  False: there is something to wait for, or nothing."""
-            nonlocal kept
+            """Write an output's frames.  False: they must be awaited, or the choice has ended."""
+            nonlocal unsent
             data = self._render(choice, output, render)
             if data and (write_now is None or not write_now(data)):
-                kept = data
+                unsent = data
                 return False
             return choice.finish is None
 
         while choice.finish is None:
             await choice.mailbox.drain(take)
-            if kept:
-                data, kept = kept, b""
+            if unsent:
+                data, unsent = unsent, b""
                 await write(data)
 
     def _render(self, choice: Choice, output: RequestOutput, render: Render) -> bytes:
-        """The frames for an Output.  Raises what ends the stream."""
+        """The frames of an output.  Raises RequestError, EngineFailed for errors of the engine."""
         if output.tokens:
             now = time.monotonic()
             if choice.last_token:
@@ -197,12 +197,12 @@ class Generation:
                 code = "invalid_grammar" if grammar else "invalid_value"
                 raise RequestError(output.error or "", code=code)
             raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
-        piece = choice.feed(output)
-        if piece.finish is not None:
-            if output.finish is None:  # a stop string: the engine does not know of it
+        chunk = choice.feed(output)
+        if chunk.finish is not None:
+            if output.finish is None:  # a stop string: the engine does not see those
                 self._state.client.abort(choice.mailbox.id)
             self._count(choice)
-        return render(choice, piece)
+        return render(choice, chunk)
 
     def _count(self, choice: Choice) -> None:
         choice.ended = time.monotonic()
@@ -225,7 +225,7 @@ class Generation:
                 self._state.metrics.aborted(by)
 
     def usage(self, generated: int | None = None) -> dict[str, object]:
-        """OpenAI's usage object: each prompt once, all tokens that were generated."""
+        """OpenAI's usage object: prompt tokens once per prompt, generated tokens of all choices."""
         prompt = sum(map(len, self._prompts))
         if generated is None:
             generated = sum(choice.generated for choice in self.choices)
@@ -244,7 +244,7 @@ class Generation:
 
 
 async def gather_or_cancel(runs: list[Awaitable[None]]) -> None:
-    """Await all; the first failure cancels the others and is raised as it is."""
+    """Await all; the first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     try:
         await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""Log-probabilities in the three shapes that clients know."""
+"""Log-probabilities in the formats of chat completions, text completions and vLLM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from server.errors import RequestError
 from server.generation.choice import ScoredToken
 from server.prompt.tokenizer import ChatTokenizer
 
-# 123 bytes each until all are there, and 95 as JSON.  One answer of 190,000 tokens may have 21 of
-# each, so that one alone is told to send `max_tokens` only where the context is longer than that.
-# Each field of a request has a limit of its own, but a whole answer holds their product until it is
-# sent: 128 answers of 100,000 tokens with 21 log-probabilities each would take 30 GB.
+# 123 bytes each in memory, and 95 as JSON.  One answer of 190,000 tokens with 21 for each fits.
+# Each field of a request has a limit of its own, but an answer that is not streamed holds their
+# product: 128 answers of 100,000 tokens with 21 log-probabilities each would take 30 GB.
 MAX_SCORES = 4_000_000
 
 
@@ -27,7 +26,7 @@ def check_scores(
 ) -> None:
     """Raises RequestError if the answers to `prompts`, `copies` to each, could hold too many.
 
-    names  the fields that ask for likely tokens, and for copies
+    names  the fields for the number of alternatives, and of copies
     """
     likely, several = names
     answers = len(prompts) * copies
@@ -60,7 +59,7 @@ def check_scores(
     )
 
 
-WORK_OF_TOKEN = 4  # characters that take as long as one log-probability of a token
+CHARS_PER_LOGPROB = 4  # characters that take as long as one log-probability of a token
 LOWEST = -9999.0  # JSON has no infinity; OpenAI reports this for impossible tokens
 
 
@@ -69,7 +68,7 @@ def finite(logprob: float) -> float:
 
 
 def _name(tokenizer: ChatTokenizer, token: int, as_id: bool) -> str:
-    """What a token is called: its text, which several may share, or its id as vLLM writes it."""
+    """A token's name: its text, which several may share, or its id in vLLM's format."""
     if as_id:
         return f"token_id:{token}"
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
@@ -90,7 +89,7 @@ def chat_logprobs(
     """`choices[].logprobs.content` of a chat completion, with `top` alternatives a token.
 
     As JSON, which takes a quarter of the memory of objects and a sixth of the time.
-    as_ids   tokens are called by their ids
+    as_ids   tokens are named by their ids
     """
     content: list[orjson.Fragment] = []
     for entry in scored:
@@ -112,7 +111,7 @@ def text_logprobs(
 ) -> dict[str, object]:
     """`choices[].logprobs` of a text completion whose text begins at character `start`.
 
-    as_ids  tokens are called by their ids
+    as_ids  tokens are named by their ids
     """
     tops: list[dict[str, float] | None] = []
     words = [_name(tokenizer, entry.token, as_ids) for entry in scored]
@@ -165,7 +164,7 @@ def prompt_logprobs(
 def prompt_scored(
     tokenizer: ChatTokenizer, prompt: list[int], scores: list[TokenLogprob | None]
 ) -> list[ScoredToken]:
-    """The prompt's tokens with their places in its text, for `echo`."""
+    """The prompt's tokens with their offsets in its text, for `echo`."""
     detokenizer = tokenizer.detokenizer(skip_special=False)
     offset = 0
     scored: list[ScoredToken] = []

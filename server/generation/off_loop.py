@@ -1,4 +1,4 @@
-"""Work that takes long, beside the event loop."""
+"""Long work in a thread, off the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONG_TEXT = 16384  # characters; tokenizing more takes longer than a stream shou
 
 
 async def off_loop(num_chars: int, work: Callable[[], T]) -> T:
-    """Run `work` here if it is short, else in a thread, so that streams go on meanwhile."""
+    """Run `work` here if it is short, otherwise in a thread, so that it does not block streams."""
     if num_chars < LONG_TEXT:
         return work()
     return await asyncio.to_thread(work)

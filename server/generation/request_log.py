@@ -1,6 +1,6 @@
-"""Where a request's time went: `timings` in its answer, and GET /v1/requests/{id} afterwards.
+"""How long each phase of a request took: `timings` in its answer, and GET /v1/requests/{id}.
 
-No text and no token of any request is kept, only numbers, for the last N of them.
+The log holds numbers only, no text and no token, of the last N requests.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MAX_CHOICES = 16  # of one request in its record
 
 
 def timings(choice: Choice) -> dict[str, object]:
-    """What a completion waited for, in seconds; null for what has not happened, or is not known.
+    """The phases of a completion, in seconds; null for what has not happened or is not known.
 
-    The engine does not see that an answer ended at a stop string, and tells no preemptions then.
+    After a stop string, which the engine does not see, the number of preemptions is not known.
     """
-    ended, told = choice.ended, choice.mean_batch > 0
+    ended, known = choice.ended, choice.mean_batch > 0
     return {
         "queue_seconds": _between(choice.mailbox.arrived, choice.started),
         "prefill_seconds": _between(choice.started, choice.first_token),
@@ -30,8 +30,8 @@ def timings(choice: Choice) -> dict[str, object]:
         "prompt_tokens": len(choice.prompt),
         "cached_tokens": choice.cached,
         "completion_tokens": choice.generated,
-        "preemptions": choice.preemptions if told else None,
-        "mean_batch_size": round(choice.mean_batch, 2) if told else None,
+        "preemptions": choice.preemptions if known else None,
+        "mean_batch_size": round(choice.mean_batch, 2) if known else None,
     }
 
 
@@ -41,9 +41,9 @@ def _between(first: float, then: float) -> float | None:
 
 @dataclass
 class Record:
-    """One request: looked at while it runs, then what was left to say of it."""
+    """One request: a snapshot is taken while it runs, its final state is stored at its end."""
 
-    name: str  # the part of the answer's id behind its prefix
+    name: str  # the answer's id without its prefix
     request_id: str
     key: bytes
     facts: dict[str, object]  # what does not change
@@ -51,7 +51,7 @@ class Record:
     final: dict[str, object] = field(default_factory=dict[str, object])
 
     def end(self) -> None:
-        """Keep the numbers and let go of everything else."""
+        """Store the final state and release everything else."""
         if self.snapshot is not None:
             self.final, self.snapshot = self.snapshot(), None
 
@@ -70,10 +70,10 @@ class RequestLog:
     def begin(
         self, name: str, facts: dict[str, object], snapshot: Callable[[], dict[str, object]]
     ) -> Record:
-        """Remember a request from now on.
+        """Add a request.
 
-        name   unique; what its answer's id ends with
-        look   tells its state while it runs
+        name      unique; the end of its answer's id
+        snapshot  returns its state while it runs
         """
         scope = exchange.get({})
         request_id, key = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
@@ -94,14 +94,14 @@ class RequestLog:
                 del self._by_id[record.key, id]
 
     def find(self, id: str, key: bytes) -> dict[str, object] | None:
-        """What is known of a request of this key's, by X-Request-Id or by its answer's id."""
+        """A request of the owner of this key, by X-Request-Id or by its answer's id."""
         name = id.replace("_", "-").rpartition("-")[2]
         record = self._by_id.get((key, id)) or self._by_id.get((key, name))
         return None if record is None or not id else record.to_json()
 
 
 def state_of_choices(choices: Sequence[Choice]) -> dict[str, object]:
-    """What of a record changes."""
+    """The fields of a record that change while the request runs."""
     finishes = {choice.finish for choice in choices}
     if None in finishes:
         state = "running" if any(choice.started for choice in choices) else "queued"

@@ -1,4 +1,4 @@
-"""A checked request body -> the engine's SamplingParams, one limit after the other."""
+"""A checked request body -> the engine's SamplingParams, with the checks that need the model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def banned_sequences(words: list[str] | None, tokenizer: ChatTokenizer) -> Seque
     return tuple(dict.fromkeys(found))
 
 
-def check_sets(body: SamplingBody, banned: Sequences, stop_ids: tuple[int, ...]) -> None:
-    """Raises RequestError if the caller's own fields leave no token to say."""
+def check_token_sets(body: SamplingBody, banned: Sequences, stop_ids: tuple[int, ...]) -> None:
+    """Raises RequestError if the fields of the request together allow no token."""
     allowed = set(body.allowed_token_ids or ())
     if not allowed:
         return
@@ -64,7 +64,7 @@ PASSED_ON = tuple(
     for name in SamplingParams.__struct_fields__
     if name in SamplingBody.model_fields and name not in TRANSLATED
 )
-COLDEST = 1e-3  # below it a softmax in float32 picks the likeliest token anyway, or overflows
+MIN_TEMPERATURE = 1e-3  # a softmax in float32 is greedy below it, or overflows
 
 
 def sampling_params(
@@ -76,17 +76,17 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Raises RequestError for what only the model's own limits can tell."""
+    """Raises RequestError for values beyond the limits of the model."""
     defaults = tokenizer.defaults
-    temperature = _first(body.temperature, defaults.temperature, 1.0)
-    top_k = _first(body.top_k, defaults.top_k, 0)
-    top_p = _first(body.top_p, defaults.top_p, 1.0)
-    if top_p == 0:  # as top_p comes close to 0, the likeliest token alone is left
+    temperature = _first_set(body.temperature, defaults.temperature, 1.0)
+    top_k = _first_set(body.top_k, defaults.top_k, 0)
+    top_p = _first_set(body.top_p, defaults.top_p, 1.0)
+    if top_p == 0:  # the limit of top_p towards 0: the likeliest token alone
         top_k, top_p = 1, 1.0
     stop_ids = _stop_ids(body, tokenizer, ready.vocab_size)
     banned = banned_sequences(body.bad_words, tokenizer)
     check_token_ids(body.allowed_token_ids or [], ready.vocab_size, "allowed_token_ids")
-    check_sets(body, banned, stop_ids)
+    check_token_sets(body, banned, stop_ids)
     reported = body.reported_ids()
     check_token_ids(reported, ready.vocab_size, "logprob_token_ids")
     min_tokens = body.min_tokens or 0
@@ -98,7 +98,7 @@ def sampling_params(
     return SamplingParams(
         **_passed_on(body, defaults),
         max_tokens=max_tokens,
-        temperature=temperature if temperature >= COLDEST else 0.0,
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
         top_p=top_p,
         top_k=max(0, min(top_k, ready.vocab_size)),
         stop_ids=stop_ids,
@@ -123,7 +123,7 @@ def _passed_on(body: SamplingBody, defaults: SamplingDefaults) -> dict[str, Any]
     return values
 
 
-def _first(asked: N | None, recommended: N | None, default: N) -> N:
+def _first_set(asked: N | None, recommended: N | None, default: N) -> N:
     if asked is not None:
         return asked
     return default if recommended is None else recommended
@@ -132,11 +132,11 @@ def _first(asked: N | None, recommended: N | None, default: N) -> N:
 def _stop_ids(body: SamplingBody, tokenizer: ChatTokenizer, vocab_size: int) -> tuple[int, ...]:
     asked = body.stop_token_ids or []
     check_token_ids(asked, vocab_size, "stop_token_ids")
-    return tuple(dict.fromkeys([*model_ends(body, tokenizer), *asked]))
+    return tuple(dict.fromkeys([*eos_ids_of(body, tokenizer), *asked]))
 
 
-def model_ends(body: SamplingBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    """The model's own tokens that end an answer."""
+def eos_ids_of(body: SamplingBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """The model's end-of-sequence ids, () with `ignore_eos`."""
     return () if body.ignore_eos else tokenizer.eos_ids
 
 
@@ -152,7 +152,7 @@ def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
 
 
 def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: str) -> None:
-    """Refuse, before it costs anything, a text that no tokenization can make short enough."""
+    """Raises ContextTooLong for a text that exceeds the context however it is tokenized."""
     least = num_chars // tokenizer.longest_token
     if least > ready.max_model_len:
         raise ContextTooLong(
@@ -183,30 +183,30 @@ def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, 
 
 
 def _prompt(param: str) -> str:
-    """Which one, where there may be several."""
+    """The prompt of a message, by its field where a request may have several."""
     return f"the prompt `{param}`" if param.endswith("]") else "the prompt"
 
 
-class Cut(NamedTuple):
-    """What `truncate_prompt_tokens` and `truncation_side` leave of a prompt."""
+class Truncation(NamedTuple):
+    """`truncate_prompt_tokens` and `truncation_side` of a request."""
 
-    kept: int  # tokens
-    side: Literal["left", "right"]  # where the others are cut off
+    max_tokens: int  # of a prompt
+    side: Literal["left", "right"]  # the side that is truncated
 
     def text(self, text: str, tokenizer: ChatTokenizer, growth: int = 1) -> str:
-        """As much as the kept tokens can spell: the rest is not worth tokenizing.
+        """No more text than max_tokens tokens can spell: the rest need not be tokenized.
 
-        growth   of ChatTokenizer, for a text that it has rendered
+        growth   ChatTokenizer.growth, for a text that it has rendered
         """
-        most = (self.kept + 1) * tokenizer.longest_token * growth
+        most = (self.max_tokens + 1) * tokenizer.longest_token * growth
         return text[-most:] if self.side == "left" else text[:most]
 
     def tokens(self, tokens: list[int]) -> list[int]:
-        return tokens[-self.kept :] if self.side == "left" else tokens[: self.kept]
+        return tokens[-self.max_tokens :] if self.side == "left" else tokens[: self.max_tokens]
 
 
-def cut_of(body: SamplingBody, wanted: int, ready: Ready) -> Cut | None:
-    """What a request says of prompts that are too long; None if they are refused.
+def truncation_of(body: SamplingBody, wanted: int, ready: Ready) -> Truncation | None:
+    """How to truncate the prompts of a request; None if it asks for no truncation.
 
     wanted   tokens to generate
     """
@@ -214,10 +214,10 @@ def cut_of(body: SamplingBody, wanted: int, ready: Ready) -> Cut | None:
     if asked is None:
         return None
     room = max(1, ready.max_model_len - max(1, wanted))
-    kept = room if asked == -1 else min(asked, ready.max_model_len)
-    return Cut(kept, body.truncation_side or "left")
+    max_tokens = room if asked == -1 else min(asked, ready.max_model_len)
+    return Truncation(max_tokens, body.truncation_side or "left")
 
 
-def seed_of(seed: int, index: int) -> int:
-    """Each of `n` completions draws its own numbers from one seed."""
+def seed_of_choice(seed: int, index: int) -> int:
+    """The seed of one of `n` completions: each has random numbers of its own."""
     return (seed + index + INT64) % (2 * INT64) - INT64

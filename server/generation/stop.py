@@ -1,20 +1,20 @@
-"""Stop strings, found in text that arrives in pieces."""
+"""Detection of stop strings in text that arrives in chunks."""
 
 from __future__ import annotations
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete, holding back what may become one.
+    """Returns text up to the first complete stop string, holding back what may become one.
 
-    The first stop string to be complete ends the text, so the result does not depend on how the
-    text was cut into pieces.
+    The stop string that is complete first ends the text, so the result does not depend on the
+    boundaries of the chunks.
     """
 
     __slots__ = ("_held", "_include", "_stops", "hit")
 
     def __init__(self, stops: list[str], *, include: bool = False) -> None:
         self._stops = stops
-        self._include = include  # whether the stop string itself is part of the text
+        self._include = include  # whether the text includes the stop string
         self._held = ""
         self.hit: str | None = None
 

@@ -1,7 +1,7 @@
-"""One request for texts to be continued, whatever route it came by: prompts, and the engine.
+"""One text completion request of any route: its prompts and their submission.
 
-/v1/completions and Ollama's `raw` and `suffix` ask for it; server/generation/chat_request.py is its
-like for conversations.
+Used by /v1/completions and by Ollama's `raw` and `suffix`; for chats see
+server/generation/chat_request.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import (
-    Cut,
+    Truncation,
     check_chars,
     check_token_ids,
-    cut_of,
     fit_to_context,
     sampling_params,
+    truncation_of,
 )
 from server.prompt.fim import prompt_with_gap
 from server.prompt.tokenizer import ChatTokenizer
@@ -36,11 +36,11 @@ async def submit_texts(
     route: str,
     places: Places | None = None,
 ) -> tuple[Generation, list[CompletionPrompt]]:
-    """Check a parsed body and submit its prompts, whatever route it came by.
+    """Check a parsed body and submit its prompts.
 
     places  one for each completion; None: they are reserved here
-    Raises RequestError for what the caller did wrong, RateLimited if there is no room, Unavailable
-    while there is no engine.
+    Raises RequestError for an invalid request, RateLimited if the server is full, Unavailable
+    while the engine is not ready.
     """
     body.check()
     state.check_model(body.model)
@@ -63,10 +63,10 @@ async def _prompts(
     state: ServerState, ready: Ready, body: CompletionRequest
 ) -> list[CompletionPrompt]:
     tokenizer = state.tokenizer
-    cut = cut_of(body, body.limit(), ready)
-    given = body.prompts()
+    cut = truncation_of(body, body.limit(), ready)
+    inputs = body.prompts()
     num_chars = 0
-    for place, prompt in enumerate(given):
+    for place, prompt in enumerate(inputs):
         size = len(prompt)
         if isinstance(prompt, str):
             size += len(body.suffix or "")
@@ -75,30 +75,32 @@ async def _prompts(
         num_chars += size
 
     def work() -> list[CompletionPrompt]:
-        for place, prompt in enumerate(given):
+        for place, prompt in enumerate(inputs):
             if not isinstance(prompt, str):
                 check_token_ids(prompt, ready.vocab_size, body.path(place))
-        return [_prompt(tokenizer, body, prompt, cut) for prompt in given]
+        return [_prompt(tokenizer, body, prompt, cut) for prompt in inputs]
 
     return await off_loop(num_chars, work)
 
 
 def _prompt(
-    tokenizer: ChatTokenizer, body: CompletionRequest, given: str | list[int], cut: Cut | None
+    tokenizer: ChatTokenizer,
+    body: CompletionRequest,
+    prompt: str | list[int],
+    cut: Truncation | None,
 ) -> CompletionPrompt:
-    """cut: what is left of it; None for all."""
-    if isinstance(given, str):
-        text = given if cut is None else cut.text(given, tokenizer)
+    if isinstance(prompt, str):
+        text = prompt if cut is None else cut.text(prompt, tokenizer)
         if body.suffix:
             text = prompt_with_gap(text, body.suffix, tokenizer, body.model)
         special = body.add_special_tokens is not False
         tokens = tokenizer.encode(text, add_special_tokens=special)
     else:
-        text, tokens = "", given
-    shorter = cut is not None and len(tokens) > cut.kept
+        text, tokens = "", prompt
+    shorter = cut is not None and len(tokens) > cut.max_tokens
     if cut is not None:
         tokens = cut.tokens(tokens)
-    if body.echo and (shorter or not isinstance(given, str)):
+    if body.echo and (shorter or not isinstance(prompt, str)):
         text = tokenizer.decode(tokens, skip_special=False)
     return CompletionPrompt(text, tokens)
 
@@ -113,11 +115,11 @@ def _params(
         body,
         state.tokenizer,
         ready,
-        # The engine makes at least one token; for max_tokens 0 it is thrown away.
+        # The engine generates at least one token; for max_tokens 0 it is dropped.
         max_tokens=max(1, body.limit()),
         logprobs=body.logprobs,
         prompt_logprobs=prompt_scores,
     )
     if body.logprobs is None and body.copies > (body.n or 1):
-        params = msgspec.structs.replace(params, logprobs=0)  # they tell which is best
+        params = msgspec.structs.replace(params, logprobs=0)  # needed to choose the best
     return msgspec.structs.replace(params, grammar=grammar)

@@ -130,7 +130,7 @@ class _Exchange:
     def _rate_limit(self) -> Headers:
         """OpenAI's words for this process's queue: what it takes, and how much more just now."""
         admission = self._state.admission
-        left = admission.left
+        left = admission.available
         return [
             (b"x-ratelimit-limit-requests", str(admission.share).encode()),
             (b"x-ratelimit-remaining-requests", str(left).encode()),

@@ -16,9 +16,14 @@ from typing import Any
 import orjson
 
 from server.apis.error_format import ollama_failure
-from server.generation.chat_request import ChatFinish, GeneratedAnswer, ParsedChunk, ToolCallMade
+from server.generation.chat_request import (
+    ChatFinish,
+    GeneratedAnswer,
+    GeneratedToolCall,
+    ParsedChunk,
+)
 from server.generation.choice import Choice, ScoredToken
-from server.generation.logprobs import WORK_OF_TOKEN, chat_logprobs
+from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs
 from server.generation.off_loop import off_loop
 from server.http.sse import StreamFormat
 from server.prompt.tokenizer import ChatTokenizer
@@ -69,12 +74,12 @@ class OllamaAnswer:
         self._tokenizer = tokenizer
         self._chat = chat
         self._top = top_logprobs
-        self._call: ToolCallMade | None = None  # its arguments may go on
+        self._call: GeneratedToolCall | None = None  # its arguments may go on
 
     async def whole(self, answer: GeneratedAnswer) -> bytes:
         said = self._said(answer.content, answer.reasoning, answer.tool_calls)
         end = timing_fields(answer.choice, answer.finish)
-        work = WORK_OF_TOKEN * len(answer.scored) * (1 + (self._top or 0))
+        work = CHARS_PER_LOGPROB * len(answer.scored) * (1 + (self._top or 0))
         scores = await off_loop(work, lambda: self._logprobs(answer.scored))
         return orjson.dumps({**head(self._model), **said, **scores, **end})
 
@@ -112,7 +117,7 @@ class OllamaAnswer:
             self._call.texts.append(delta.arguments)
             return None
         line = self._finished_call()
-        self._call = ToolCallMade(delta.id, delta.name or "", [delta.arguments])
+        self._call = GeneratedToolCall(delta.id, delta.name or "", [delta.arguments])
         return line
 
     def _finished_call(self) -> dict[str, Any] | None:
@@ -120,7 +125,7 @@ class OllamaAnswer:
         return None if call is None else self._said("", calls=[call])
 
     def _said(
-        self, content: str, thinking: str = "", calls: Sequence[ToolCallMade] = ()
+        self, content: str, thinking: str = "", calls: Sequence[GeneratedToolCall] = ()
     ) -> dict[str, Any]:
         extra = {"thinking": thinking} if thinking else {}
         if not self._chat:

@@ -23,9 +23,9 @@ from server.errors import RequestError
 from server.generation.embeddings import (
     EmbeddingInput,
     PoolingJob,
-    numbers_of,
-    prompts_of,
-    reserve_lanes,
+    decode_embedding,
+    reserve_prompts,
+    tokenize_inputs,
 )
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
@@ -106,7 +106,7 @@ async def embed(request: Request) -> Response:
     }
 
     def work() -> bytes:
-        rows = [numbers_of(vector) for vector in found]
+        rows = [decode_embedding(vector) for vector in found]
         return orjson.dumps({"model": name, "embeddings": rows, **timing_fields})
 
     return JsonBody(await off_loop(sum(map(len, found)) // 4, work))
@@ -129,7 +129,7 @@ async def embeddings(request: Request) -> Response:
     with map_error_fields((), EMBEDDINGS_FIELDS):
         # Its clients expect what the model gives, of whatever length.
         [found], _ = await _vectors(request, state, body, ready, given, normalize=False)
-    return JsonBody(orjson.dumps({"embedding": numbers_of(found)}))
+    return JsonBody(orjson.dumps({"embedding": decode_embedding(found)}))
 
 
 def _within(body: OllamaCall, ready: Ready) -> Ready:
@@ -151,8 +151,8 @@ async def _vectors(
     """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
     config = state.config
     kind = pooling_of(config.model_directory, config.pooling, None, "start it with --pooling")
-    with reserve_lanes(state, len(given)) as places:
-        prompts = await prompts_of(state, ready, given)
+    with reserve_prompts(state, len(given)) as places:
+        prompts = await tokenize_inputs(state, ready, given)
         pooling = PoolingParams(kind, size, normalize)
         salt = prefix_salt(request, None)
         vectors = PoolingJob(state, ROUTE, body.model, prompts, pooling, places, salt=salt)

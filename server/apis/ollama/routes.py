@@ -33,7 +33,7 @@ from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
 from server.generation.chat_request import (
-    WORK_OF_MESSAGE,
+    CHARS_PER_MESSAGE,
     GeneratedAnswer,
     ParsedChunk,
     prepare_chat,
@@ -68,7 +68,7 @@ async def chat(request: Request) -> Response:
     answer = _answer_of(state, name, body, chat=True)
     if not body.messages:
         return _loaded(body, answer)
-    work = WORK_OF_MESSAGE * len(body.messages)
+    work = CHARS_PER_MESSAGE * len(body.messages)
     with map_error_fields((), FIELDS):  # the messages are called the same
         wanted = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
         return await _answered(request, state, body, wanted, answer)

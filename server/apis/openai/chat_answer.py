@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from server.generation.chat_request import ChatTurn, GeneratedAnswer, ParsedChunk, ToolCallMade
+from server.generation.chat_request import ChatTurn, GeneratedAnswer, GeneratedToolCall, ParsedChunk
 from server.generation.choice import Choice, ScoredToken
-from server.generation.logprobs import WORK_OF_TOKEN, chat_logprobs, prompt_logprobs
+from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs, prompt_logprobs
 from server.generation.off_loop import off_loop
 from server.generation.request_log import timings
-from server.generation.sampling_params import model_ends
+from server.generation.sampling_params import eos_ids_of
 from server.http.sse import DeltaFrame, EventWriter, frame
 from server.state import ServerState
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
@@ -29,7 +29,7 @@ class ChatAnswer:
         self._keep = keep
         self._tokenizer = state.tokenizer
         self._body = turn.body
-        self._model_ends = model_ends(turn.body, state.tokenizer)
+        self._model_ends = eos_ids_of(turn.body, state.tokenizer)
         self._turn = turn
         self._head: dict[str, object] = {
             "id": f"chatcmpl-{turn.generation.name}",
@@ -55,7 +55,7 @@ class ChatAnswer:
         tokens = sum([len(answer.scored) for answer in answers])
         tokens += len(answers[0].choice.prompt_scores or ())
         top = max(body.top_logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
-        work = WORK_OF_TOKEN * tokens * (1 + top)
+        work = CHARS_PER_LOGPROB * tokens * (1 + top)
         return await off_loop(work, lambda: self._built(answers))
 
     def _built(self, answers: list[GeneratedAnswer]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class ChatAnswer:
         return chunk
 
 
-def _call(made: ToolCallMade) -> dict[str, object]:
+def _call(made: GeneratedToolCall) -> dict[str, object]:
     if made.custom:
         custom = {"name": made.name, "input": made.arguments}
         return {"id": made.id, "type": "custom", "custom": custom}

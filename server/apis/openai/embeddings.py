@@ -29,9 +29,9 @@ from server.errors import RequestError
 from server.generation.embeddings import (
     EmbeddingInput,
     PoolingJob,
-    numbers_of,
-    prompts_of,
-    reserve_lanes,
+    decode_embedding,
+    reserve_prompts,
+    tokenize_inputs,
 )
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
@@ -74,12 +74,12 @@ class EmbeddingCall(Generic[P]):
         """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
         config = self.state.config
         kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
-        with reserve_lanes(self.state, len(given)) as places:
+        with reserve_prompts(self.state, len(given)) as places:
             vectors = PoolingJob(
                 self.state,
                 route,
                 self.body.model,
-                await prompts_of(self.state, self.ready, given),
+                await tokenize_inputs(self.state, self.ready, given),
                 PoolingParams(kind, size, normalize),
                 places,
                 salt=prefix_salt(self.request, self.body.cache_salt),
@@ -143,7 +143,7 @@ async def embeddings(request: Request) -> Response:
 def _shown(vector: bytes, in_base64: bool) -> bytes:
     if in_base64:
         return b'"%b"' % binascii.b2a_base64(vector, newline=False)
-    return orjson.dumps(numbers_of(vector))
+    return orjson.dumps(decode_embedding(vector))
 
 
 @router.post("/score", include_in_schema=False, response_model=None)
@@ -221,12 +221,12 @@ async def _likeness(ones: list[bytes], others: list[bytes]) -> list[float]:
     """The cosine of the angle between vectors of length 1, pair by pair."""
 
     def work() -> list[float]:
-        last, numbers = b"", numbers_of(b"")
+        last, numbers = b"", decode_embedding(b"")
         scores: list[float] = []
         for one, other in zip(ones, others, strict=True):
             if one is not last:  # the query of a rerank, in every pair
-                last, numbers = one, numbers_of(one)
-            cosine = sum(map(mul, numbers, numbers_of(other)))
+                last, numbers = one, decode_embedding(one)
+            cosine = sum(map(mul, numbers, decode_embedding(other)))
             scores.append(min(1.0, max(-1.0, cosine)))
         return scores
 

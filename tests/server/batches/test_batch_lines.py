@@ -181,10 +181,10 @@ async def test_lines_wait_while_others_need_the_engine(
     Client.stats, Client.pending = stats, pending  # type: ignore[attr-defined]
     slots = BatchSlots(Client(), 8)  # type: ignore[arg-type]
     if room:
-        assert await slots.take(1) == 1
+        assert await slots.acquire(1) == 1
         return
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(slots.take(1), 0.1)
+        await asyncio.wait_for(slots.acquire(1), 0.1)
     Client.stats = replace(stats, running=0, waiting=0)  # type: ignore[attr-defined]
     Client.pending = 0  # type: ignore[attr-defined]
-    assert await slots.take(1) == 1
+    assert await slots.acquire(1) == 1

@@ -178,9 +178,9 @@ def test_a_torn_end_is_cut_off_and_written_again(tmp_path: Path, tail: bytes):
     again = BatchResults("batch_x", output, errors)
     again.recover()
     assert output.read_bytes() == whole
-    assert again.tally.done == {1}
+    assert again.totals.done == {1}
     again.write([second])
-    assert again.tally.usage().total_tokens == 8
+    assert again.totals.usage().total_tokens == 8
     assert len(output.read_bytes().splitlines()) == 2
 
 

@@ -286,9 +286,9 @@ class MultipartParts:
         self.open = True
         self.parts.append([name, filename, b""])
 
-    def data(self, piece: bytes) -> None:
+    def data(self, chunk: bytes) -> None:
         assert self.open
-        self.parts[-1][2] += piece  # type: ignore[operator]
+        self.parts[-1][2] += chunk  # type: ignore[operator]
 
     def end(self) -> None:
         assert self.open

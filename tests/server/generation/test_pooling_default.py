@@ -1,4 +1,4 @@
-"""How a model's vectors are made unless the caller says otherwise."""
+"""The default pooling of a model, which a request and --pooling override."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_models_files_name_the_pooling(
     [
         (None, '{"pooling_mode_cls_token": true}', "pooling_mode_cls_token"),
         (None, '{"pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true}', " and "),
-        (None, "{}", "not told"),
+        (None, "{}", "not named"),
         (None, "{", "config.json"),
         ("[1]", None, "modules.json"),
         (MODULES.replace("Normalize", "Dense"), MEAN, "a module Dense"),

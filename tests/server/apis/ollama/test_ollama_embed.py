@@ -96,6 +96,8 @@ def test_the_older_route_gives_one_vector_as_the_model_does(
 
 def test_a_failure_of_the_engine_is_told_in_ollamas_form(fake: FakeServer, client: ollama.Client):
     fake.engine.fail_after = 0
-    with pytest.raises(ollama.ResponseError, match="no vector was made: a seeded fault") as failed:
+    with pytest.raises(
+        ollama.ResponseError, match="no embedding was computed: a seeded fault"
+    ) as failed:
         client.embed("fake", [TEXT, TEXT])
     assert failed.value.status_code == 500 and fake.engine.num_open == 0

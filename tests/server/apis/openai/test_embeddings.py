@@ -15,7 +15,7 @@ from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, embedding, fake
 from tokenizers import processors
 
 from runtime.messages import EngineRequest, PoolingParams, Ready, SamplingParams
-from server.generation.embeddings import WINDOW, EmbeddingInput
+from server.generation.embeddings import MAX_CONCURRENT, EmbeddingInput
 
 
 def ask(fake: FakeServer, route: str, **fields: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_one_request_has_only_a_window_of_its_texts_in_the_engine(fake: FakeServ
             json={"model": "fake", "input": [[1]] * 1000},
             timeout=0.5,
         )
-    assert len(fake.engine.requests) == min(WINDOW, fake_config(Path()).max_queue)
+    assert len(fake.engine.requests) == min(MAX_CONCURRENT, fake_config(Path()).max_queue)
     until_left(fake)  # else its next texts would come while another test runs
 
 

@@ -13,7 +13,7 @@ from server.apis.openai.embeddings_schema import (
     RerankRequest,
     ScoreRequest,
 )
-from server.generation.embeddings import MAX_TOKENS, WINDOW
+from server.generation.embeddings import MAX_CONCURRENT, MAX_TOKENS
 from server.http.validation import Body
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -42,5 +42,5 @@ def test_every_field_of_a_route_has_a_row_and_every_row_a_field(route: str):
 def test_the_limits_told_are_those_of_the_code():
     text = " ".join(SECTION.split())  # wherever its lines end
     assert f"up to {MAX_TEXTS}" in text
-    assert f"at most {WINDOW}" in text
+    assert f"at most {MAX_CONCURRENT}" in text
     assert f"{MAX_TOKENS:,} tokens" in text
