@@ -1,4 +1,4 @@
-"""ServerConfig: what the operator asked of the server, and the EngineConfig it hands on."""
+"""ServerConfig: the options of the server, including the EngineConfig."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_data_bytes: int = 16 << 30
     batch_concurrency: int = 32
     allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()  # beside those of a loopback address
-    response_store: str = ""  # a file; "": one that is gone with the server
+    allowed_hosts: tuple[str, ...] = ()  # in addition to those of a loopback address
+    response_store: str = ""  # a file; "": a temporary one
     response_store_bytes: int = 256 << 20
     response_store_days: float = 30.0  # without use
     metrics_compat: Literal["vllm", "none"] = "vllm"
@@ -47,7 +47,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def queue_share(self) -> int:
-        """Of `max_queue`, what one API process takes: none knows what the others have let in."""
+        """The part of `max_queue` of one API process, which does not know what others admit."""
         return -(-self.max_queue // self.api_workers)
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Every way to refuse a request, and the body that says so.
+"""The exceptions that refuse a request, and the error bodies.
 
     RequestError                    400  the request cannot be honoured as it is
     |-- UnknownParameter            400  unknown_parameter: no such field
-    |-- UnsupportedParameter        400  unsupported_parameter: a known field that this server lacks
+    |-- UnsupportedParameter        400  unsupported_parameter: a known field that is not supported
     |-- ContextTooLong              400  context_length_exceeded
     |-- NotFound                    404  model_not_found, not_found
     |-- UnsupportedMediaType        415  not application/json
@@ -30,7 +30,7 @@ def error_body(message: str, type: str, param: str | None, code: str | None) -> 
 
 
 def internal_error() -> bytes:
-    """The body for a mistake of ours: the caller learns that it happened and nothing else."""
+    """The body for an internal error, without its details."""
     message = "the server failed on this request; its log has the details"
     return error_body(message, SERVER_ERROR, None, "internal_error")
 

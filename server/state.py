@@ -1,4 +1,4 @@
-"""What every route of an API process works with."""
+"""The state that all routes of an API process share."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class ServerState:
     tokenizer: ChatTokenizer
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
-    batch_requests: RequestLog = field(default_factory=RequestLog)  # lines, which are many
+    batch_requests: RequestLog = field(
+        default_factory=RequestLog
+    )  # those of batch lines, which are many
     responses: ResponseStore = field(default_factory=ResponseStore)
     batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
-    bounded: bool = True  # its requests count against --max-queue
+    bounded: bool = True  # whether its requests count against --max-queue
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
     @cached_property

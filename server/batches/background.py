@@ -1,7 +1,8 @@
 """The application, engine client and metrics that the lines of a batch use.
 
 Lines run through the same routes as other requests, in this process.  They run after all others, do
-not count against --max-queue, and are not part of the latencies in /metrics.
+not count against --max-queue, and are not part of the latencies in /metrics.  BatchSlots limits the
+sequences that they have in the engine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from server.state import ServerState
 
 log = logging.getLogger("wavefill.batches")
 
+POLL_SECONDS = 0.05  # between two checks of an engine without room
+EPOCH_POLL_SECONDS = 0.2
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 
@@ -117,3 +120,53 @@ async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -
         if not answer.status:
             raise  # else the application has answered with 500
     return answer.status, answer.body
+
+
+class BatchSlots:
+    """Limits the sequences of batches in the engine at a time.  First come, first served."""
+
+    def __init__(self, client: EngineClient, limit: int) -> None:
+        """limit: sequences; never more than half of --max-num-seqs are used."""
+        self._client = client
+        self._limit = limit
+        self._order = asyncio.Lock()
+        self.used = 0
+
+    def _max_used(self) -> int:
+        """The limit now; 0 while there is no engine."""
+        ready = self._client.ready
+        return 0 if ready is None else max(1, min(self._limit, ready.max_num_seqs // 2))
+
+    def _room(self) -> int:
+        """How many more sequences could run now."""
+        ready, stats = self._client.ready, self._client.stats
+        if ready is None or stats.waiting:
+            return 0
+        idle = ready.max_num_seqs - max(stats.running, self._client.pending + self.used)
+        return min(self._max_used() - self.used, idle)
+
+    async def acquire(self, wanted: int | None) -> int:
+        """Wait for `wanted` slots, None for all; returns the number to release."""
+        async with self._order:
+            while True:
+                limit = self._max_used()
+                count = limit if wanted is None else min(wanted, limit)
+                # A request for more than is ever free would wait for ever: it runs alone instead.
+                if limit and (self._room() >= count or (not self.used and self._room() > 0)):
+                    self.used += count
+                    return count
+                await asyncio.sleep(POLL_SECONDS)
+
+    def release(self, count: int) -> None:
+        self.used -= count
+
+    async def engine_lost(self) -> None:
+        """Returns when the current engine has ended; waits for one first."""
+        while (epoch := self._epoch()) is None:
+            await asyncio.sleep(EPOCH_POLL_SECONDS)
+        while self._epoch() == epoch:
+            await asyncio.sleep(EPOCH_POLL_SECONDS)
+
+    def _epoch(self) -> int | None:
+        ready = self._client.ready
+        return None if ready is None else ready.epoch

@@ -12,8 +12,7 @@ import orjson
 from msgspec.structs import replace
 from starlette.types import ASGIApp
 
-from server.batches.background import ask
-from server.batches.capacity import BatchSlots
+from server.batches.background import BatchSlots, ask
 from server.batches.lines import Line, check_input, lines
 from server.batches.objects import BatchError, BatchErrors, BatchObject, Status, StoredBatch
 from server.batches.results import (
@@ -44,7 +43,7 @@ DEFAULTS: dict[str, dict[str, object]] = {"/v1/responses": {"store": False}}
 NOT_RUN = {
     CANCELLED: "the batch was cancelled before this request was executed",
     EXPIRED: "this request could not be executed before the completion window expired",
-    STORAGE_FULL: "there is no room lines_left for this request's answer: the operator can raise "
+    STORAGE_FULL: "there is no room left for this request's answer: the operator can raise "
     "--max-data-bytes, or files can be deleted",
 }
 

@@ -9,7 +9,7 @@ from collections import Counter
 from starlette.types import ASGIApp
 
 from runtime.ipc.client import EngineClient
-from server.batches.capacity import BatchSlots
+from server.batches.background import BatchSlots
 from server.batches.objects import StoredBatch
 from server.batches.run import BatchRun
 from server.batches.store import BatchStore

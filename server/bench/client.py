@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 
-from server.bench.http import ConnectionLost, CutOff, HttpClient, Take
+from server.bench.http import ConnectionLost, HttpClient, OnChunk, ResponseCut
 from server.bench.metrics import Failure, Outcome, RequestResult
 from server.bench.workload import PATHS, Workload
 from server.cli.main import KEY
@@ -108,7 +108,7 @@ class BenchClient:
         try:
             async with asyncio.timeout(self._timeout_s):
                 status = await self._http.send("GET", "/models", b"", lambda _: _into(body))
-        except (ConnectionLost, CutOff, TimeoutError) as error:
+        except (ConnectionLost, ResponseCut, TimeoutError) as error:
             raise ServerError(
                 f"{url}: {_reason(error)}: start the server, or give --base-url"
             ) from None
@@ -123,7 +123,7 @@ class BenchClient:
         """Send one request and read its answer to the end.  Never raises for what goes wrong."""
         recorder, lines, refusal = Recorder(start), Lines(), bytearray()
 
-        def piece(chunk: bytes, now: float) -> None:
+        def on_chunk(chunk: bytes, now: float) -> None:
             for data in lines.feed(chunk):
                 recorder.event(data, now)
 
@@ -133,11 +133,11 @@ class BenchClient:
                     "POST",
                     PATHS[workload.endpoint],
                     orjson.dumps(body),
-                    lambda status: piece if status == 200 else _into(refusal),
+                    lambda status: on_chunk if status == 200 else _into(refusal),
                 )
         except TimeoutError:
             return Failure("timeout", "no complete answer within --timeout")
-        except CutOff as error:
+        except ResponseCut as error:
             return Failure("stream cut off", _reason(error))
         except ConnectionLost as error:
             return Failure("connection", _reason(error))
@@ -148,11 +148,11 @@ class BenchClient:
         return Failure(f"HTTP {status}", _refusal(status, refusal))
 
 
-def _into(body: bytearray) -> Take:
-    def piece(chunk: bytes, now: float) -> None:
+def _into(body: bytearray) -> OnChunk:
+    def on_chunk(chunk: bytes, now: float) -> None:
         body.extend(chunk)
 
-    return piece
+    return on_chunk
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for streams: every piece of a body gets the time at which it was read.
+"""A small HTTP/1.1 client for streams: every chunk of a body gets the time at which it was read.
 
-A general client wakes a task for each piece, which costs most of what reading a token costs and
-puts the time stamp after the wait for that task.  Here pieces go to a function at once.
+A general client wakes a task for each chunk, which costs most of what reading a token costs and
+delays the time stamp.  Here chunks go to a callback at once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 import httptools
 
-Take = Callable[[bytes, float], None]  # a piece of the body, and when it was read
+OnChunk = Callable[[bytes, float], None]  # a chunk of the body, and when it was read
 
 
 class ConnectionLost(Exception):
     """The connection could not be made, or ended before an answer had begun."""
 
 
-class CutOff(Exception):
+class ResponseCut(Exception):
     """The connection ended within an answer."""
 
 
@@ -33,8 +33,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answered: asyncio.Future[int] | None = None
-        self._take: Callable[[int], Take] | None = None
-        self._piece: Take | None = None
+        self._on_status: Callable[[int], OnChunk] | None = None
+        self._on_chunk: OnChunk | None = None
         self._now = 0.0
         self._sized = False  # the answer says where it ends
         self.exchanges = 0
@@ -46,13 +46,13 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    async def exchange(self, request: bytes, take: Callable[[int], Take]) -> int:
-        """Send a request; its answer's pieces go to what `take` returns for the status.
+    async def exchange(self, request: bytes, on_status: Callable[[int], OnChunk]) -> int:
+        """Send a request; the chunks of its answer go to the callback of `on_status(status)`.
 
-        Returns the status at the end of the answer.  Raises ConnectionLost and CutOff.
+        Returns the status at the end of the answer.  Raises ConnectionLost and ResponseCut.
         """
         assert self._transport is not None and self._answered is None
-        self._take, self._piece, self._sized = take, None, False
+        self._on_status, self._on_chunk, self._sized = on_status, None, False
         self._answered = asyncio.get_running_loop().create_future()
         self.exchanges += 1
         self._transport.write(request)
@@ -72,14 +72,14 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(CutOff(f"not HTTP: {error}"))
+            self._fail(ResponseCut(f"not HTTP: {error}"))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._piece is None:
+        if self._on_chunk is None:
             self._fail(ConnectionLost(str(exc or "the server closed the connection")))
         elif self._sized:
-            self._fail(CutOff(str(exc or "the server closed the connection")))
+            self._fail(ResponseCut(str(exc or "the server closed the connection")))
         else:
             self._end()
 
@@ -99,20 +99,20 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._take is not None and status >= 200:
-            self._piece = self._take(status)
+        if self._on_status is not None and status >= 200:
+            self._on_chunk = self._on_status(status)
 
     def on_body(self, body: bytes) -> None:
-        if self._piece is not None:
+        if self._on_chunk is not None:
             try:
-                self._piece(body, self._now)
+                self._on_chunk(body, self._now)
             except Exception as error:
                 self._fail(error)
                 self.close()
 
     def on_message_complete(self) -> None:
-        if self._piece is None:
-            return  # 100 Continue and its like
+        if self._on_chunk is None:
+            return  # 100 Continue or another interim response
         if not self._parser.should_keep_alive():
             self.close()
         self._end()
@@ -137,15 +137,17 @@ class HttpClient:
             connection.close()
         self._idle.clear()
 
-    async def send(self, method: str, path: str, body: bytes, take: Callable[[int], Take]) -> int:
-        """See Connection.exchange.  Raises ConnectionLost and CutOff."""
+    async def send(
+        self, method: str, path: str, body: bytes, on_status: Callable[[int], OnChunk]
+    ) -> int:
+        """See Connection.exchange.  Raises ConnectionLost and ResponseCut."""
         head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._head}"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         request = head.encode("latin-1") + body
         while True:
             connection = await self._connection()
             try:
-                status = await connection.exchange(request, take)
+                status = await connection.exchange(request, on_status)
             except ConnectionLost:
                 if connection.exchanges > 1:
                     continue  # the server had closed it, and this request found that out

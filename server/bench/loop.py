@@ -1,4 +1,4 @@
-"""The two ways to load a server: as many callers as agreed, or as many arrivals as agreed."""
+"""The two ways to load a server: a fixed concurrency, or a fixed rate of arrivals."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from server.bench.workload import Workload, poisson_arrivals
 @dataclass(frozen=True)
 class Run:
     outcomes: list[Outcome]
-    lag_s: float  # the latest that a request left after it was due; 0 in a closed loop
+    lag_s: float  # the largest delay of a request after it was due; 0 in a closed loop
 
 
 class Load:
-    """Sends the requests of one workload.  `tell` hears of every request that ended."""
+    """Sends the requests of one workload.  `on_finished` is called at the end of each."""
 
-    def __init__(self, client: BenchClient, workload: Workload, tell: Callable[[], None]) -> None:
+    def __init__(
+        self, client: BenchClient, workload: Workload, on_finished: Callable[[], None]
+    ) -> None:
         self._client = client
         self._workload = workload
-        self._tell = tell
+        self._on_finished = on_finished
 
     async def warm_up(self, count: int, concurrency: int) -> Failure | None:
         """Send requests that are not measured; what the first failure was, if there was one."""
@@ -32,16 +34,16 @@ class Load:
         return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
 
     async def closed(self, indices: range, concurrency: int, stage: str = "measured") -> Run:
-        """`concurrency` callers; each sends its next request when its last one was answered."""
+        """`concurrency` clients; each sends its next request when its last one was answered."""
         outcomes: list[Outcome] = []
-        left = iter(indices)
+        remaining = iter(indices)
 
-        async def caller() -> None:
-            for index in left:
+        async def worker() -> None:
+            for index in remaining:
                 body = self._workload.body(index, stage)
                 outcomes.append(await self._send(body, time.perf_counter()))
 
-        await asyncio.gather(*(caller() for _ in range(min(concurrency, len(indices)))))
+        await asyncio.gather(*(worker() for _ in range(min(concurrency, len(indices)))))
         return Run(outcomes, 0.0)
 
     async def open(self, indices: range, rate: float, began: float) -> Run:
@@ -61,5 +63,5 @@ class Load:
 
     async def _send(self, body: dict[str, object], start: float) -> Outcome:
         outcome = await self._client.ask(self._workload, body, start)
-        self._tell()
+        self._on_finished()
         return outcome

@@ -9,22 +9,22 @@ from server.bench.metrics import PERCENTILES, Failure, Outcome, Spread, Summary
 
 LABEL = 28
 COLUMN = 11
-LAG_WORTH_TELLING_S = 0.05
+MIN_REPORTED_LAG_S = 0.05
 
 
 def table(title: str, summary: Summary, outcomes: Sequence[Outcome], lag_s: float) -> str:
-    """What a person reads."""
+    """The report for the terminal."""
     lines = [title, "", *_counts(summary), "", *_latencies(summary)]
-    if lag_s > LAG_WORTH_TELLING_S:
+    if lag_s > MIN_REPORTED_LAG_S:
         lines += [
             "",
             f"note: this client sent up to {lag_s * 1000:.0f} ms late; the figures include it. "
             "Lower --rate or give the client a faster core.",
         ]
-    told: set[str] = set()
+    reported: set[str] = set()
     for outcome in outcomes:
-        if isinstance(outcome, Failure) and outcome.kind not in told:
-            told.add(outcome.kind)
+        if isinstance(outcome, Failure) and outcome.kind not in reported:
+            reported.add(outcome.kind)
             times = summary.errors[outcome.kind]
             lines += ["", f"{times} x {outcome.kind}, for example: {outcome.message}"]
     return "\n".join(lines)
@@ -69,5 +69,5 @@ def _cells(spread: Spread) -> tuple[str, ...]:
 
 
 def as_json(arguments: dict[str, object], summary: Summary, lag_s: float) -> dict[str, object]:
-    """What a program reads: the arguments of the run beside its figures."""
+    """The report as JSON: the arguments of the run and its figures."""
     return {"arguments": arguments, "client_lag_s": lag_s, **asdict(summary)}

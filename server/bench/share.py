@@ -1,8 +1,8 @@
 """`python -m server.bench.share`: one of several processes that load a server together.
 
-One process reads some 100,000 tokens a second; a fast server with many callers sends more.  Each of
+One process reads some 100,000 tokens a second; a fast server with many clients sends more.  Each of
 N processes sends every N-th request.  A process reads one line of JSON (a `Share`) from stdin, says
-that it is ready, waits for a second line with the time to begin, and writes a `Result` as
+that it is ready, waits for a second line with the time to begin, and writes a `ShareResult` as
 MessagePack.  Times are `time.perf_counter()`, which all processes of one host share.
 """
 
@@ -25,7 +25,7 @@ from server.bench.workload import Workload
 
 T = TypeVar("T")
 
-START_SECONDS = 0.05  # from the last word to the first request: all shall have heard it
+START_SECONDS = 0.05  # from the start message to the first request, so that all processes have it
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     first: int  # of its requests; then every `step`-th
     step: int
     count: int  # of all requests of the run
-    concurrency: int  # its own callers, in a closed loop
+    concurrency: int  # its own clients, in a closed loop
     rate: float | None  # of all processes together, in an open loop
 
 
@@ -49,13 +49,13 @@ class ShareResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 def shares(whole: Share, processes: int) -> list[Share]:
-    """A run, cut for at most so many processes: each has a caller and a request at least."""
+    """Split a run for at most `processes`: each has at least one client and one request."""
     most = whole.count if whole.rate is not None else min(whole.count, whole.concurrency)
     number = min(processes, most)
-    callers, more = divmod(whole.concurrency, number)
+    clients, more = divmod(whole.concurrency, number)
     return [
         msgspec.structs.replace(
-            whole, first=place, step=number, concurrency=callers + (place < more)
+            whole, first=place, step=number, concurrency=clients + (place < more)
         )
         for place in range(number)
     ]
@@ -72,20 +72,20 @@ def run_together(parts: list[Share]) -> Run:
         for worker in workers:
             stack.callback(worker.kill)
         for worker, part in zip(workers, parts, strict=True):
-            _tell(worker, msgspec.json.encode(part))
+            _send_line(worker, msgspec.json.encode(part))
         for worker in workers:
             assert worker.stdout is not None
             if not worker.stdout.readline():
                 raise RuntimeError("a process of the benchmark ended before it began")
         began = msgspec.json.encode(time.perf_counter() + START_SECONDS)
         for worker in workers:
-            _tell(worker, began)
+            _send_line(worker, began)
         results = [_result(worker) for worker in workers]
     outcomes = [outcome for result in results for outcome in (*result.answers, *result.failures)]
     return Run(outcomes, max(result.lag_s for result in results))
 
 
-def _tell(worker: subprocess.Popen[bytes], line: bytes) -> None:
+def _send_line(worker: subprocess.Popen[bytes], line: bytes) -> None:
     assert worker.stdin is not None
     worker.stdin.write(line + b"\n")
     worker.stdin.flush()

@@ -19,32 +19,32 @@ UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 # Field -> help.  A field that is not here has no flag: the command derives it.
 SERVER_FLAGS = {
-    "host": "address to listen on; 0.0.0.0 lets other machines in",
+    "host": "address to listen on; 0.0.0.0 accepts other machines",
     "port": "TCP port",
     "served_names": "name of the model in the API; several with commas",
     "chat_template": "file with a chat template, instead of the model's own",
-    "special_tokens_in_content": "whether special tokens that messages spell are such, or text",
+    "special_tokens_in_content": "special tokens in messages: allow them, or take them as text",
     "tool_format": "how the model writes tool calls; auto: by its template; none: no tools",
     "reasoning_format": "how the model marks its reasoning; auto: by its template; none: as text",
-    "api_workers": "processes that speak HTTP; add one when the first keeps a core busy",
+    "api_workers": "HTTP server processes; add one when the first keeps a core busy",
     "max_queue": "sequences running or waiting before new requests get 429",
-    "request_history": "requests that GET /v1/requests/{id} can explain, in each API process",
-    "drain_seconds": "how long open requests may go on after SIGTERM",
-    "stall_seconds": "how long the engine may be silent before /health and /livez answer 503",
+    "request_history": "requests in the log of GET /v1/requests/{id}, in each API process",
+    "drain_seconds": "seconds that open requests may take to finish after SIGTERM",
+    "stall_seconds": "seconds of silence of the engine until /health and /livez answer 503",
     "max_body_bytes": "largest request body",
-    "max_header_bytes": "largest sum of request headers",
+    "max_header_bytes": "largest total size of request headers",
     "data_dir": "directory for files and batches, which are off without one",
     "max_file_bytes": "largest file that may be uploaded",
-    "max_data_bytes": "room for all files together; nothing is taken or written beyond it",
+    "max_data_bytes": "largest total size of all files; uploads and batches stop at it",
     "batch_concurrency": "sequences of batches in the engine; at most half of --max-num-seqs",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",
-    "allowed_hosts": "values of the header Host to answer to beside localhost, 127.0.0.1 and ::1; "
+    "allowed_hosts": "values of the header Host to accept besides localhost, 127.0.0.1 and ::1; "
     "several with commas; * for all, as without the option where --host is no loopback address",
-    "response_store": "file that keeps /v1/responses and stored chats beyond the server's end",
-    "response_store_bytes": "largest size of that store; the least used responses go first",
+    "response_store": "file that stores /v1/responses and chats across restarts",
+    "response_store_bytes": "largest size of that store; the least recently used are evicted",
     "response_store_days": "days that a response is kept after its last use",
     "metrics_compat": "also export metrics under the names of this server",
-    "pooling": "what embeddings are made of; auto: as the model's files say, else the last token",
+    "pooling": "pooling of embeddings; auto: as the model's files say, else the last token",
     "log_level": "lowest level that is logged",
     "log_format": "form of the log",
 }
@@ -52,17 +52,17 @@ ENGINE_FLAGS = {
     "device": "where to compute; auto: a GPU if there is one; CUDA_VISIBLE_DEVICES says which",
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
     "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
-    "deterministic": "answers have the same bits whatever else runs; needs a GPU, is slower",
+    "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
     "split_planner": "how flash2 divides the KV of decoding sequences; auto: uneven",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
     "load_format": "dummy fills the model with random weights, for benchmarks",
-    "max_model_len": "longest prompt and answer in tokens; 0: as long as the model and KV allow",
+    "max_model_len": "maximum tokens of prompt and answer; 0: as long as the model and KV allow",
     "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",
     "max_batched_tokens": "tokens in one step; 0: 8192 on a large GPU, else 2048, 512 on a CPU",
-    "itl_target_ms": "cut prompts so that answers get a token within these milliseconds; 0: auto",
+    "itl_target_ms": "chunk prompts so that inter-token latency stays below this; 0: auto",
     "page_size": "tokens in one KV page: 16, 32, 64 or 128",
-    "kv_tokens": "room for KV in tokens; 0: as much as --gpu-memory leaves",
-    "gpu_memory": "share to use of the GPU's free memory; on a CPU, of half the free memory",
+    "kv_tokens": "size of the KV cache in tokens; 0: as much as --gpu-memory allows",
+    "gpu_memory": "fraction of the GPU's free memory to use; on a CPU, of half the free memory",
     "prefix_cache": "reuse prompt prefixes that were computed before",
     "threads": "compute threads on a CPU; 0: chosen from the number of cores",
     "seed": "seed that is used for requests without one",
@@ -125,14 +125,14 @@ def _add_flag(
         options["action"] = argparse.BooleanOptionalAction
     else:
         options["metavar"] = METAVARS.get(name) or {int: "N", float: "X"}.get(hint, "TEXT")
-    shown = _shown(name, default)
-    if name != "served_names" and shown != "":
-        text += f" (default: {shown})"
+    text_of_default = _format_default(name, default)
+    if name != "served_names" and text_of_default != "":
+        text += f" (default: {text_of_default})"
     group.add_argument(flag_of(name), help=text.replace("%", "%%"), **options)
 
 
-def _shown(name: str, default: Any) -> str:
-    """A default as it may be written; "" for none."""
+def _format_default(name: str, default: Any) -> str:
+    """A default in the form that an option takes; "" for none."""
     if isinstance(default, bool):
         return "on" if default else "off"
     if name.endswith("_bytes"):
@@ -157,7 +157,7 @@ def _variable(name: str) -> str:
 def read_flags(
     args: argparse.Namespace, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values that were given, for ServerConfig and EngineConfig.  Raises UsageError."""
+    """The values that are set, for ServerConfig and EngineConfig.  Raises UsageError."""
     engine = read_engine_flags(args, environment, ENGINE_FLAGS)
     return _read(args, environment, ServerConfig, SERVER_FLAGS), engine
 
@@ -165,7 +165,7 @@ def read_flags(
 def read_engine_flags(
     args: argparse.Namespace, environment: Mapping[str, str], names: Iterable[str]
 ) -> dict[str, Any]:
-    """The values that were given of those named, for EngineConfig.  Raises UsageError."""
+    """The values of `names` that are set, for EngineConfig.  Raises UsageError."""
     names = tuple(names)
     for old, new in RENAMED_OPTIONS.items():
         variable = _variable(old)
@@ -188,7 +188,7 @@ def _read(
             source = _variable(name)
             value = environment.get(source)
             if value is not None and value.startswith("tcp://"):
-                value = None  # Kubernetes' word for a Service that is named "wavefill"
+                value = None  # a variable of Kubernetes for a Service that is named "wavefill"
         if value is not None:
             values[name] = _convert(source, value, hints[name])
     return values

@@ -12,8 +12,8 @@ COMMANDS = {
     "serve": "start the server",
     "chat": "talk to a running server",
     "bench": "measure a running server",
-    "tune": "measure this GPU, for planning attention",
-    "plan": "say what fits on a GPU, without loading",
+    "tune": "measure this GPU for the attention planner",
+    "plan": "estimate what fits on a GPU, without loading",
     "pull": "download a model from the Hub",
     "version": "print the version",
 }
@@ -31,7 +31,7 @@ class UsageError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose mistakes are one line each, and whose options are not abbreviated."""
+    """An ArgumentParser with one-line errors and without abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{text}: see `{self.prog} --help`")
 
     def options(self) -> list[str]:
-        """The names of all options, those that only tell their new name left out."""
+        """The names of all options, without those that only name their replacement."""
         names: list[str] = []
         for action in self._actions:
             choices: object = action.choices
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def first_key(environment: Mapping[str, str]) -> str:
-    """The key with which a command of ours asks a server; "" if none is set."""
+    """The key that the client commands send; "" if none is set."""
     keys = (key.strip() for key in environment.get(KEY, "").split(","))
     return next((key for key in keys if key), "")
 

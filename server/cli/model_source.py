@@ -30,7 +30,7 @@ CACHE_ERRORS = {
 
 
 class ModelNotFound(ValueError):
-    """No model of that name can be had; the message says what to do."""
+    """No model of that name is available; the message names the remedy."""
 
 
 def resolve_model(
@@ -68,7 +68,7 @@ def resolve_model(
 def _expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError:  # ~somebody who has no account here
+    except RuntimeError:  # ~name of a user without an account here
         return Path(name)
 
 
@@ -85,7 +85,7 @@ def _mode(path: Path) -> int:
 
 
 def built_in_directory() -> Path:
-    """Where tiny-chat lies, found without importing the package (and PyTorch with it)."""
+    """The directory of tiny-chat, found without importing the package and PyTorch."""
     spec = importlib.util.find_spec("model_zoo")
     assert spec is not None and spec.submodule_search_locations
     return Path(next(iter(spec.submodule_search_locations))) / "tiny_chat"
@@ -99,7 +99,9 @@ def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = W
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
 
-    logging.getLogger("huggingface_hub").handlers.clear()  # our log has its lines already
+    logging.getLogger(
+        "huggingface_hub"
+    ).handlers.clear()  # the root logger logs its messages already
     try:
         folder = snapshot_download(
             name,
@@ -140,7 +142,7 @@ def logged_progress(name: str) -> type[Any]:
     from huggingface_hub.utils import are_progress_bars_disabled, tqdm
 
     class LoggedProgress(tqdm):
-        _told = time.monotonic()
+        _last_logged = time.monotonic()
 
         def __init__(self, *args: Any, **options: Any) -> None:
             options |= {"disable": are_progress_bars_disabled(), "file": io.StringIO()}
@@ -148,8 +150,8 @@ def logged_progress(name: str) -> type[Any]:
 
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             now = time.monotonic()
-            if self.unit == "B" and self.total and now - LoggedProgress._told >= LOG_SECONDS:
-                LoggedProgress._told = now
+            if self.unit == "B" and self.total and now - LoggedProgress._last_logged >= LOG_SECONDS:
+                LoggedProgress._last_logged = now
                 done, total = int(self.n) >> 20, int(self.total) >> 20
                 log.info("%s: %d of %d MiB are here", name, done, total)
 

@@ -1,4 +1,4 @@
-"""What to say of an option that there is not: the name of ours, or the one that was meant."""
+"""Error messages for unknown options: the equivalent of ours, or the closest name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 ONE_GPU = "leave it out, or start a server for each GPU behind a load balancer"
 NEEDLESS = "leave it out"
 
-# Options of vLLM and SGLang that callers bring along -> what to do instead.
+# Options of vLLM and SGLang -> what to do instead.
 REMEDIES = {
     "api-server-count": "use --api-workers",
     "attention-backend": "use --attention",
@@ -63,9 +63,9 @@ REMEDIES = {
 
 
 def refusal(words: Iterable[str], known: Iterable[str], command: str) -> str:
-    """What to say of `words` that the parser of `command` did not take; `known` are its options.
+    """The error for `words` that the parser of `command` does not know; `known` are its options.
 
-    The words after an option that is unknown are not ours to judge: they may be its values.
+    Words after an unknown option are not reported: they may be its values.
     """
     options = [word for word in words if word.startswith("-")]
     if not options:

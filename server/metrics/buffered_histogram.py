@@ -1,4 +1,4 @@
-"""BufferedHistogram: numbers that come so often that a histogram counts them many at a time."""
+"""A buffer for histograms with frequent observations, which are counted many at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANY = 256
 
 
 class BufferedHistogram:
-    """Numbers for one histogram: to count 256 of them at once costs a tenth."""
+    """Observations for one histogram: counting 256 at once costs a tenth."""
 
     def __init__(self, histogram: Histogram, edges: Sequence[float]) -> None:
         """`edges` are the upper bounds of the histogram's buckets, infinity left out."""
@@ -28,7 +28,7 @@ class BufferedHistogram:
             self.count()
 
     def count(self) -> None:
-        """Let the histogram know of all that were added.  Any thread may call this."""
+        """Flush all observations to the histogram.  Any thread may call this."""
         with self._counting:
             numbers = self._numbers.copy()
             if not numbers:
@@ -37,12 +37,12 @@ class BufferedHistogram:
             for number in numbers:
                 counts[bisect_left(self._edges, number)] += 1
             _observe_many(self._histogram, counts, sum(numbers))
-            del self._numbers[: len(numbers)]  # others may have come meanwhile
+            del self._numbers[: len(numbers)]  # others may have been added meanwhile
 
 
 def _observe_many(histogram: Histogram, counts: Sequence[int], total: float) -> None:
     """Histogram.observe for many numbers: how many of them in each bucket, and their sum."""
-    # The library has no name for this; test_metrics.py holds it to what observe() does.
+    # Not in the API of the library; test_metrics.py compares it with observe().
     inside = cast(Any, histogram)
     for bucket, count in zip(inside._buckets, counts, strict=True):
         if count:

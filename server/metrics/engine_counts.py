@@ -1,7 +1,7 @@
-"""EngineCounts: what engines have counted since the server started; it never becomes less.
+"""EngineCounts: the engine's counters since the server started, which never decrease.
 
-An API process knows the engine's counters by the last message it got, which may be a second older
-than what another API process has shown.  And an engine that is started again counts from 0.
+An API process has the counters of the last message it received, which may be a second older than
+what another API process has exported.  And a restarted engine counts from 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.messages import Stats
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The most that any API process has seen."""
+    """The highest counters that any API process has seen."""
 
     epoch: int = 0
     now: Stats = Stats()  # of the engine of this epoch
@@ -29,7 +29,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class EngineCounts:
-    """One for each API process; those of one server share a file of `folder`."""
+    """One for each API process; those of one server share a file in `folder`."""
 
     def __init__(self, folder: str = "") -> None:
         """`folder` is "" for the only API process of a server."""
@@ -40,7 +40,7 @@ class EngineCounts:
     def take(self, epoch: int | None, stats: Stats) -> Stats:
         """The counters of all engines so far; `stats` are those of `epoch`, None without an engine.
 
-        The gauges among the fields mean nothing.  Any thread may call this.
+        The gauges among the fields are meaningless.  Any thread may call this.
         """
         with self._lock, self._shared():
             seen = self._seen
@@ -53,7 +53,7 @@ class EngineCounts:
 
     @contextmanager
     def _shared(self) -> Generator[None]:
-        """Meanwhile, what was seen is that of all API processes, and this one alone changes it."""
+        """Loads and stores the counters that API processes share, under a lock."""
         if self._path is None:
             yield
             return
@@ -64,14 +64,14 @@ class EngineCounts:
             before = self._seen
             yield
             if self._seen != before:
-                # A process that is killed meanwhile leaves the old file.
+                # Replaced atomically: a process that is killed here leaves the old file.
                 new = self._path.with_suffix(".new")
                 new.write_bytes(msgspec.msgpack.encode(self._seen))
                 new.replace(self._path)
 
 
 def _combined(operation: Callable[[Any, Any], Any], one: Stats, other: Stats) -> Stats:
-    """Field by field, and bucket by bucket; () are no counts yet."""
+    """Combine two Stats by field and by bucket; () stands for no counts yet."""
 
     def each(a: Any, b: Any) -> Any:
         if isinstance(a, tuple):

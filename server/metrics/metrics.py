@@ -1,6 +1,6 @@
-"""Prometheus metrics: what requests saw, and what the engine reports.
+"""Prometheus metrics of requests and of the engine.
 
-Several API processes count into files of one folder, and whichever is scraped sums them.
+Several API processes count into files of one folder; the one that is scraped sums them.
 
 Native names follow Prometheus' rules (`wavefill_` prefix, base units, counters end in `_total`).
 The names that vLLM's dashboards, routers and autoscalers read are aliases of the same numbers.
@@ -28,27 +28,27 @@ from server.metrics.buffered_histogram import BufferedHistogram
 from server.metrics.engine_counts import EngineCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FIRST_TOKEN = (
+FIRST_TOKEN_BUCKETS = (
     0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
 )  # fmt: skip
-PER_TOKEN = (
+PER_TOKEN_BUCKETS = (
     0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
     0.5, 0.75, 1, 2.5, 5,
 )  # fmt: skip
-WHOLE = (
+E2E_BUCKETS = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
     327.68, 655.36,
 )  # fmt: skip
-PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *WHOLE[5:])
-# Values of a counter's label that begin at 0: no rate sees the first number of a series.
-KNOWN: dict[str, tuple[str, ...]] = {
+PHASE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *E2E_BUCKETS[5:])
+# Label values that are exported as 0 from the start: rate() misses the first sample of a series.
+INITIAL_LABELS: dict[str, tuple[str, ...]] = {
     "requests": get_args(FinishReason),
     "admission_rejections": get_args(Reason),
     "aborted": ("disconnect", "error"),
     "batch_lines": ("completed", "failed"),
 }
-TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+TOKEN_COUNT_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 # alias -> native histogram
 VLLM_HISTOGRAMS = {
@@ -65,9 +65,9 @@ VLLM_HISTOGRAMS = {
 
 
 class Metrics(Collector):
-    """The numbers that this process counts.  `name` labels every series with the served model.
+    """The metrics of this process.  `name` labels every series with the served model.
 
-    `shared` is the folder in PROMETHEUS_MULTIPROC_DIR, if other API processes count there too.
+    `shared` is the folder in PROMETHEUS_MULTIPROC_DIR, if there are several API processes.
     """
 
     def __init__(self, name: str = "model", compat: str = "vllm", shared: str = "") -> None:
@@ -80,36 +80,64 @@ class Metrics(Collector):
         self._ready: Callable[[], Ready | None] = lambda: None
         self._stats: Callable[[], Stats] = Stats
         self._alive: Callable[[], bool] = lambda: True
-        self._finished = self._counter("requests", "Completions that ended.", "finished_reason")
-        self._rejected = self._counter("admission_rejections", "Requests refused.", "reason")
-        self._aborted = self._counter("aborted", "Completions that were given up.", "by")
-        self._lines = self._counter("batch_lines", "Lines of batches that ended.", "outcome")
-        self._http = self._counter("http_requests", "HTTP answers.", "route", "code")
+        self._finished = self._counter(
+            "requests", "Completions that finished, by reason.", "finished_reason"
+        )
+        self._rejected = self._counter(
+            "admission_rejections", "Requests rejected with 429, by reason.", "reason"
+        )
+        self._aborted = self._counter(
+            "aborted", "Completions aborted by a disconnect or an error.", "by"
+        )
+        self._lines = self._counter(
+            "batch_lines", "Batch lines that were run, by outcome.", "outcome"
+        )
+        self._http = self._counter(
+            "http_requests", "HTTP responses, by route and status code.", "route", "code"
+        )
         self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN
+            "time_to_first_token_seconds",
+            "Time from arrival to the first token, in seconds.",
+            FIRST_TOKEN_BUCKETS,
         )
         self._inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between two deliveries of tokens.", PER_TOKEN
+            "inter_token_latency_seconds",
+            "Time between two deliveries of tokens, in seconds.",
+            PER_TOKEN_BUCKETS,
         )
-        self._gaps = BufferedHistogram(self._inter_token, PER_TOKEN)
+        self._buffered_inter_token = BufferedHistogram(self._inter_token, PER_TOKEN_BUCKETS)
         self._per_token = self._histogram(
             "time_per_output_token_seconds",
-            "Mean of a completion, first token left out.",
-            PER_TOKEN,
+            "Mean time per token after the first of a completion, in seconds.",
+            PER_TOKEN_BUCKETS,
         )
-        self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to end.", WHOLE)
-        self._queue = self._histogram("request_queue_time_seconds", "Arrival to start.", PHASE)
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival to the end, in seconds.", E2E_BUCKETS
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Time in the queue, in seconds.", PHASE_BUCKETS
+        )
         self._prefill = self._histogram(
-            "request_prefill_time_seconds", "Start to first token.", PHASE
+            "request_prefill_time_seconds",
+            "Time from scheduling to the first token, in seconds.",
+            PHASE_BUCKETS,
         )
-        self._decode = self._histogram("request_decode_time_seconds", "First token to end.", PHASE)
-        self._prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
-        self._generated = self._histogram("request_generation_tokens", "Tokens generated.", TOKENS)
+        self._decode = self._histogram(
+            "request_decode_time_seconds",
+            "Time from the first token to the end, in seconds.",
+            PHASE_BUCKETS,
+        )
+        self._prompt = self._histogram(
+            "request_prompt_tokens", "Prompt tokens per request.", TOKEN_COUNT_BUCKETS
+        )
+        self._generated = self._histogram(
+            "request_generation_tokens", "Generated tokens per request.", TOKEN_COUNT_BUCKETS
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         own = self._registry
         counter = Counter(f"wavefill_{name}", text, ("model_name", *labels), registry=own)
-        for value in KNOWN.get(name, ()):
+        for value in INITIAL_LABELS.get(name, ()):
             counter.labels(*self._label.values(), value)
         return counter
 
@@ -140,10 +168,10 @@ class Metrics(Collector):
         first_token: float,
         ended: float,
     ) -> None:
-        """A completion ended.  Times are monotonic seconds; 0 for what did not happen."""
+        """Count a completion.  Times are monotonic seconds, 0 for what did not happen."""
         self._finished.labels(**self._label, finished_reason=finish or "unknown").inc()
-        self._gaps.count()  # another process may be asked for the numbers
-        self._whole.observe(ended - arrived)
+        self._buffered_inter_token.count()  # another process may be scraped
+        self._e2e.observe(ended - arrived)
         self._prompt.observe(prompt_tokens)
         self._generated.observe(generated_tokens)
         if started:
@@ -157,7 +185,7 @@ class Metrics(Collector):
                 self._per_token.observe((ended - first_token) / (generated_tokens - 1))
 
     def inter_token(self, seconds: float) -> None:
-        self._gaps.add(seconds)
+        self._buffered_inter_token.add(seconds)
 
     def rejected(self, reason: str) -> None:
         """`reason` is one of server/generation/admission.py."""
@@ -170,12 +198,12 @@ class Metrics(Collector):
         self._lines.labels(**self._label, outcome="completed" if completed else "failed").inc()
 
     def http_request(self, route: str, code: int) -> None:
-        """`route` is a route's pattern, never what a caller wrote."""
+        """`route` is the pattern of a route, never the path of a request."""
         self._http.labels(**self._label, route=route, code=str(code)).inc()
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes.  Takes milliseconds, but any thread may call it."""
-        self._gaps.count()
+        """The Prometheus text format.  Takes milliseconds; any thread may call it."""
+        self._buffered_inter_token.count()
         exposed = CollectorRegistry()
         exposed.register(self)
         return generate_latest(exposed)
@@ -189,24 +217,33 @@ class Metrics(Collector):
             yield from self._aliases(counted)
 
     def _engine_families(self) -> Iterator[Metric]:
-        """The engine's gauges and counters, read when asked for."""
+        """The engine's gauges and counters, read at each scrape."""
         stats, ready, counts = self._engine_numbers()
         usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
         waiting, running = float(stats.waiting), float(stats.running)
         gauges = {
-            "wavefill_requests_running": ("Sequences in the batch.", running),
-            "wavefill_requests_waiting": ("Sequences in the queue.", waiting),
-            "wavefill_kv_cache_usage_ratio": ("Share of KV pages in use.", usage),
-            "wavefill_engine_up": ("1 while the engine makes progress.", float(self._alive())),
+            "wavefill_requests_running": ("Running sequences.", running),
+            "wavefill_requests_waiting": ("Waiting sequences.", waiting),
+            "wavefill_kv_cache_usage_ratio": ("Fraction of KV cache pages in use.", usage),
+            "wavefill_engine_up": (
+                "1 if the engine is ready and not stalled, else 0.",
+                float(self._alive()),
+            ),
         }
         counters = {
-            "wavefill_prompt_tokens": ("Prompt tokens taken in.", counts.prompt_tokens),
-            "wavefill_prompt_tokens_cached": ("Those not computed.", counts.cached_tokens),
-            "wavefill_prefix_cache_queries": ("Tokens looked up.", counts.prompt_tokens),
-            "wavefill_prefix_cache_hits": ("Tokens found.", counts.cached_tokens),
-            "wavefill_generation_tokens": ("Tokens generated.", counts.generated_tokens),
-            "wavefill_preemptions": ("Sequences put back into the queue.", counts.preemptions),
-            "wavefill_engine_steps": ("Steps run.", counts.steps),
+            "wavefill_prompt_tokens": ("Prompt tokens processed.", counts.prompt_tokens),
+            "wavefill_prompt_tokens_cached": (
+                "Prompt tokens found in the prefix cache.",
+                counts.cached_tokens,
+            ),
+            "wavefill_prefix_cache_queries": (
+                "Prefix cache queries, in tokens.",
+                counts.prompt_tokens,
+            ),
+            "wavefill_prefix_cache_hits": ("Prefix cache hits, in tokens.", counts.cached_tokens),
+            "wavefill_generation_tokens": ("Generated tokens.", counts.generated_tokens),
+            "wavefill_preemptions": ("Preempted sequences.", counts.preemptions),
+            "wavefill_engine_steps": ("Steps of the engine.", counts.steps),
         }
         if self._compat:
             gauges |= {
@@ -224,12 +261,15 @@ class Metrics(Collector):
         if ready is not None:
             gauges |= {
                 "wavefill_model_load_seconds": (
-                    "Start of the engine to ready.",
+                    "Time from the start of the engine until it was ready, in seconds.",
                     ready.load_seconds,
                 ),
-                "wavefill_kv_capacity_tokens": ("Room for tokens.", float(ready.capacity_tokens)),
+                "wavefill_kv_capacity_tokens": (
+                    "Capacity of the KV cache in tokens.",
+                    float(ready.capacity_tokens),
+                ),
                 "wavefill_max_concurrency": (
-                    "Requests of full length that fit.",
+                    "Requests of the maximum length that fit into the KV cache.",
                     ready.capacity_tokens / ready.max_model_len,
                 ),
             }
@@ -245,20 +285,20 @@ class Metrics(Collector):
         yield from self._step_families(counts)
 
     def _engine_numbers(self) -> tuple[Stats, Ready | None, Stats]:
-        """What the engine said last, and the counters of all engines so far."""
-        ready, stats, still = self._ready(), self._stats(), self._ready()
-        # Between two engines, nobody can tell whose statistics these are.
-        epochs = {None if known is None else known.epoch for known in (ready, still)}
+        """The last statistics and Ready of the engine, and the counters of all engines so far."""
+        ready, stats, ready_after = self._ready(), self._stats(), self._ready()
+        # While an engine is replaced, it is unknown which one the statistics are of.
+        epochs = {None if known is None else known.epoch for known in (ready, ready_after)}
         epoch = epochs.pop() if len(epochs) == 1 else None
-        return stats, still, self._engine_counts.take(epoch, stats)
+        return stats, ready_after, self._engine_counts.take(epoch, stats)
 
     def _step_families(self, stats: Stats) -> Iterator[Metric]:
-        """How long the engine's steps took and how many tokens they fed."""
+        """Histograms of the engine's steps: duration and number of tokens."""
         seconds = (STEP_SECONDS_EDGES, stats.step_seconds_counts, stats.step_seconds_sum)
         tokens = (STEP_TOKENS_EDGES, stats.step_tokens_counts, float(stats.step_tokens_sum))
         families = {
-            "wavefill_engine_step_seconds": ("Duration of a step.", seconds),
-            "wavefill_iteration_tokens": ("Tokens that a step fed.", tokens),
+            "wavefill_engine_step_seconds": ("Duration of an engine step, in seconds.", seconds),
+            "wavefill_iteration_tokens": ("Tokens per engine step.", tokens),
         }
         if self._compat:
             families["vllm:iteration_tokens_total"] = ("Alias.", tokens)
@@ -277,7 +317,7 @@ class Metrics(Collector):
             shapes["vllm:cache_config_info"] = {"block_size": size, "num_gpu_blocks": pages}
         for name, fields in shapes.items():
             labels = self._label | fields
-            info = GaugeMetricFamily(name, "Shape of the KV cache.", labels=list(labels))
+            info = GaugeMetricFamily(name, "Configuration of the KV cache.", labels=list(labels))
             info.add_metric(list(labels.values()), 1.0)
             yield info
 

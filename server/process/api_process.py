@@ -1,8 +1,8 @@
 """One API process: `python -m server.process.api_process`, started by the launcher.
 
-It reads a `Start` as one line of JSON from stdin, and takes the end of stdin as the death of its
-parent.  SIGTERM drains: the listener stays open, new requests get 503, open streams may finish;
-then the process ends with code 0.
+It reads `ApiProcessArgs` as one line of JSON from stdin, and ends when stdin does, which means that
+its parent is dead.  SIGTERM drains: the listener stays open, new requests get 503, open streams may
+finish; then the process ends with code 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
 
 class ApiProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher says on stdin."""
+    """The message of the launcher on stdin."""
 
     config: ServerConfig
     index: int
@@ -63,7 +63,7 @@ class ApiProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn, with our signals: it would close the listener before the streams have ended."""
+    """uvicorn without its signal handlers, which would close the listener before streams end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -96,7 +96,7 @@ async def serve(start: ApiProcessArgs) -> None:
     app = create_app(state)
     server = http_server(app, config)
     gc.collect()
-    gc.freeze()  # looking through what stays for good would stop all streams for 50 ms
+    gc.freeze()  # collecting permanent objects would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
     async with background_work(start, state) as runner:
         drain = Drain(server, app.state.gate, state, runner)
@@ -147,9 +147,9 @@ def http_server(app: FastAPI, config: ServerConfig) -> ApiServer:
 async def background_work(
     start: ApiProcessArgs, state: ServerState
 ) -> AsyncGenerator[asyncio.Task[None] | None]:
-    """What goes on beside requests: the report, and batches, whose task is returned."""
+    """Runs the start report, and batches, whose task is yielded."""
     config, client, batches = start.config, state.client, state.batches
-    # What one process tells is true of all of them.
+    # One process reports for all of them.
     reporter = Reporter(config, client, chats=state.tokenizer.template is not None)
     report = asyncio.create_task(reporter.run()) if start.index == 0 else None
     runner = None
@@ -168,7 +168,7 @@ async def background_work(
 
 
 class Drain:
-    """Lets open requests end, at most `drain_seconds` long, then cuts them off and stops."""
+    """Waits up to `drain_seconds` for open requests, then ends them and stops."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Drain:
         state: ServerState,
         runner: asyncio.Task[None] | None,
     ) -> None:
-        """`runner` works on batches."""
+        """`runner` is the task that runs batches, if there is one."""
         self._server = server
         self._gate = gate
         self._state = state
@@ -192,7 +192,7 @@ class Drain:
         gate, client = self._gate, self._state.client
         gate.draining = True
         if self._runner is not None:
-            self._runner.cancel()  # what its lines have not finished runs after the next start
+            self._runner.cancel()  # unfinished lines run after the next start
         loop = asyncio.get_running_loop()
         seconds = self._state.config.drain_seconds
         deadline = loop.time() + seconds
@@ -202,10 +202,10 @@ class Drain:
                 gate.open_requests,
                 seconds,
             )
-        # A dead engine is not started again during a drain: nothing is left to wait for.
+        # A dead engine is not restarted during a drain: there is nothing to wait for.
         while gate.open_requests and client.down is None and loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
-        client.close()  # what is still open ends with an error event
+        client.close()  # open streams end with an error event
         self._server.should_exit = True
 
 
@@ -217,7 +217,7 @@ def open_batches(config: ServerConfig) -> BatchStore | None:
 
 
 def response_store(start: ApiProcessArgs) -> ResponseStore:
-    """The store that all API processes share: the file asked for, or one beside their sockets."""
+    """The store that all API processes share: --response-store, or a file next to their sockets."""
     config = start.config
     path = config.response_store
     limits = Limits(

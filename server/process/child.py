@@ -1,4 +1,4 @@
-"""Child: a process of the launcher's, its deaths and its end."""
+"""Child: a process of the launcher, with its restarts and its stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULTS = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 class Child:
-    """One child process, started again when it dies."""
+    """One child process, which the launcher restarts when it dies."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Child:
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(message) + b"\n")
-        with contextlib.suppress(ConnectionError):  # it died at once: wait() tells
+        with contextlib.suppress(ConnectionError):  # it died at once: wait() returns its code
             await self._process.stdin.drain()
 
     async def wait(self) -> int:
@@ -65,14 +65,14 @@ class Child:
             self._process.send_signal(number)
 
     def died(self) -> float | None:
-        """Note a death: seconds to wait before the next start, None if it died too often."""
+        """Record a death; returns the seconds until the restart, None if it died too often."""
         now = time.monotonic()
         self._deaths.append(now)
         recent = [death for death in self._deaths if now - death < DEATHS_WITHIN_SECONDS]
         return None if len(recent) >= MAX_DEATHS else min(2.0 ** (len(recent) - 1), 30.0) / 2
 
     async def stop(self, seconds: float) -> None:
-        """SIGTERM, and SIGKILL if it is still there after `seconds`."""
+        """Send SIGTERM, and SIGKILL if it still runs after `seconds`."""
         self.signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.wait(), seconds)

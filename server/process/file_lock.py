@@ -1,4 +1,4 @@
-"""A lock file, by which one process of a machine has something to itself."""
+"""A lock file, for a resource that one process of a machine uses alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def file_lock(path: Path) -> Generator[bool]:
-    """Whether the lock was free and is held until the end of the block; waits for nobody.
+    """Whether the lock was free, and is held until the end of the block; does not wait.
 
     The file is made if there is none, and stays.  The kernel frees the lock when the process ends,
     however it ends.  Raises OSError.

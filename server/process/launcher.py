@@ -53,11 +53,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class NoSocketDirectory(OSError):
-    """There is no place for the sockets; the message names the remedy."""
+    """No directory can hold the sockets; the message names the remedy."""
 
 
 class StoreInUse(OSError):
-    """This server cannot have the file of --response-store to itself; the message says why."""
+    """The file of --response-store cannot be locked; the message says why."""
 
 
 class Launcher:
@@ -145,14 +145,14 @@ class Launcher:
             reason = f"the engine process ended with {_describe(code)}"
             log.error("%s%s", reason, _hint(code))
             self._notifier.engine_down(reason, self._epoch)
-            pause = self._engine.died()
-            if pause is None:
+            delay = self._engine.died()
+            if delay is None:
                 return self._too_often(self._engine)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
             await self._start_engine()
 
-    async def _tell_death(self) -> None:
-        """During the drain the engine is not started again: who waits for it should know."""
+    async def _report_death(self) -> None:
+        """During the drain the engine is not restarted: tell the clients that wait for it."""
         code = await self._engine.wait()
         self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
 
@@ -164,10 +164,10 @@ class Launcher:
             if code == CONFIGURATION_ERROR:
                 return code
             log.error("%s ended with %s%s", api.name, _describe(code), _hint(code))
-            pause = api.died()
-            if pause is None:
+            delay = api.died()
+            if delay is None:
                 return self._too_often(api)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
             await self._start_api(index)
 
     def _too_often(self, child: Child) -> int:
@@ -182,7 +182,7 @@ class Launcher:
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
         seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
-        watching = asyncio.create_task(self._tell_death())
+        watching = asyncio.create_task(self._report_death())
         await self._end(self._apis, seconds)
         watching.cancel()
         await self._end([self._engine], STOP_SECONDS)
@@ -211,10 +211,10 @@ def _describe(code: int) -> str:
 
 
 def _hint(code: int) -> str:
-    """For the log: what may have sent a signal that nobody remembers to have sent."""
+    """For the log: the likely cause of a SIGKILL."""
     if code != -signal.SIGKILL:
         return ""
-    return ": if nobody sent it, memory ran out, and `dmesg` tells"
+    return ": the system may have run out of memory, see `dmesg`"
 
 
 @contextlib.contextmanager

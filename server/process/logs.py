@@ -27,7 +27,7 @@ def set_up_logging(level: str, form: Literal["text", "json"]) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # uvicorn tells of its own start and end; the start-up report says it better.
+    # The start report replaces the messages of uvicorn about its start and end.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))
     # A line for each HTTP request of a download says nothing that its progress does not.
     for library in ("httpx", "httpx2"):

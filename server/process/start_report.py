@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: loading, the start-up report, then a line while busy."""
+"""The output on the terminal: loading progress, the start report, then a line while busy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LEVELS = get_args(LogLevel)
 
 
 class Reporter:
-    """Watches the engine and tells what changed, on stdout or in a log of JSON."""
+    """Reports changes of the engine, on stdout or in the JSON log."""
 
     def __init__(self, config: ServerConfig, client: EngineClient, *, chats: bool = True) -> None:
-        """chats: whether the model takes messages, for the request to try."""
+        """chats: whether the model has a chat template, for the example request."""
         self._config = config
         self._chats = chats
         self._client = client
@@ -34,19 +34,19 @@ class Reporter:
         self._tenths = 0
 
     async def run(self) -> None:
-        told: Ready | None = None
+        reported: Ready | None = None
         before, last = Stats(), time.monotonic()
         while True:
             ready = self._client.ready
             await asyncio.sleep(POLL_SECONDS if ready is None else 1.0)
             ready = self._client.ready
             if ready is None:
-                if told is not None:  # the engine died and is started again
-                    told, self._phase = None, ""
+                if reported is not None:  # the engine died and is started again
+                    reported, self._phase = None, ""
                 self._loading()
                 continue
-            if ready is not told:
-                told, before, last = ready, Stats(), time.monotonic()
+            if ready is not reported:
+                reported, before, last = ready, Stats(), time.monotonic()
                 self._say(start_report(self._config, ready, chats=self._chats))
             elapsed = time.monotonic() - last
             if elapsed >= BUSY_SECONDS:
@@ -69,7 +69,7 @@ class Reporter:
             self._say(f"  {progress.phase} {10 * tenths} %")
 
     def _say(self, text: str) -> None:
-        """To a person as text; to a machine as one event of the log."""
+        """Print the text, or log it as one event with --log-format json."""
         if LEVELS.index(self._config.log_level) > LEVELS.index("info"):
             return
         if self._config.log_format == "json":
@@ -79,7 +79,7 @@ class Reporter:
 
 
 def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> str:
-    """What runs, what fits, and how to talk to it."""
+    """The configuration, the limits, and an example request."""
     name = config.served_names[0]
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
@@ -103,7 +103,7 @@ attention {ready.attention}
 
 
 def _example(config: ServerConfig, url: str, chats: bool) -> str:
-    """A request to try, that this model takes."""
+    """An example request for this model."""
     name = config.served_names[0]
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     path, asked = "completions", '"prompt": "Hello"'
@@ -115,13 +115,13 @@ def _example(config: ServerConfig, url: str, chats: bool) -> str:
 
 
 def _why(config: ServerConfig, ready: Ready) -> str:
-    """Where nobody asked for it, that requests are no longer because KV is so small."""
+    """A note if the KV cache, and not --max-model-len, limits the length of requests."""
     short = not config.engine.max_model_len and ready.max_model_len >= ready.capacity_tokens
-    return " (all that KV holds)" if short else ""
+    return " (limited by KV)" if short else ""
 
 
 def _requests(ready: Ready) -> str:
-    """How many requests the keys and values are enough for, of the longest and of usual ones."""
+    """How many requests the KV cache holds, of the maximum length and of a usual one."""
     lengths = [ready.max_model_len, *(USUAL_TOKENS,) * (ready.max_model_len > USUAL_TOKENS)]
     return ", ".join(
         f"{ready.capacity_tokens / length:,.1f} requests of {length:,}" for length in lengths
@@ -129,7 +129,7 @@ def _requests(ready: Ready) -> str:
 
 
 def busy_line(stats: Stats, before: Stats, seconds: float) -> str:
-    """What the engine did since `before`."""
+    """The activity of the engine since `before`."""
     prompt = stats.prompt_tokens - before.prompt_tokens
     cached = stats.cached_tokens - before.cached_tokens
     generated = stats.generated_tokens - before.generated_tokens

@@ -118,7 +118,9 @@ def test_a_killed_engine_ends_its_streams_and_is_replaced(own_server: Start):
     server.wait_until(server.ready, 30)
     answer = server.client().completions.create(model="tiny-chat", prompt="hi", max_tokens=3)
     assert answer.usage and answer.usage.completion_tokens > 0
-    assert "ended with signal SIGKILL: if nobody sent it, memory ran out" in server.log.read_text()
+    assert (
+        "ended with signal SIGKILL: the system may have run out of memory" in server.log.read_text()
+    )
 
 
 @pytest.mark.parametrize("busy", [False, True])

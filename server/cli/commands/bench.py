@@ -24,7 +24,7 @@ UNREPORTED = {"api_key", "command", "version", "what"}  # arguments that a file 
 
 
 class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Tells the defaults that are any."""
+    """Shows the defaults of options that have one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         none = action.default is None or action.default is False
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loop.add_argument(
         "--concurrency",
         type=_at_least(1),
-        help=f"closed loop with this many callers; {DEFAULT_CONCURRENCY} if left out",
+        help=f"closed loop with this many clients; {DEFAULT_CONCURRENCY} if left out",
     )
     loop.add_argument("--rate", type=_positive, help="open loop, requests a second (Poisson)")
     add(
@@ -170,7 +170,9 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
     print(table(_title(args, workload), summary, measured.outcomes, measured.lag_s))
     if args.json is not None:
         await asyncio.to_thread(
-            _write, Path(args.json), as_json(_told(args, workload), summary, measured.lag_s)
+            _write,
+            Path(args.json),
+            as_json(_reported_arguments(args, workload), summary, measured.lag_s),
         )
     return 1 if summary.failed else 0
 
@@ -231,18 +233,18 @@ def _title(args: argparse.Namespace, workload: Workload) -> str:
     if args.rate is not None:
         loop = f"open loop, {args.rate:g} requests / s"
     else:
-        loop = f"closed loop, {args.concurrency or DEFAULT_CONCURRENCY} callers"
+        loop = f"closed loop, {args.concurrency or DEFAULT_CONCURRENCY} clients"
     return (
         f"{workload.model} at {args.base_url}, {workload.endpoint}\n"
         f"{loop}; {workload.input_len} {unit} in, {workload.output_len} tokens out"
     )
 
 
-def _told(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
-    told: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNREPORTED}
-    told["model"] = workload.model
-    told["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return told
+def _reported_arguments(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
+    arguments: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNREPORTED}
+    arguments["model"] = workload.model
+    arguments["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return arguments
 
 
 def _write(path: Path, figures: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ class ChatServer:
             raise ChatServerError(f"{self._address}: not an OpenAI-compatible server") from None
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of an answer."""
+        """The text chunks of an answer."""
         for line in self._open("POST", "/v1/chat/completions", {**body, "stream": True}):
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
@@ -138,15 +138,15 @@ def _answer(
 ) -> dict[str, str] | None:
     """Print the answer as it comes; None if there is none to remember."""
     first = [{"role": "system", "content": system}] if system else []
-    pieces: list[str] = []
+    chunks: list[str] = []
     try:
-        for piece in server.stream({**body, "messages": [*first, *turns]}):
-            pieces.append(piece)
-            print(piece, end="", flush=True)
+        for chunk in server.stream({**body, "messages": [*first, *turns]}):
+            chunks.append(chunk)
+            print(chunk, end="", flush=True)
     except ChatServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return None
     except KeyboardInterrupt:  # enough of this answer; what came stays in the context
         pass
     print()
-    return {"role": "assistant", "content": "".join(pieces)}
+    return {"role": "assistant", "content": "".join(chunks)}

@@ -51,16 +51,16 @@ def run(args: argparse.Namespace) -> int:
     from server.cli.main import UsageError
     from server.cli.model_source import BUILT_IN, CONFIG_ONLY, ModelNotFound, resolve_model
 
-    wishes = read_engine_flags(args, os.environ, FLAGS)
+    requested = read_engine_flags(args, os.environ, FLAGS)
     card = card_bytes(args.card) if args.card else 0
-    if card and wishes.get("device") == "cpu":
+    if card and requested.get("device") == "cpu":
         raise UsageError("--card and --device cpu: a card is a GPU's, leave one of them out")
     name = args.model or os.environ.get("WAVEFILL_MODEL") or BUILT_IN
     try:
         directory, _ = resolve_model(name, args.revision, CONFIG_ONLY)
     except ModelNotFound as error:
         raise UsageError(str(error)) from None
-    config = EngineConfig(model=str(directory), **wishes)
+    config = EngineConfig(model=str(directory), **requested)
     if not 0 < config.gpu_memory <= 1:
         raise UsageError(f"--gpu-memory {config.gpu_memory}: it must be above 0 and at most 1")
     question = msgspec.json.encode({"config": config, "card": card})

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=None,
         metavar="KEY",
-        help="ask callers for this key; may be repeated (other users of this machine can read "
+        help="require this key from clients; may be repeated (other users of this machine can read "
         "arguments: prefer WAVEFILL_API_KEY or --api-key-file)",
     )
     parser.add_argument("--api-key-file", metavar="FILE", help="file with one key a line")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reason(error: OSError) -> str:
-    """What the system says, without what Python adds of the address."""
+    """The system's message, without the address that Python adds."""
     return str(error.strerror).partition(" (while")[0]
 
 
@@ -107,7 +107,7 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
             f"--gpu-memory {config.engine.gpu_memory}: it must be above 0 and at most 1"
         )
     _check_formats(config)
-    _check_callers(config)
+    _check_limits(config)
     if config.batch_concurrency < 1:
         raise UsageError("--batch-concurrency 0: batches need at least 1")
     if config.max_file_bytes < 1 or config.max_file_bytes > config.max_data_bytes:
@@ -120,11 +120,11 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
     return config
 
 
-def _check_callers(config: ServerConfig) -> None:
+def _check_limits(config: ServerConfig) -> None:
     from server.http.browser_guard import split_host
 
     if config.max_queue < 1:
-        raise UsageError("--max-queue 0: every request would be turned away: choose at least 1")
+        raise UsageError("--max-queue 0: every request would be rejected: choose at least 1")
     if config.stall_seconds < 1:
         raise UsageError(
             f"--stall-seconds {config.stall_seconds:g}: a step may take longer than that, and "
@@ -201,7 +201,7 @@ def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple
 
 
 def warn_if_open(config: ServerConfig) -> None:
-    """Tell who lets the whole network in without a key, or any page of a browser."""
+    """Warn if other machines, or any web page in a browser, can use the server without a key."""
     from server.http.browser_guard import accepted_hosts, is_loopback
 
     if config.api_keys:

@@ -11,7 +11,7 @@ from batch_server import CHAT, BatchServer, batch_server, line
 from msgspec.structs import replace
 
 from runtime.messages import BACKGROUND
-from server.batches.capacity import BatchSlots
+from server.batches.background import BatchSlots
 
 DAY = 86400
 

@@ -111,7 +111,7 @@ def test_an_address_without_a_path_gets_the_version(given: str, taken: str) -> N
 SMALL = ("--input-len", "7", "--output-len", "6", "--num-prompts", "12", "--warmup", "2")
 
 
-def test_closed_loop_keeps_the_agreed_callers_and_counts_tokens_not_chunks(
+def test_closed_loop_keeps_the_agreed_concurrency_and_counts_tokens_not_chunks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake, file = BenchFakeServer(), tmp_path / "run.json"
@@ -132,7 +132,7 @@ def test_closed_loop_keeps_the_agreed_callers_and_counts_tokens_not_chunks(
     assert figures["arguments"]["model"] == "fake"
     assert "secret-key" not in file.read_text()
     out = capsys.readouterr().out
-    assert "closed loop, 3 callers; 7 tokens in, 6 tokens out" in out
+    assert "closed loop, 3 clients; 7 tokens in, 6 tokens out" in out
     assert "12 answered, 0 failed" in out and "time to first token" in out
 
 

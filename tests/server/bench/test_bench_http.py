@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from server.bench.client import BenchClient
-from server.bench.http import ConnectionLost, HttpClient, Take
+from server.bench.http import ConnectionLost, HttpClient, OnChunk
 from server.bench.metrics import Failure, Outcome, RequestResult
 from server.bench.workload import Workload
 
@@ -116,7 +116,7 @@ async def test_a_connection_is_used_again_and_replaced_when_the_server_closed_it
     assert connections == [2, 2, 2]
 
 
-def into(body: bytearray) -> Take:
+def into(body: bytearray) -> OnChunk:
     return lambda piece, now: body.extend(piece)
 
 

@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
             "--memory-fraction (WAVEFILL_MEMORY_FRACTION): its name is",
         ),
         ([], {"WAVEFILL_MEMORY_FRACTION": "0.5"}, "its name is --gpu-memory now"),
-        (["--max-queue", "0"], {}, "--max-queue 0: every request would be turned away"),
+        (["--max-queue", "0"], {}, "--max-queue 0: every request would be rejected"),
         (["--stall-seconds", "0"], {}, "--stall-seconds 0: a step may take longer"),
         (["--max-body-bytes", "1"], {}, "--max-body-bytes 1: no request is so short"),
         (["--max-header-bytes", "1"], {}, "--max-header-bytes 1: ordinary clients send about"),

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.messages import Ready, Stats
 from server.generation.admission import Reason
 from server.metrics.buffered_histogram import BufferedHistogram
-from server.metrics.metrics import PER_TOKEN, Metrics
+from server.metrics.metrics import PER_TOKEN_BUCKETS, Metrics
 
 # What vLLM's dashboards, the inference gateway and common autoscalers read.
 READ_BY_OTHERS = {
@@ -170,7 +170,7 @@ def test_what_several_processes_counted_is_summed(tmp_path: Path):
     count = """
 import sys
 from server.metrics.buffered_histogram import BufferedHistogram
-from server.metrics.metrics import PER_TOKEN, Metrics
+from server.metrics.metrics import PER_TOKEN_BUCKETS, Metrics
 metrics = Metrics("tiny", shared=sys.argv[1])
 times = {"arrived": 100.0, "started": 100.1, "first_token": 100.2, "ended": 101.0}
 metrics.request_finished("stop", 10, 5, **times)
@@ -254,15 +254,15 @@ def test_the_engines_counters_go_on_when_it_is_started_again(two: tuple[Seen, Se
         assert engine_totals(other.metrics) == [50, 5, 2.5, 5]
 
 
-@given(st.lists(st.sampled_from([0.0, *PER_TOKEN, 0.0007, 0.3001, 7.0, 1e4]), max_size=300))
+@given(st.lists(st.sampled_from([0.0, *PER_TOKEN_BUCKETS, 0.0007, 0.3001, 7.0, 1e4]), max_size=300))
 @settings(max_examples=50, deadline=None)
 def test_many_numbers_at_once_count_as_one_by_one(seconds: list[float]):
     texts: list[bytes] = []
     for at_once in (True, False):
         registry = CollectorRegistry()
-        histogram = Histogram("gaps", "", registry=registry, buckets=PER_TOKEN)
+        histogram = Histogram("gaps", "", registry=registry, buckets=PER_TOKEN_BUCKETS)
         if at_once:
-            gathered = BufferedHistogram(histogram, PER_TOKEN)
+            gathered = BufferedHistogram(histogram, PER_TOKEN_BUCKETS)
             for number in seconds:
                 gathered.add(number)
             gathered.count()

@@ -57,7 +57,7 @@ def test_the_report_tells_the_limits():
 
 def test_a_length_that_only_kv_limits_is_told_as_such():
     little = replace(FACTS, max_model_len=1024)
-    assert "1,024 tokens a request (all that KV holds) | " in start_report(ServerConfig(), little)
+    assert "1,024 tokens a request (limited by KV) | " in start_report(ServerConfig(), little)
     asked = ServerConfig(engine=EngineConfig(model="x", max_model_len=1024))
     assert "1,024 tokens a request | " in start_report(asked, little)
 
