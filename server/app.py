@@ -12,7 +12,7 @@ from server.apis.anthropic import routes as anthropic
 from server.apis.error_format import ErrorFormatMiddleware
 from server.apis.ollama import embeddings as ollama_embeddings
 from server.apis.ollama import routes as ollama
-from server.apis.openai import chat, completions, embeddings, models, stored_chats, tokenize
+from server.apis.openai import chat, completions, embeddings, models, tokenize
 from server.apis.ops import requests
 from server.apis.ops import routes as ops
 from server.apis.responses import routes as responses
@@ -33,7 +33,6 @@ HTTP_ERRORS = {
 }
 PARTS = (
     chat,
-    stored_chats,
     responses,
     anthropic,
     ollama,
@@ -63,16 +62,8 @@ def line_app(state: ServerState) -> FastAPI:
 
 
 def _bare_app(state: ServerState) -> FastAPI:
-    app = DocumentedApp(
-        title="Wavefill",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/openapi.json",
-        redirect_slashes=False,  # it would send callers to whatever host their header names
-    )
+    app = DocumentedApp([part.endpoints for part in PARTS], state.config.served_names[0])
     app.state.wavefill = state
-    for part in PARTS:
-        app.include_router(part.router)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)
@@ -119,7 +110,7 @@ def _instead(path: str) -> str:
 def _methods(path: str) -> list[str]:
     """What all routes of this path answer to; the framework names those of the first."""
     found: set[str] = set()
-    for route in (route for part in PARTS for route in part.router.routes):
+    for route in (route for part in PARTS for route in part.endpoints.router.routes):
         if isinstance(route, Route) and route.path_regex.match(path):
             found |= route.methods or set()
     return sorted(found)

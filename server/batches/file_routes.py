@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import BinaryIO
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -17,32 +16,45 @@ from server.batches.schema import FileQuery
 from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
 from server.errors import NotFound
+from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody
+from server.http.openapi_parts import (
+    COUNT,
+    TEXT,
+    Schema,
+    deleted,
+    object_of,
+    or_null,
+    page_schema,
+    word,
+)
 from server.http.pagination import listed
-from server.http.query import NoQuery, openapi_query, parse_query
+from server.http.query import NoQuery, parse_query
 from server.http.request_context import owner_of
 from server.state import ServerState, state_of
 
-router = APIRouter()
+endpoints = Endpoints("files and batches")
+FILE = object_of(
+    id=TEXT,
+    object=word("file"),
+    bytes=COUNT,
+    created_at=COUNT,
+    expires_at=or_null(COUNT),
+    filename=TEXT,
+    purpose=TEXT,
+    status=word("processed"),
+    status_details={"type": "null"},
+)
 CHUNK_BYTES = 256 << 10
-UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string"},
-                        "expires_after[anchor]": {"type": "string"},
-                        "expires_after[seconds]": {"type": "integer"},
-                    },
-                }
-            }
-        },
-    }
+UPLOAD: Schema = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": TEXT,
+        "expires_after[anchor]": TEXT,
+        "expires_after[seconds]": {"type": "integer"},
+    },
 }
 
 
@@ -56,7 +68,7 @@ def store_of(state: ServerState) -> BatchStore:
     return state.batches
 
 
-@router.post("/v1/files", summary="Upload a file", response_model=None, openapi_extra=UPLOAD)
+@endpoints.post("/v1/files", summary="Upload a file", form=UPLOAD, answer=FILE)
 async def upload_file(request: Request) -> Response:
     state = state_of(request)
     store = store_of(state)
@@ -73,12 +85,7 @@ async def upload_file(request: Request) -> Response:
     return JSONResponse(file.to_json())
 
 
-@router.get(
-    "/v1/files",
-    summary="List files",
-    response_model=None,
-    openapi_extra=openapi_query(FileQuery),
-)
+@endpoints.get("/v1/files", summary="List files", query=FileQuery, answer=page_schema(FILE))
 async def list_files(request: Request) -> Response:
     query = parse_query(FileQuery, request.query_params)
     files = store_of(state_of(request)).files
@@ -102,13 +109,13 @@ async def _file(request: Request, file_id: str) -> StoredFile:
     return await asyncio.to_thread(files.find, owner_of(request), file_id)
 
 
-@router.get("/v1/files/{file_id}", summary="Describe a file", response_model=None)
+@endpoints.get("/v1/files/{file_id}", summary="Describe a file", answer=FILE)
 async def get_file(request: Request, file_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     return JSONResponse((await _file(request, file_id)).to_json())
 
 
-@router.delete("/v1/files/{file_id}", summary="Delete a file", response_model=None)
+@endpoints.delete("/v1/files/{file_id}", summary="Delete a file", answer=deleted("file"))
 async def delete_file(request: Request, file_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     files = store_of(state_of(request)).files
@@ -116,7 +123,12 @@ async def delete_file(request: Request, file_id: str) -> Response:
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
-@router.get("/v1/files/{file_id}/content", summary="A file's content", response_model=None)
+@endpoints.get(
+    "/v1/files/{file_id}/content",
+    summary="A file's content",
+    answer=TEXT,
+    media_type="application/octet-stream",
+)
 async def file_content(request: Request, file_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     file = await _file(request, file_id)

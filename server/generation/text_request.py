@@ -6,10 +6,11 @@ server/generation/chat_request.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from runtime.messages import Ready, SamplingParams
-from server.apis.openai.completions_answer import CompletionPrompt
 from server.apis.openai.completions_schema import CompletionRequest
 from server.constrained.request_grammar import answer_grammar
 from server.generation.admission import Places
@@ -27,6 +28,12 @@ from server.generation.sampling_params import (
 from server.prompt.fim import prompt_with_gap
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
+
+
+@dataclass(frozen=True)
+class CompletionPrompt:
+    text: str  # what `echo` returns
+    tokens: list[int]
 
 
 async def submit_texts(

@@ -53,7 +53,7 @@ class BodyRefused(Exception):
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Put the middleware around `app`; the Gate is at `app.state.gate`."""
+    """Put the middleware around `app`; its DrainState is at `app.state.gate`."""
     gate = app.state.gate = DrainState()
     origins = state.config.allowed_origins
     app.add_middleware(BrowserGuard, config=state.config)

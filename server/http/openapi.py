@@ -1,123 +1,139 @@
-"""The OpenAPI document: what FastAPI makes of the routes, with what it cannot know about them.
+"""The OpenAPI document, made of what the endpoints declare.
 
-Routes read their own bodies and write their own answers.  So the document says here what and which
-errors they answer with, and what a stream is made of.
+A stream's item has its schema under `itemSchema`, as in OpenAPI 3.2.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
-from server.apis.error_format import is_anthropic, is_ollama
-from server.http.openapi_answers import ANSWERS
-from server.http.openapi_examples import example_of
-from server.http.openapi_streams import STREAMS
-from server.http.validation import fields_of
+from server.http.endpoints import Endpoint, Endpoints, ErrorFormat
+from server.http.openapi_parts import Schema
+from server.http.validation import Body, fields_of, items_of, kind_of
 
-METHODS = ("get", "post", "delete")
-TEXT = {"type": "string"}
-OTHER_TYPES = {
-    "/": ["text/plain"],
-    "/metrics": ["text/plain"],
-    "/v1/files/{file_id}/content": ["application/octet-stream"],
-}
-
-
-TAGS = (  # by the beginning of a path
-    ("/v1/chat", "chat and text"),
-    ("/v1/completions", "chat and text"),
-    ("/v1/responses", "responses"),
-    ("/v1/messages", "Anthropic's API"),
-    ("/api", "Ollama's API"),
-    ("/v1/embeddings", "vectors"),
-    ("/v1/score", "vectors"),
-    ("/v1/rerank", "vectors"),
-    ("/v1/files", "files and batches"),
-    ("/v1/batches", "files and batches"),
-    ("/", "models, tokens, requests"),
-)
-
-
-def _object(**fields: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": fields, "required": list(fields)}
-
-
-def _or_null(kind: str) -> dict[str, Any]:
-    return {"type": [kind, "null"]}
-
-
-ERRORS = {
-    "Error": _object(
-        error=_object(message=TEXT, type=TEXT, param=_or_null("string"), code=_or_null("string"))
-    ),
-    "AnthropicError": _object(
-        type={"const": "error"},
-        error=_object(type=TEXT, message=TEXT),
-        request_id=_or_null("string"),
-    ),
-    "OllamaError": _object(error=TEXT),
-}
+JSON = "application/json"
 
 
 class DocumentedApp(FastAPI):
+    """Routes to `groups`; /openapi.json says what they declare."""
+
+    def __init__(self, groups: Sequence[Endpoints], model: str) -> None:
+        """model: the name that the example bodies ask for"""
+        super().__init__(
+            title="Wavefill",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url="/openapi.json",
+            redirect_slashes=False,  # it would send callers to whatever host their header names
+        )
+        self._groups = groups
+        self._model = model
+        for group in groups:
+            self.include_router(group.router)
+
     def openapi(self) -> dict[str, Any]:
         """The document; made when it is first asked for."""
         if self.openapi_schema is None:
-            self.openapi_schema = _document(self)
+            self.openapi_schema = self._document()
         return self.openapi_schema
 
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    whole = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    model = app.state.wavefill.config.served_names[0]
-    for path, item in whole["paths"].items():
-        for method in METHODS:
-            if method in item:
-                _complete(path, method, item[method])
-                _offer(path, item[method], model)
-    whole["components"] = {"schemas": ERRORS}
-    return whole
-
-
-def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
-    responses = operation["responses"]
-    responses.pop("422", None)  # FastAPI's own, which no route gives
-    name = "Error"
-    if is_anthropic(path):
-        name = "AnthropicError"
-    elif is_ollama(path):
-        name = "OllamaError"
-    schema = {"$ref": f"#/components/schemas/{name}"}
-    content = {"application/json": {"schema": schema}}
-    responses["4XX"] = {"description": "The request is refused", "content": content}
-    responses["5XX"] = {"description": "The server cannot answer", "content": content}
-    responses["200"]["content"] = _answers(path, method, operation)
+    def _document(self) -> dict[str, Any]:
+        paths: dict[str, dict[str, Any]] = {}
+        for group in self._groups:
+            for endpoint in group.documented:
+                methods = paths.setdefault(endpoint.path, {})
+                assert endpoint.method not in methods, f"two of {endpoint.method} {endpoint.path}"
+                methods[endpoint.method] = _operation(group, endpoint, self._model)
+        return {
+            "openapi": self.openapi_version,
+            "info": {"title": self.title, "version": self.version},
+            "paths": paths,
+            "components": {"schemas": dict(each.value for each in ErrorFormat)},
+        }
 
 
-def _offer(path: str, operation: dict[str, Any], model: str) -> None:
-    """What /docs shows: under which heading, and with which body to begin with."""
-    operation.setdefault("tags", [next(tag for start, tag in TAGS if path.startswith(start))])
-    content = fields_of(fields_of(operation.get("requestBody")).get("content"))
-    if "application/json" in content:
-        content["application/json"]["example"] = example_of(path, model)
+def _operation(group: Endpoints, endpoint: Endpoint, model: str) -> dict[str, Any]:
+    declared, name = endpoint.declared, endpoint.handler.__name__
+    operation: dict[str, Any] = {
+        "tags": [group.tag],
+        "summary": declared["summary"],
+        "operationId": re.sub(r"\W", "_", f"{name}{endpoint.path}") + f"_{endpoint.method}",
+        "responses": _responses(group, declared.get("stream"), endpoint),
+    }
+    description = inspect.getdoc(endpoint.handler)
+    if description:
+        operation["description"] = description
+    parameters = [_path_parameter(each) for each in endpoint.path_parameters()]
+    if "query" in declared:
+        parameters += query_parameters(declared["query"])
+    if parameters:
+        operation["parameters"] = parameters
+    content: dict[str, Any] = {}
+    if "form" in declared:
+        content["multipart/form-data"] = {"schema": declared["form"]}
+    if "body" in declared:
+        body = declared["body"]
+        named = {"model": model} if "model" in body.model_fields else {}
+        content[JSON] = {
+            "schema": body_schema(body, declared.get("body_fields", ())),
+            "example": named | dict(declared.get("example", {})),
+        }
+    if content:
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
 
 
-def _answers(path: str, method: str, operation: dict[str, Any]) -> dict[str, Any]:
-    if path in OTHER_TYPES:
-        return {kind: {"schema": TEXT} for kind in OTHER_TYPES[path]}
-    answers: dict[str, Any] = {"application/json": {"schema": ANSWERS[method, path]}}
-    if _streams(operation):
-        kind = "application/x-ndjson" if is_ollama(path) else "text/event-stream"
-        answers[kind] = {"itemSchema": STREAMS[method, path]}
-    return answers
+def _responses(group: Endpoints, stream: Schema | None, endpoint: Endpoint) -> dict[str, Any]:
+    declared = endpoint.declared
+    answers: dict[str, Any] = {declared.get("media_type", JSON): {"schema": declared["answer"]}}
+    if stream is not None:
+        answers[group.stream_type] = {"itemSchema": stream}
+    error = {JSON: {"schema": {"$ref": f"#/components/schemas/{group.errors.value[0]}"}}}
+    return {
+        "200": {"description": "Successful Response", "content": answers},
+        "4XX": {"description": "The request is refused", "content": error},
+        "5XX": {"description": "The server cannot answer", "content": error},
+    }
 
 
-def _streams(operation: dict[str, Any]) -> bool:
-    """Whether a field of the body or a parameter of the query asks for a stream."""
-    names = [parameter["name"] for parameter in operation.get("parameters", ())]
-    content = fields_of(fields_of(operation.get("requestBody")).get("content"))
-    schema = fields_of(fields_of(content.get("application/json")).get("schema"))
-    return "stream" in names or "stream" in fields_of(schema.get("properties"))
+def _path_parameter(name: str) -> dict[str, Any]:
+    schema = {"type": "string", "title": name.replace("_", " ").title()}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def query_parameters(model: type[Body]) -> list[dict[str, Any]]:
+    """The parameters of a query that server/http/query.py reads as `model`."""
+    properties: dict[str, Schema] = body_schema(model)["properties"]
+    return [_query_parameter(name, schema) for name, schema in properties.items()]
+
+
+def _query_parameter(name: str, schema: Schema) -> dict[str, Any]:
+    parameter: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
+    # OpenAPI's name for metadata[key]=value.
+    return parameter | {"style": "deepObject", "explode": True} if name == "metadata" else parameter
+
+
+def body_schema(model: type[Body], only: Collection[str] = ()) -> Schema:
+    """The JSON Schema of a body, with all references resolved; `only`: the fields it keeps."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    if only:
+        fields = {name: field for name, field in schema["properties"].items() if name in only}
+        schema |= {"properties": fields}
+
+    def resolved(node: object) -> object:
+        if kind_of(node) == "array":
+            return [resolved(item) for item in items_of(node)]
+        fields = fields_of(node)
+        if "$ref" in fields:
+            return resolved(definitions[fields["$ref"].rsplit("/", 1)[-1]])
+        # The `default: null` of each optional field would be a third of the document.
+        kept = {key: resolved(item) for key, item in fields.items() if item is not None}
+        return kept if fields else node
+
+    return fields_of(resolved(schema))

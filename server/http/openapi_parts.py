@@ -1,11 +1,10 @@
-"""What the schemas of answers are built from."""
+"""What the JSON Schemas of answers and of streams are built from."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Schema = dict[str, Any]
-Answers = dict[tuple[str, str], Schema]  # by method and path
 
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
@@ -39,7 +38,7 @@ def word(*values: str) -> Schema:
     return {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
 
 
-def page_of(entry: Schema) -> Schema:
+def page_schema(entry: Schema) -> Schema:
     """OpenAI's list that is read in pages."""
     return object_of(
         object=word("list"),
@@ -52,3 +51,25 @@ def page_of(entry: Schema) -> Schema:
 
 def deleted(kind: str) -> Schema:
     return object_of(id=TEXT, object=word(kind), deleted={"const": True})
+
+
+def any_of(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def json_text(schema: Schema) -> Schema:
+    """A string that holds JSON."""
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+
+
+def events(*kinds: tuple[tuple[str, ...], Schema]) -> Schema:
+    """Server-sent events that name their type twice: some types, and the fields of their JSON."""
+    return any_of(
+        *(
+            object_of(event=word(*names), data=json_text(with_required(fields, type=word(*names))))
+            for names, fields in kinds
+        )
+    )
+
+
+ERROR = object_of(error=object_of(message=TEXT, type=TEXT, param=or_null(TEXT), code=or_null(TEXT)))

@@ -109,14 +109,3 @@ def _wrong(
     return RequestError(
         f"`{name}` is {shown}: it must be {wanted}; or {remedy}", param=name, code=code
     )
-
-
-def openapi_query(model: type[Body]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads its own query."""
-    properties: dict[str, Any] = model.model_json_schema()["properties"]
-    return {"parameters": [_parameter(name, schema) for name, schema in properties.items()]}
-
-
-def _parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
-    return told | {"style": "deepObject", "explode": True} if name == "metadata" else told

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,25 +14,68 @@ from server.apis.anthropic.request import FIELDS, to_chat_request
 from server.apis.anthropic.schema import CountRequest, MessagesRequest
 from server.apis.field_names import map_error_fields
 from server.apis.openai.chat_schema import ChatRequest
-from server.apis.openai.sampling_schema import openapi_body
 from server.constrained.reasoning_grammar import can_limit
 from server.generation.chat_request import chat_prompt, prepare_chat
+from server.http.endpoints import Endpoints, ErrorFormat
 from server.http.json_body import JsonBody, read_checked
+from server.http.openapi_parts import (
+    ANY_OBJECT,
+    COUNT,
+    TEXT,
+    events,
+    list_of,
+    object_of,
+    or_null,
+    with_optional,
+    with_required,
+    word,
+)
 from server.http.request_context import prefix_salt
 from server.http.sse import EventStream, EventWriter, while_connected
 from server.http.validation import parse
 from server.state import state_of
 
-router = APIRouter()
+endpoints = Endpoints("Anthropic's API", ErrorFormat.ANTHROPIC)
+MESSAGE = object_of(
+    id=TEXT,
+    type=word("message"),
+    role=word("assistant"),
+    model=TEXT,
+    content=list_of(object_of(type=word("text", "tool_use", "thinking"))),
+    stop_reason=TEXT,
+    stop_sequence=or_null(TEXT),
+    usage=object_of(
+        input_tokens=COUNT,
+        output_tokens=COUNT,
+        cache_read_input_tokens=COUNT,
+        cache_creation_input_tokens=COUNT,
+    ),
+)
+OF_BLOCK = object_of(index=COUNT)
+BEGUN = with_optional(MESSAGE, stop_reason={"type": "null"})
+MESSAGE_EVENT = events(
+    (("message_start",), object_of(message=BEGUN)),
+    (("content_block_start",), with_required(OF_BLOCK, content_block=object_of(type=TEXT))),
+    (("content_block_delta",), with_required(OF_BLOCK, delta=object_of(type=TEXT))),
+    (("content_block_stop",), OF_BLOCK),
+    (("message_delta",), object_of(delta=object_of(stop_reason=TEXT), usage=ANY_OBJECT)),
+    (("message_stop", "ping"), object_of()),
+    (("error",), object_of(error=object_of(type=TEXT, message=TEXT))),
+)
 ROUTE = "messages"  # as records of requests say
 B = TypeVar("B", bound=CountRequest)
 
 
-@router.post(
+@endpoints.post(
     "/v1/messages",
     summary="Continue a conversation (Anthropic)",
-    response_model=None,
-    openapi_extra=openapi_body(MessagesRequest),
+    body=MessagesRequest,
+    example={
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 100,
+    },
+    answer=MESSAGE,
+    stream=MESSAGE_EVENT,
 )
 async def messages(request: Request) -> Response:
     state = state_of(request)
@@ -53,11 +95,12 @@ async def messages(request: Request) -> Response:
     return JsonBody(whole_message(turn, answer, show_thinking=show))
 
 
-@router.post(
+@endpoints.post(
     "/v1/messages/count_tokens",
     summary="Count the tokens of a conversation (Anthropic)",
-    response_model=None,
-    openapi_extra=openapi_body(CountRequest),
+    body=CountRequest,
+    example={"messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    answer=object_of(input_tokens=COUNT),
 )
 async def count_tokens(request: Request) -> Response:
     _, chat, paths = await _read(request, CountRequest)

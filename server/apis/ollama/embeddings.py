@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter
 from msgspec.structs import replace
 from pydantic import Field, Tag
 from starlette.requests import Request
@@ -18,7 +17,6 @@ from server.apis.field_names import map_error_fields
 from server.apis.ollama.routes import ROUTE, check_stays, read_call
 from server.apis.ollama.schema import OllamaCall
 from server.apis.openai.embeddings_schema import MAX_TEXTS, Text
-from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
 from server.generation.embeddings import (
     EmbeddingInput,
@@ -30,7 +28,9 @@ from server.generation.embeddings import (
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
+from server.http.endpoints import Endpoints, ErrorFormat
 from server.http.json_body import JsonBody
+from server.http.openapi_parts import COUNT, NUMBER, TEXT, list_of, object_of, with_optional
 from server.http.request_context import prefix_salt
 from server.http.sse import while_connected
 from server.http.validation import Unsupported, by_kind
@@ -63,7 +63,13 @@ class EmbeddingsBody(OllamaCall):
     prompt: str | None = None
 
 
-router = APIRouter()
+endpoints = Endpoints("Ollama's API", ErrorFormat.OLLAMA)
+EMBEDDINGS = with_optional(
+    object_of(model=TEXT, embeddings=list_of(list_of(NUMBER))),
+    total_duration=COUNT,
+    load_duration=COUNT,
+    prompt_eval_count=COUNT,
+)
 
 # What /v1/embeddings calls it -> what to send instead, in messages
 EMBED_FIELDS: Mapping[str, str] = {"truncate_prompt_tokens": "truncate"}
@@ -71,11 +77,12 @@ EMBEDDINGS_FIELDS: Mapping[str, str] = {"truncate_prompt_tokens": "truncate` of 
 NOTHING_ELSE: Mapping[str, Unsupported] = {}
 
 
-@router.post(
+@endpoints.post(
     "/api/embed",
     summary="Texts to vectors (Ollama)",
-    response_model=None,
-    openapi_extra=openapi_body(EmbedBody),
+    body=EmbedBody,
+    example={"input": ["the first text", "the second"]},
+    answer=EMBEDDINGS,
 )
 async def embed(request: Request) -> Response:
     began = time.monotonic()
@@ -112,11 +119,12 @@ async def embed(request: Request) -> Response:
     return JsonBody(await off_loop(sum(map(len, found)) // 4, work))
 
 
-@router.post(
+@endpoints.post(
     "/api/embeddings",
     summary="A text to a vector (Ollama's older route)",
-    response_model=None,
-    openapi_extra=openapi_body(EmbeddingsBody),
+    body=EmbeddingsBody,
+    example={"prompt": "a text"},
+    answer=object_of(embedding=list_of(NUMBER)),
 )
 async def embeddings(request: Request) -> Response:
     state = state_of(request)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,7 +29,6 @@ from server.apis.ollama.schema import (
     ShowBody,
 )
 from server.apis.openai.chat_schema import ChatRequest
-from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
 from server.generation.chat_request import (
     CHARS_PER_MESSAGE,
@@ -42,8 +40,19 @@ from server.generation.choice import Choice, TextChunk
 from server.generation.generation import Generation, require_ready
 from server.generation.off_loop import off_loop
 from server.generation.text_request import submit_texts
-from server.http.get_or_head import get_or_head
+from server.http.endpoints import Endpoints, ErrorFormat
 from server.http.json_body import JsonBody, read_any
+from server.http.openapi_parts import (
+    ANY_OBJECT,
+    COUNT,
+    FLAG,
+    TEXT,
+    Schema,
+    any_of,
+    list_of,
+    object_of,
+    word,
+)
 from server.http.query import NoQuery, parse_query
 from server.http.request_context import prefix_salt
 from server.http.sse import EventStream, EventWriter, while_connected
@@ -51,16 +60,39 @@ from server.http.validation import Unsupported, parse
 from server.state import ServerState, state_of
 from server.tool_calls.parser.deltas import ContentDelta
 
-router = APIRouter()
+endpoints = Endpoints("Ollama's API", ErrorFormat.OLLAMA, "application/x-ndjson")
+HEAD: dict[str, Schema] = {"model": TEXT, "created_at": TEXT, "done": FLAG}
+CHAT = object_of(**HEAD, message=object_of(role=word("assistant"), content=TEXT))
+GENERATED = object_of(**HEAD, response=TEXT)
+FAILURE = object_of(error=TEXT)
+DETAILS = object_of(format=TEXT, family=TEXT, families=list_of(TEXT))
+MODELS = object_of(
+    models=list_of(
+        object_of(name=TEXT, model=TEXT, modified_at=TEXT, size=COUNT, digest=TEXT, details=DETAILS)
+    )
+)
+SHOWN = object_of(
+    modified_at=TEXT,
+    parameters=TEXT,
+    template=TEXT,
+    details=DETAILS,
+    model_info=ANY_OBJECT,
+    capabilities=list_of(TEXT),
+)
 ROUTE = "ollama"  # as records of requests say
 B = TypeVar("B", bound=OllamaCall)
 
 
-@router.post(
+@endpoints.post(
     "/api/chat",
     summary="Continue a conversation (Ollama)",
-    response_model=None,
-    openapi_extra=openapi_body(OllamaChatBody),
+    body=OllamaChatBody,
+    example={
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "stream": False,
+    },
+    answer=CHAT,
+    stream=any_of(CHAT, FAILURE),
 )
 async def chat(request: Request) -> Response:
     state = state_of(request)
@@ -74,11 +106,13 @@ async def chat(request: Request) -> Response:
         return await _answered(request, state, body, wanted, answer)
 
 
-@router.post(
+@endpoints.post(
     "/api/generate",
     summary="Continue a text, or answer it (Ollama)",
-    response_model=None,
-    openapi_extra=openapi_body(OllamaGenerateBody),
+    body=OllamaGenerateBody,
+    example={"prompt": "What is the capital of France?", "stream": False},
+    answer=GENERATED,
+    stream=any_of(GENERATED, FAILURE),
 )
 async def generate(request: Request) -> Response:
     state = state_of(request)
@@ -98,13 +132,13 @@ async def generate(request: Request) -> Response:
         return await _answered(request, state, body, wanted, answer)
 
 
-@get_or_head(router, "/api/tags", summary="List the served models (Ollama)")
+@endpoints.get("/api/tags", summary="List the served models (Ollama)", head=True, answer=MODELS)
 async def tags(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
     return JsonBody(orjson.dumps({"models": models.tags(state_of(request))}))
 
 
-@get_or_head(router, "/api/ps", summary="List the loaded models (Ollama)")
+@endpoints.get("/api/ps", summary="List the loaded models (Ollama)", head=True, answer=MODELS)
 async def running(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
     state = state_of(request)
@@ -112,11 +146,8 @@ async def running(request: Request) -> Response:
     return JsonBody(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
 
 
-@router.post(
-    "/api/show",
-    summary="Describe a model (Ollama)",
-    response_model=None,
-    openapi_extra=openapi_body(ShowBody),
+@endpoints.post(
+    "/api/show", summary="Describe a model (Ollama)", body=ShowBody, example={}, answer=SHOWN
 )
 async def show(request: Request) -> Response:
     state = state_of(request)
@@ -130,7 +161,9 @@ async def show(request: Request) -> Response:
     return JsonBody(orjson.dumps(models.description(state, require_ready(state))))
 
 
-@get_or_head(router, "/api/version", summary="Version of Ollama's API")
+@endpoints.get(
+    "/api/version", summary="Version of Ollama's API", head=True, answer=object_of(version=TEXT)
+)
 async def version(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
     return JsonBody(orjson.dumps({"version": models.API_VERSION}))

@@ -10,11 +10,11 @@ from operator import mul
 from typing import Any, Generic, TypeVar
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.messages import PoolingParams, Ready
+from server.apis.openai.answer_schema import EMBEDDINGS, RANKING, SCORES
 from server.apis.openai.embeddings_schema import (
     EMBEDDING_UNSUPPORTED,
     RERANK_UNSUPPORTED,
@@ -24,7 +24,6 @@ from server.apis.openai.embeddings_schema import (
     RerankRequest,
     ScoreRequest,
 )
-from server.apis.openai.sampling_schema import openapi_body
 from server.errors import RequestError
 from server.generation.embeddings import (
     EmbeddingInput,
@@ -36,13 +35,14 @@ from server.generation.embeddings import (
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
+from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import prefix_salt
 from server.http.sse import while_connected
 from server.http.validation import Unsupported, parse
 from server.state import ServerState, state_of
 
-router = APIRouter()
+endpoints = Endpoints("vectors")
 
 P = TypeVar("P", bound=PoolingBody)
 
@@ -105,11 +105,12 @@ async def read_call(
     return EmbeddingCall(request, state, require_ready(state), body)
 
 
-@router.post(
+@endpoints.post(
     "/v1/embeddings",
     summary="Texts to vectors",
-    response_model=None,
-    openapi_extra=openapi_body(EmbeddingRequest),
+    body=EmbeddingRequest,
+    example={"input": ["the first text", "the second"]},
+    answer=EMBEDDINGS,
 )
 async def embeddings(request: Request) -> Response:
     call = await read_call(request, EmbeddingRequest, EMBEDDING_UNSUPPORTED)
@@ -146,12 +147,13 @@ def _shown(vector: bytes, in_base64: bool) -> bytes:
     return orjson.dumps(decode_embedding(vector))
 
 
-@router.post("/score", include_in_schema=False, response_model=None)
-@router.post(
+@endpoints.post(
     "/v1/score",
     summary="How alike pairs of texts are",
-    response_model=None,
-    openapi_extra=openapi_body(ScoreRequest),
+    aliases=["/score"],
+    body=ScoreRequest,
+    example={"text_1": "a cat", "text_2": ["a dog", "a house"]},
+    answer=SCORES,
 )
 async def score(request: Request) -> Response:
     call = await read_call(request, ScoreRequest, SCORE_UNSUPPORTED)
@@ -182,13 +184,13 @@ async def score(request: Request) -> Response:
     return JsonBody(orjson.dumps(answer))
 
 
-@router.post("/rerank", include_in_schema=False, response_model=None)
-@router.post("/v2/rerank", include_in_schema=False, response_model=None)
-@router.post(
+@endpoints.post(
     "/v1/rerank",
     summary="Documents, the one most like the query first",
-    response_model=None,
-    openapi_extra=openapi_body(RerankRequest),
+    aliases=["/rerank", "/v2/rerank"],
+    body=RerankRequest,
+    example={"query": "a cat", "documents": ["a dog", "a house"]},
+    answer=RANKING,
 )
 async def rerank(request: Request) -> Response:
     call = await read_call(request, RerankRequest, RERANK_UNSUPPORTED)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.http.get_or_head import get_or_head
-from server.http.query import NoQuery, openapi_query, parse_query
+from server.http.endpoints import Endpoints
+from server.http.openapi_parts import COUNT, TEXT, list_of, object_of, or_null, word
+from server.http.query import NoQuery, parse_query
 from server.http.validation import Body
 from server.state import ServerState, state_of
 
-router = APIRouter()
+endpoints = Endpoints("models, tokens, requests")
+MODEL = object_of(
+    id=TEXT,
+    object=word("model"),
+    created=COUNT,
+    owned_by=TEXT,
+    root=TEXT,
+    parent={"type": "null"},
+    max_model_len=or_null(COUNT),
+)
 
 
 class ModelsQuery(Body):
@@ -37,11 +46,12 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-@get_or_head(
-    router,
+@endpoints.get(
     "/v1/models",
     summary="List the served models",
-    openapi_extra=openapi_query(ModelsQuery),
+    head=True,
+    query=ModelsQuery,
+    answer=object_of(object=word("list"), data=list_of(MODEL)),
 )
 async def list_models(request: Request) -> Response:
     query = parse_query(ModelsQuery, request.query_params)
@@ -58,7 +68,7 @@ async def list_models(request: Request) -> Response:
     return JSONResponse(answer)
 
 
-@get_or_head(router, "/v1/models/{name:path}", summary="Describe one model")
+@endpoints.get("/v1/models/{name:path}", summary="Describe one model", head=True, answer=MODEL)
 async def get_model(request: Request, name: str) -> Response:
     parse_query(NoQuery, request.query_params)
     state = state_of(request)

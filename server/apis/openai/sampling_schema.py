@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
@@ -19,9 +18,6 @@ from server.http.validation import (
     Unsupported,
     by_kind,
     few_entries,
-    fields_of,
-    items_of,
-    kind_of,
 )
 
 INT64 = 2**63
@@ -226,26 +222,3 @@ def token_biases(bias: dict[str, float] | None, vocab_size: int) -> dict[int, fl
             )
         biases[token] = value
     return biases
-
-
-def openapi_body(model: type[Body], only: Collection[str] = ()) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads its own body, with all references resolved.
-
-    only    the fields that it takes, if not all of them
-    """
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    if only:
-        kept = {name: field for name, field in schema["properties"].items() if name in only}
-        schema |= {"properties": kept}
-
-    def resolved(node: object) -> object:
-        if kind_of(node) == "array":
-            return [resolved(item) for item in items_of(node)]
-        fields = fields_of(node)
-        if "$ref" in fields:
-            return resolved(definitions[fields["$ref"].rsplit("/", 1)[-1]])
-        return {key: resolved(item) for key, item in fields.items()} if fields else node
-
-    content = {"application/json": {"schema": resolved(schema)}}
-    return {"requestBody": {"required": True, "content": content}}

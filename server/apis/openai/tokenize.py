@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest, Message, Scalar
 from server.apis.openai.content_schema import check_parts
-from server.apis.openai.sampling_schema import openapi_body
 from server.apis.openai.tools_schema import MAX_TOOLS, Tool
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.chat_request import chat_prompt
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import check_chars, check_token_ids
+from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
+from server.http.openapi_parts import COUNT, TEXT, list_of, object_of, or_null
 from server.http.validation import MAX_MESSAGES, Body, few_entries, parse
 from server.state import state_of
 
@@ -76,18 +76,25 @@ class DetokenizeRequest(Body):
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
-router = APIRouter()
+endpoints = Endpoints("models, tokens, requests")
+TOKENS = object_of(
+    count=COUNT,
+    max_model_len=COUNT,
+    tokens=list_of(COUNT),
+    token_strs=or_null(list_of(or_null(TEXT))),
+)
 UNSUPPORTED = {
     name: CHAT_UNSUPPORTED[name] for name in ("chat_template", "documents", "mm_processor_kwargs")
 }
 
 
-@router.post("/v1/tokenize", include_in_schema=False, response_model=None)
-@router.post(
+@endpoints.post(
     "/tokenize",
     summary="Text or messages to token ids",
-    response_model=None,
-    openapi_extra=openapi_body(TokenizeRequest),
+    aliases=["/v1/tokenize"],
+    body=TokenizeRequest,
+    example={"prompt": "Hello, world!"},
+    answer=TOKENS,
 )
 async def tokenize(request: Request) -> Response:
     state = state_of(request)
@@ -129,12 +136,13 @@ def checked(fields: dict[str, Any]) -> TokenizeRequest:
     return body
 
 
-@router.post("/v1/detokenize", include_in_schema=False, response_model=None)
-@router.post(
+@endpoints.post(
     "/detokenize",
     summary="Token ids to text",
-    response_model=None,
-    openapi_extra=openapi_body(DetokenizeRequest),
+    aliases=["/v1/detokenize"],
+    body=DetokenizeRequest,
+    example={"tokens": [39, 68, 75]},
+    answer=object_of(prompt=TEXT),
 )
 async def detokenize(request: Request) -> Response:
     state = state_of(request)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.errors import NotFound
+from server.http.endpoints import Endpoints
+from server.http.openapi_parts import ANY_OBJECT, NUMBER, TEXT, object_of, word
 from server.http.query import NoQuery, parse_query
 from server.http.request_context import owner_digest
 from server.state import state_of
 
-router = APIRouter()
+endpoints = Endpoints("models, tokens, requests")
+REQUEST = object_of(
+    id=TEXT,
+    object=word("request"),
+    request_id=TEXT,
+    route=TEXT,
+    model=TEXT,
+    created=NUMBER,
+    state=word("queued", "running", "finished", "failed", "aborted"),
+    usage=ANY_OBJECT,
+)
 
 
-@router.get("/v1/requests/{name}", summary="Explain a request", response_model=None)
+@endpoints.get("/v1/requests/{name}", summary="Explain a request", answer=REQUEST)
 async def get_request(request: Request, name: str) -> Response:
     """By X-Request-Id or by the answer's id, while it runs and for a while afterwards."""
     parse_query(NoQuery, request.query_params)

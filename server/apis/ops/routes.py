@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import orjson
-from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from msgspec.structs import asdict
 from starlette.requests import Request
@@ -15,12 +14,15 @@ from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, R
 
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation.generation import require_ready
-from server.http.get_or_head import get_or_head
+from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody
+from server.http.openapi_parts import ANY_OBJECT, TEXT, list_of, object_of, word
 from server.metrics.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
 
-router = APIRouter(tags=["operation"])
+endpoints = Endpoints("operation")
+STATUS = object_of(status=word("ok"))
+SERVER_INFO = object_of(version=TEXT, models=list_of(TEXT), engine=ANY_OBJECT, stats=ANY_OBJECT)
 STATIC = Path(__file__).parent / "static"
 ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
 OK = b'{"status":"ok"}'
@@ -43,16 +45,18 @@ def _readiness(request: Request, state: ServerState) -> Response:
     return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
-@get_or_head(router, "/health", summary=READY)
-@get_or_head(router, "/readyz", summary=READY)
-@get_or_head(router, "/ready", summary=READY)
-@get_or_head(router, "/ping", summary=READY)
+@endpoints.get("/health", summary=READY, head=True, answer=STATUS)
+@endpoints.get("/readyz", summary=READY, head=True, answer=STATUS)
+@endpoints.get("/ready", summary=READY, head=True, answer=STATUS)
+@endpoints.get("/ping", summary=READY, head=True, answer=STATUS)
 async def ready(request: Request) -> Response:
     """Whether this server answers requests now."""
     return _readiness(request, state_of(request))
 
 
-@get_or_head(router, "/livez", summary="Whether this process should be left alone")
+@endpoints.get(
+    "/livez", summary="Whether this process should be left alone", head=True, answer=STATUS
+)
 async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)
@@ -60,18 +64,22 @@ async def live(request: Request) -> Response:
     return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
 
-@get_or_head(router, "/", summary="That a server is here")
+@endpoints.get(
+    "/", summary="That a server is here", head=True, answer=TEXT, media_type="text/plain"
+)
 async def root() -> Response:
     """What Ollama's command and many monitors ask first."""
     return PlainTextResponse("Wavefill is running: see /docs\n")
 
 
-@get_or_head(router, "/version", summary="Wavefill's version")
+@endpoints.get("/version", summary="Wavefill's version", head=True, answer=object_of(version=TEXT))
 async def show_version() -> Response:
     return JsonBody(orjson.dumps({"version": version("wavefill")}))
 
 
-@get_or_head(router, "/server_info", summary="What runs, on what, and how much fits")
+@endpoints.get(
+    "/server_info", summary="What runs, on what, and how much fits", head=True, answer=SERVER_INFO
+)
 async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
@@ -88,14 +96,16 @@ async def server_info(request: Request) -> Response:
     )
 
 
-@get_or_head(router, "/metrics", summary="Figures for Prometheus")
+@endpoints.get(
+    "/metrics", summary="Figures for Prometheus", head=True, answer=TEXT, media_type="text/plain"
+)
 async def metrics(request: Request) -> Response:
     """Prometheus text format."""
     text = await asyncio.to_thread(state_of(request).metrics.render)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-@get_or_head(router, "/docs", shown=False)
+@endpoints.undocumented("/docs")
 async def docs() -> HTMLResponse:
     """Swagger UI from our own files: it works without a network."""
     return get_swagger_ui_html(
@@ -107,7 +117,7 @@ async def docs() -> HTMLResponse:
     )
 
 
-@get_or_head(router, "/static/{name}", shown=False)
+@endpoints.undocumented("/static/{name}")
 async def static(name: str) -> Response:
     if name not in ASSETS:
         raise NotFound("there is no such file: /docs is the page", code="not_found")

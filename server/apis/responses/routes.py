@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.apis.openai.sampling_schema import openapi_body
 from server.apis.responses import stored as kept
 from server.apis.responses.answer import ResponseAnswer
+from server.apis.responses.answer_schema import ITEM, RESPONSE, RESPONSE_EVENT
 from server.apis.responses.background import BackgroundResponses
 from server.apis.responses.database import RUNNING, ResponsesDatabase, Stored
 from server.apis.responses.item_schema import ItemId, refuse_foreign_items
@@ -31,9 +30,11 @@ from server.apis.responses.tools_schema import refuse_foreign_tools
 from server.apis.responses.translate import Conversation
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.generation import require_ready
+from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
+from server.http.openapi_parts import COUNT, deleted, object_of, page_schema, word
 from server.http.pagination import page_of
-from server.http.query import NoQuery, openapi_query, parse_query
+from server.http.query import NoQuery, parse_query
 from server.http.request_context import owner_digest, prefix_salt
 from server.http.sse import EventStream, EventWriter, while_connected
 from server.http.validation import Body, parse
@@ -68,14 +69,16 @@ class ItemsQuery(Body):
     order: Literal["asc", "desc"] = "desc"
 
 
-router = APIRouter()
+endpoints = Endpoints("responses")
 
 
-@router.post(
+@endpoints.post(
     "/v1/responses",
     summary="Answer with items: messages, reasoning, function calls",
-    response_model=None,
-    openapi_extra=openapi_body(ResponsesRequest),
+    body=ResponsesRequest,
+    example={"input": "What is the capital of France?"},
+    answer=RESPONSE,
+    stream=RESPONSE_EVENT,
 )
 async def create_response(request: Request) -> Response:
     state = state_of(request)
@@ -141,11 +144,13 @@ async def _conversation(
     return await joined(body, earlier, items)
 
 
-@router.post(
+@endpoints.post(
     "/v1/responses/input_tokens",
     summary="Count the tokens of an input",
-    response_model=None,
-    openapi_extra=openapi_body(ResponsesRequest, COUNTED),
+    body=ResponsesRequest,
+    body_fields=COUNTED,
+    example={"input": "What is the capital of France?"},
+    answer=object_of(object=word("response.input_tokens"), input_tokens=COUNT),
 )
 async def count_input_tokens(request: Request) -> Response:
     body, items = await _read(request, read_counted)
@@ -169,11 +174,12 @@ async def _in_background(
     return _follow(request, queued["id"], -1) if streamed else JsonBody(orjson.dumps(queued))
 
 
-@router.get(
+@endpoints.get(
     "/v1/responses/{id}",
     summary="A stored response, or its events",
-    response_model=None,
-    openapi_extra=openapi_query(RetrieveQuery),
+    query=RetrieveQuery,
+    answer=RESPONSE,
+    stream=RESPONSE_EVENT,
 )
 async def retrieve_response(request: Request, id: str) -> Response:
     query = parse_query(RetrieveQuery, request.query_params)
@@ -191,7 +197,7 @@ async def retrieve_response(request: Request, id: str) -> Response:
     return _follow(request, id, after)
 
 
-@router.delete("/v1/responses/{id}", summary="Forget a response", response_model=None)
+@endpoints.delete("/v1/responses/{id}", summary="Forget a response", answer=deleted("response"))
 async def delete_response(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     owner = owner_digest(request)
@@ -200,7 +206,7 @@ async def delete_response(request: Request, id: str) -> Response:
     return JsonBody(orjson.dumps({"id": id, "object": "response", "deleted": True}))
 
 
-@router.post("/v1/responses/{id}/cancel", summary="Stop a background response", response_model=None)
+@endpoints.post("/v1/responses/{id}/cancel", summary="Stop a background response", answer=RESPONSE)
 async def cancel_response(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     stored = await _find(request, id)
@@ -215,11 +221,11 @@ async def cancel_response(request: Request, id: str) -> Response:
     return JsonBody(stored.response)
 
 
-@router.get(
+@endpoints.get(
     "/v1/responses/{id}/input_items",
     summary="What a response answers",
-    response_model=None,
-    openapi_extra=openapi_query(ItemsQuery),
+    query=ItemsQuery,
+    answer=page_schema(ITEM),
 )
 async def list_input_items(request: Request, id: str) -> Response:
     query = parse_query(ItemsQuery, request.query_params)

@@ -24,7 +24,7 @@ TEXT = "Hello world " * 10_000
 IDS = [1] * 20_000
 SCORED = {"messages": TURNS[:1], "stream": False, "logprobs": True, "top_logprobs": 20}
 ECHOED = {"prompt": TEXT, "n": 20, "max_tokens": 1}
-TEXT_ANSWER = "server.apis.openai.completions_answer.TextAnswer"
+TEXT_ANSWER = "server.apis.openai.completions.TextAnswer"
 # route, body, the function that takes long
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": TEXT}, "orjson.dumps"),

@@ -428,14 +428,14 @@ Answers = Callable[[], httpx.Response]
 def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Answers]]:
     """By its status, what is answered before a route or when one fails, to an allowed origin."""
     limits = {"max_body_bytes": 2000, "max_header_bytes": 4000, "allowed_origins": (APP,)}
-    gates: list[middleware.DrainState] = []
+    states: list[middleware.DrainState] = []
 
-    class KnownGate(middleware.DrainState):
+    class KnownState(middleware.DrainState):
         def __init__(self) -> None:
             super().__init__()
-            gates.append(self)
+            states.append(self)
 
-    monkeypatch.setattr(middleware, "DrainState", KnownGate)
+    monkeypatch.setattr(middleware, "DrainState", KnownState)
     with serving(tmp_path, monkeypatch, **limits) as fake, monkeypatch.context() as patch:
         url = f"{fake.url}/v1/chat/completions"
 
@@ -451,8 +451,8 @@ def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int
             return chat()
 
         def draining() -> httpx.Response:
-            [gate] = gates
-            gate.draining = True
+            [state] = states
+            state.draining = True
             return chat()
 
         yield {

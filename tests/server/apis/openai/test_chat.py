@@ -13,7 +13,7 @@ import pytest
 from fake_engine import GREETING, VOCAB, FakeServer, fake_server
 
 from runtime.messages import EngineRequest, RequestOutput, TokenLogprob
-from server.apis.openai import chat_answer, completions_answer
+from server.apis.openai import chat_answer, completions
 from server.generation import logprobs
 
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
@@ -316,7 +316,7 @@ def test_many_log_probabilities_are_written_beside_the_streams(
             on_loop.append(True)
         return write(*args, **more)
 
-    answer = {"chat": chat_answer, "text": completions_answer}[kind]
+    answer = {"chat": chat_answer, "text": completions}[kind]
     monkeypatch.setattr(answer, f"{kind}_logprobs", watched)
     for copies in (1, 128):
         if kind == "chat":

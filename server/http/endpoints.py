@@ -1,0 +1,159 @@
+"""An endpoint in one declaration: its route, and what the OpenAPI document says about it.
+
+    endpoints = Endpoints("chat and text")
+
+    @endpoints.post("/v1/...", summary=..., body=ChatRequest, example={...}, answer=CHAT)
+    async def chat_completions(request: Request) -> Response: ...
+
+FastAPI only routes, and hands over the parameters in a path: a handler reads its own body and
+query, and writes its own answer.  server/http/openapi.py makes the document of the declarations.
+A declaration that lacks what the document needs fails an assertion when its module is imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.http.openapi_parts import ERROR, TEXT, Schema, object_of, or_null, word
+from server.http.validation import Body
+
+Method = Literal["get", "post", "delete"]
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
+CONVERTOR = re.compile(r":\w+(?=})")  # of a path's parameter: {name:path}
+
+
+class ErrorFormat(Enum):
+    """The form of an error: its name and its schema in the document."""
+
+    OPENAI = ("Error", ERROR)
+    ANTHROPIC = (
+        "AnthropicError",
+        object_of(
+            type=word("error"),
+            error=object_of(type=TEXT, message=TEXT),
+            request_id=or_null(TEXT),
+        ),
+    )
+    OLLAMA = ("OllamaError", object_of(error=TEXT))
+
+
+class Declaration(TypedDict, total=False):
+    """What an endpoint takes and answers with."""
+
+    summary: Required[str]
+    answer: Required[Schema]  # may have more fields than it names: those that a request asked for
+    media_type: str  # of the answer; application/json if left out
+    stream: Schema  # one event of text/event-stream or one line of application/x-ndjson
+    query: type[Body]
+    body: type[Body]  # JSON
+    body_fields: Collection[str]  # those of `body` that are taken, if not all
+    example: Mapping[str, Any]  # a body for /docs to begin with, without the name of the model
+    form: Schema  # a body of multipart/form-data
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    method: Method
+    path: str  # with the names of its parameters in braces
+    handler: Callable[..., Awaitable[Response]]
+    declared: Declaration
+
+    def __post_init__(self) -> None:
+        declared, at = self.declared, f"{self.method} {self.path}"
+        assert declared.get("summary") and declared.get("answer"), f"{at}: summary and answer"
+        assert ("body" in declared) == ("example" in declared), f"{at}: a body and an example of it"
+        assert ("stream" in declared) == self._may_stream(), f"{at}: a field and a schema `stream`"
+        wrong = set(self.handler_parameters()) ^ set(self.path_parameters())
+        assert not wrong, f"{at}: the handler takes the path's parameters, not {wrong}"
+
+    def path_parameters(self) -> list[str]:
+        return re.findall(r"{(\w+)}", self.path)
+
+    def handler_parameters(self) -> list[str]:
+        """Those that are no Request: FastAPI would read one that the path lacks from the query."""
+        parameters = inspect.signature(self.handler, eval_str=True).parameters.values()
+        return [each.name for each in parameters if each.annotation is not Request]
+
+    def _may_stream(self) -> bool:
+        declared = self.declared
+        fields = set(declared.get("body_fields") or _names(declared.get("body")))
+        return "stream" in fields | set(_names(declared.get("query")))
+
+
+def _names(model: type[Body] | None) -> Collection[str]:
+    return () if model is None else model.model_fields
+
+
+class Endpoints:
+    """The endpoints of one routes file: FastAPI's router, and what the document is made of."""
+
+    def __init__(
+        self,
+        tag: str,
+        errors: ErrorFormat = ErrorFormat.OPENAI,
+        stream_type: str = "text/event-stream",
+    ) -> None:
+        """tag: their heading in /docs; stream_type: the media type of their streams"""
+        self.tag = tag
+        self.errors = errors
+        self.stream_type = stream_type
+        self.router = APIRouter()
+        self.documented: list[Endpoint] = []
+
+    def get(
+        self, path: str, *, head: bool = False, **declared: Unpack[Declaration]
+    ) -> Callable[[Handler], Handler]:
+        """head: also answer HEAD, as load balancers and clients ask before anything else.
+
+        A HEAD has the status and headers of its GET, and costs as much: the connection leaves the
+        body out.
+        """
+        return self._declare("get", path, ["GET", "HEAD"] if head else ["GET"], (), declared)
+
+    def post(
+        self, path: str, *, aliases: Sequence[str] = (), **declared: Unpack[Declaration]
+    ) -> Callable[[Handler], Handler]:
+        """aliases: paths outside of the document that are answered alike."""
+        return self._declare("post", path, ["POST"], aliases, declared)
+
+    def delete(self, path: str, **declared: Unpack[Declaration]) -> Callable[[Handler], Handler]:
+        return self._declare("delete", path, ["DELETE"], (), declared)
+
+    def undocumented(self, path: str) -> Callable[[Handler], Handler]:
+        """GET and HEAD of what is no part of the API, such as /docs itself."""
+
+        def register(handler: Handler) -> Handler:
+            self._route(path, handler, ["GET", "HEAD"])
+            return handler
+
+        return register
+
+    def _declare(
+        self,
+        method: Method,
+        path: str,
+        methods: list[str],
+        aliases: Sequence[str],
+        declared: Declaration,
+    ) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            self.documented.append(Endpoint(method, CONVERTOR.sub("", path), handler, declared))
+            for each in (path, *aliases):
+                self._route(each, handler, methods)
+            return handler
+
+        return register
+
+    def _route(self, path: str, handler: Callable[..., Any], methods: list[str]) -> None:
+        self.router.add_api_route(
+            path, handler, methods=methods, response_model=None, include_in_schema=False
+        )
