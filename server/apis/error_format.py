@@ -15,6 +15,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import SERVER_ERROR
+from server.http.sse import frame_of
 from server.http.validation import fields_of
 
 ANTHROPIC = "/v1/messages"
@@ -58,7 +59,7 @@ def ollama_error(body: bytes) -> bytes:
 def anthropic_failure(body: bytes) -> bytes:
     """The event that ends a stream which cannot go on."""
     status = 500 if _told(body).get("type") == SERVER_ERROR else 400
-    return b"event: error\ndata: %b\n\n" % anthropic_error(body, status, None)
+    return frame_of(anthropic_error(body, status, None), "error")
 
 
 def ollama_failure(body: bytes) -> bytes:

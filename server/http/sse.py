@@ -25,8 +25,28 @@ from server.http.connection import DIRECT, outlet
 T = TypeVar("T")
 
 KEEP_ALIVE_SECONDS = 15.0
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def frame_of(data: bytes, event: str = "") -> bytes:
+    """The one place that knows how a frame is written: an event of this type, "" for no type."""
+    if event:
+        return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+    return b"data: %b\n\n" % data
+
+
+def frame(data: object, event: str = "") -> bytes:
+    """One event of this type that holds `data` as JSON."""
+    return frame_of(orjson.dumps(data), event)
+
+
+def around(event: str) -> tuple[bytes, bytes]:
+    """What comes before and after the data in a frame of this type."""
+    before, after = frame_of(b"\0", event).split(b"\0")
+    return before, after
+
+
+DONE = frame_of(b"[DONE]")
 
 
 class StreamFormat(NamedTuple):
@@ -38,11 +58,7 @@ class StreamFormat(NamedTuple):
     failed: Callable[[bytes], bytes]  # OpenAI's error body -> the frame that tells of it
 
 
-def _failed(body: bytes) -> bytes:
-    return b"data: %b\n\n" % body
-
-
-OPENAI = StreamFormat("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, _failed)
+OPENAI = StreamFormat("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, frame_of)
 
 
 class ClientGone(Exception):
@@ -82,11 +98,6 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-def frame(data: object) -> bytes:
-    """One event that holds `data` as JSON."""
-    return b"data: %b\n\n" % orjson.dumps(data)
-
-
 class DeltaFrame:
     """The frame of a chunk that differs from the last one in one value: the bytes around it."""
 
@@ -94,9 +105,9 @@ class DeltaFrame:
 
     MARK = "\u0000here\u0000"
 
-    def __init__(self, chunk: Mapping[str, object]) -> None:
-        """`chunk` holds MARK where the value goes."""
-        self._before, self._after = frame(chunk).split(orjson.dumps(self.MARK))
+    def __init__(self, chunk: Mapping[str, object], event: str = "") -> None:
+        """`chunk` holds MARK where the value goes; `event` is the frame's type."""
+        self._before, self._after = frame(chunk, event).split(orjson.dumps(self.MARK))
 
     def of(self, text: str) -> bytes:
         return self._before + orjson.dumps(text) + self._after

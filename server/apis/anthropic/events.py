@@ -20,11 +20,11 @@ from server.apis.anthropic.request import anthropic_id
 from server.apis.error_format import anthropic_failure
 from server.generation.chat_request import ChatFinish, ChatTurn, GeneratedAnswer, ParsedChunk
 from server.generation.choice import Choice
-from server.http.sse import DeltaFrame, StreamFormat
+from server.http.sse import DeltaFrame, StreamFormat, frame
 from server.tool_calls.custom import input_json
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+PING = frame({"type": "ping"}, "ping")
 STREAM = StreamFormat("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
 
 
@@ -113,7 +113,7 @@ def whole_message(turn: ChatTurn, answer: GeneratedAnswer, *, show_thinking: boo
 
 
 def event(data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
+    return frame(data, data["type"])
 
 
 class MessageEvents:
@@ -152,7 +152,7 @@ class MessageEvents:
         if isinstance(delta, ContentDelta):
             data = b"" if self._open == "text" else self._open_text()
             assert self._text is not None
-            return data + b"event: content_block_delta\n" + self._text.of(delta.text)
+            return data + self._text.of(delta.text)
         if isinstance(delta, ReasoningDelta):
             data = b"" if self._open == "thinking" else self._open_thinking()
             self._signature.add(delta.text)
@@ -177,9 +177,8 @@ class MessageEvents:
     def _open_text(self) -> bytes:
         data = self._open_block({"type": "text", "text": ""})
         delta = {"type": "text_delta", "text": DeltaFrame.MARK}
-        self._text = DeltaFrame(
-            {"type": "content_block_delta", "index": self._index, "delta": delta}
-        )
+        kind = "content_block_delta"
+        self._text = DeltaFrame({"type": kind, "index": self._index, "delta": delta}, kind)
         return data
 
     def _open_thinking(self) -> bytes:

@@ -10,7 +10,7 @@ import orjson
 from server.apis.responses.items import JsonItem, new_id
 from server.generation.chat_request import ParsedChunk
 from server.generation.choice import ScoredToken
-from server.http.sse import KEEP_ALIVE, StreamFormat
+from server.http.sse import KEEP_ALIVE, StreamFormat, around, frame
 from server.http.validation import fields_of
 from server.tool_calls.parser.deltas import Delta, ReasoningDelta, ToolCallDelta
 
@@ -25,9 +25,9 @@ class Events:
         self.count = 0
 
     def frame(self, kind: str, fields: Mapping[str, object]) -> bytes:
-        data = orjson.dumps({"type": kind, **fields, "sequence_number": self.count})
+        number = self.count
         self.count += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        return frame({"type": kind, **fields, "sequence_number": number}, kind)
 
     def delta(self, kind: str, place: Mapping[str, object]) -> DeltaEvent:
         return DeltaEvent(self, kind, place)
@@ -44,19 +44,19 @@ class Events:
 class DeltaEvent:
     """The frames of one item's deltas, which differ in text and number only."""
 
-    __slots__ = ("_events", "_head")
+    __slots__ = ("_after", "_before", "_events")
 
     def __init__(self, events: Events, kind: str, place: Mapping[str, object]) -> None:
         self._events = events
-        data = orjson.dumps({"type": kind, **place})
-        self._head = b"event: %b\ndata: %b" % (kind.encode(), data[:-1])
+        before, self._after = around(kind)
+        self._before = before + orjson.dumps({"type": kind, **place})[:-1] + b',"delta":'
 
     def of(self, text: str, more: bytes = b"") -> bytes:
         """`more` is JSON of further fields, each after a comma."""
         number = self._events.count
         self._events.count += 1
         delta = orjson.dumps(text)
-        return b'%b,"delta":%b%b,"sequence_number":%d}\n\n' % (self._head, delta, more, number)
+        return b'%b%b%b,"sequence_number":%d}%b' % (self._before, delta, more, number, self._after)
 
 
 Status = Literal["completed", "incomplete"]
@@ -105,11 +105,11 @@ class _TextItem:
     def closed(self, status: Status) -> bytes:
         part = self._part()
         done = {name: part[name] for name in ("text", "logprobs") if name in part}
-        frame = self._events.frame
+        write = self._events.frame
         return (
-            frame(f"response.{self._text_kind}.done", self._where | done)
-            + frame("response.content_part.done", {**self._where, "part": part})
-            + frame(
+            write(f"response.{self._text_kind}.done", self._where | done)
+            + write("response.content_part.done", {**self._where, "part": part})
+            + write(
                 "response.output_item.done",
                 {"output_index": self._where["output_index"], "item": self.item(status)},
             )
