@@ -25,7 +25,7 @@ from server.http.openapi import DocumentedApp
 from server.http.sse import ClientGone
 from server.state import ServerState, state_of
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's word for it; nobody reads it but the logs
+CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the logs show it
 
 HTTP_ERRORS = {
     404: ("not_found", "there is no route {method} {path}: {remedy}"),
@@ -57,7 +57,7 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 def line_app(state: ServerState) -> FastAPI:
-    """The same for the lines of batches: without a connection there is nothing to guard."""
+    """An application for the lines of batches, which have no connection to guard."""
     return _bare_app(in_background(state))
 
 

@@ -1,10 +1,10 @@
-"""Errors in the words of the API whose path was asked.
+"""Errors in the format of the API that a path belongs to.
 
     Anthropic  {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
     Ollama     {"error": "..."}
 
 Routes and middleware raise and send OpenAI's body everywhere; here it is rewritten on its way out,
-so that a missing key or a body that is too large is told in the same form as a wrong field.
+so that a missing key or a body that is too large has the same format as a wrong field.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def is_ollama(path: str) -> bool:
 
 def anthropic_error(body: bytes, status: int, request_id: str | None) -> bytes:
     """Anthropic's body for OpenAI's."""
-    told = _told(body)
+    error_fields = _error_of(body)
     kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    error: dict[str, object] = {"type": kind, "message": told.get("message", "")}
-    if (told.get("param"), told.get("code")) == ("thread", "unsupported_parameter"):
+    error: dict[str, object] = {"type": kind, "message": error_fields.get("message", "")}
+    if (error_fields.get("param"), error_fields.get("code")) == ("thread", "unsupported_parameter"):
         error["details"] = UNTHREADED
     return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
 def ollama_error(body: bytes) -> bytes:
     """Ollama's body for OpenAI's."""
-    return orjson.dumps({"error": _told(body).get("message", "")})
+    return orjson.dumps({"error": _error_of(body).get("message", "")})
 
 
 def anthropic_failure(body: bytes) -> bytes:
     """The event that ends a stream which cannot go on."""
-    status = 500 if _told(body).get("type") == SERVER_ERROR else 400
+    status = 500 if _error_of(body).get("type") == SERVER_ERROR else 400
     return frame_of(anthropic_error(body, status, None), "error")
 
 
@@ -70,13 +70,13 @@ def ollama_failure(body: bytes) -> bytes:
 def in_error_format(path: str, status: int, body: bytes, request_id: str | None) -> bytes:
     """OpenAI's error body, as a caller of `path` expects it."""
     if not body:
-        return body  # nobody is left to read it
+        return body  # the client is gone
     if is_anthropic(path):
         return anthropic_error(body, status, request_id)
     return ollama_error(body) if is_ollama(path) else body
 
 
-def _told(body: bytes) -> dict[str, Any]:
+def _error_of(body: bytes) -> dict[str, Any]:
     return fields_of(fields_of(orjson.loads(body)).get("error"))
 
 

@@ -1,4 +1,4 @@
-"""/v1/batches: many requests in a file, answered while nobody else needs the engine."""
+"""/v1/batches: many requests in a file, answered while no other request needs the engine."""
 
 from __future__ import annotations
 

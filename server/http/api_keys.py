@@ -44,7 +44,7 @@ class ApiKeyMiddleware:
     def _known_digest(self, key: bytes) -> bytes | None:
         """The SHA-256 of a key; None unless it is one of ours."""
         digest = hashlib.sha256(key).digest()
-        # All keys are compared, so that the time tells nothing about any of them.
+        # All keys are compared, so that the time depends on none of them.
         known = any([hmac.compare_digest(digest, known) for known in self._digests])
         return digest if known else None
 

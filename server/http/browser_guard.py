@@ -71,7 +71,7 @@ class BrowserGuard:
             await refuse(send, 403, *refusal, [])
 
     def _refusal(self, scope: Scope) -> tuple[str, str] | None:
-        """Message and code, for a request that is not let in."""
+        """Message and code, for a request that is refused."""
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         for host in filter(None, hosts):
             if self._hosts is not None and not self._accepts(host):

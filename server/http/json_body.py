@@ -116,7 +116,7 @@ T = TypeVar("T")
 
 
 class JsonBody(Response):
-    """An answer whose body is the JSON that it is given."""
+    """An answer whose body is JSON that has been encoded."""
 
     media_type = "application/json"
 
@@ -135,7 +135,7 @@ async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -
 
 
 async def read_any(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
-    """The same of a body of any content type."""
+    """check(the body's JSON object), whatever its content type.  Raises RequestError."""
     # Not request.body(), which keeps the bytes for as long as the request is answered.
     raw = b"".join([piece async for piece in request.stream()])
     return await off_loop(len(raw), lambda: check(read_json(raw)))

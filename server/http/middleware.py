@@ -1,13 +1,13 @@
 """What every request passes before its route: pure ASGI, because it stands in every stream's way.
 
-    Edge            request id, the count of HTTP answers
-    CORSMiddleware  tells browsers what pages of --allowed-origins may read, errors too
-    Bounds          limits of headers and body, encodings, drain; answers what failed unforeseen
-    ApiKeyMiddleware        the API key; see key_guard.py
-    BrowserGuard    Host and Origin, which tell what page asks; see browser_guard.py
+    RequestMiddleware  request id, the count of HTTP answers
+    CORSMiddleware     lets browsers show pages of --allowed-origins the answers, errors too
+    Bounds             limits of headers and body, encodings, drain; 500 for an unforeseen failure
+    ApiKeyMiddleware   the API key; see server/http/api_keys.py
+    BrowserGuard       Host and Origin, which name the page; see server/http/browser_guard.py
 
 All decide on the raw path of the connection; nothing that a header says can move it.  A Host or
-Origin that is not allowed is told to those who have a key, if one is needed.
+Origin that is not allowed is reported only to a caller with a key, if one is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXPOSED = ("X-Request-Id", "Retry-After")  # to pages, which read no other heade
 
 
 class DrainState:
-    """How many requests are open, and whether new ones are still let in."""
+    """How many requests are open, and whether new ones are still admitted."""
 
     def __init__(self) -> None:
         self.open_requests = 0
@@ -128,7 +128,7 @@ class _Exchange:
         return own
 
     def _rate_limit(self) -> Headers:
-        """OpenAI's words for this process's queue: what it takes, and how much more just now."""
+        """OpenAI's rate-limit headers: the size of this process's queue, and what is left of it."""
         admission = self._state.admission
         left = admission.available
         return [
@@ -145,7 +145,7 @@ class _Exchange:
 
 
 class Bounds:
-    """Bounds what a request may be, and answers 500 where nobody else has answered."""
+    """Bounds what a request may be, and answers 500 where the application failed to answer."""
 
     def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState) -> None:
         self._app = app
@@ -228,7 +228,7 @@ class _Bounded:
         self._held = 0
 
     def _refusal(self) -> tuple[int, str, str, Headers] | None:
-        """Status, message, code and headers of the answer to what is not let in."""
+        """Status, message, code and headers of the answer to a request that is not admitted."""
         config = self._state.config
         size = sum(len(name) + len(value) for name, value in self._headers)
         if size > config.max_header_bytes or len(self._headers) > MAX_HEADERS:

@@ -35,7 +35,7 @@ def owner_digest(request: Request) -> bytes:
 
 
 def owner_of(request: Request) -> str:
-    """The same as hexadecimal digits, by which files, batches and stored chats are kept."""
+    """owner_digest in hexadecimal: the owner in the stores of files, batches and chats."""
     return owner_digest(request).hex()
 
 

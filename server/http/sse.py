@@ -50,19 +50,19 @@ DONE = frame_of(b"[DONE]")
 
 
 class StreamFormat(NamedTuple):
-    """The form of a stream, around the frames that its route writes."""
+    """What a stream needs besides the frames that its route writes."""
 
     media_type: str
     done: bytes  # the end
-    pause: bytes  # what breaks a long silence; b"" leaves it as it is
-    failed: Callable[[bytes], bytes]  # OpenAI's error body -> the frame that tells of it
+    keep_alive: bytes  # sent after a long silence; b"" sends nothing
+    failed: Callable[[bytes], bytes]  # OpenAI's error body -> the frame that reports it
 
 
 OPENAI = StreamFormat("text/event-stream; charset=utf-8", DONE, KEEP_ALIVE, frame_of)
 
 
 class ClientGone(Exception):
-    """The client closed its connection: there is nobody to answer."""
+    """The client closed its connection."""
 
 
 async def disconnected(receive: Receive) -> None:
@@ -116,14 +116,14 @@ class DeltaFrame:
 class EventWriter:
     """Sends frames; the first one is preceded by status and headers."""
 
-    __slots__ = ("_direct", "_headers", "_outlet", "_send", "_wire", "last", "started")
+    __slots__ = ("_direct", "_format", "_headers", "_outlet", "_send", "last", "started")
 
     def __init__(
         self,
         send: Send,
         headers: list[tuple[bytes, bytes]],
         direct: Send | None = None,
-        wire: StreamFormat = OPENAI,
+        stream_format: StreamFormat = OPENAI,
     ) -> None:
         """`direct` is the server's own end of `send`, if it is known: the middleware in between
         looks at the head of an answer only, and costs more than a frame."""
@@ -131,7 +131,7 @@ class EventWriter:
         self._direct = direct or send
         self._outlet = outlet(direct)
         self._headers = headers
-        self._wire = wire
+        self._format = stream_format
         self.started = False
         self.last = time.monotonic()
 
@@ -153,26 +153,26 @@ class EventWriter:
         return True
 
     async def end(self) -> None:
-        done = self._wire.done
+        done = self._format.done
         await self._send({"type": "http.response.body", "body": done, "more_body": False})
 
     async def fail(self, body: bytes) -> None:
         """End a stream that has begun with OpenAI's error body."""
-        await self.write(self._wire.failed(body))
+        await self.write(self._format.failed(body))
         await self.end()
 
     async def keep_alive(self) -> None:
-        """Break every silence, if the wire has a word for it; ends only when cancelled."""
-        while self._wire.pause:
+        """Send the format's keep-alive after every silence; ends only when cancelled."""
+        while self._format.keep_alive:
             silence = time.monotonic() - self.last
             if silence >= KEEP_ALIVE_SECONDS:
-                await self.write(self._wire.pause)
+                await self.write(self._format.keep_alive)
                 silence = 0.0
             await asyncio.sleep(KEEP_ALIVE_SECONDS - silence)
 
 
 class EventStream(Response):
-    """Runs `produce(writer)` and sends its frames, the wire's end ([DONE]) after them.
+    """Runs `produce(writer)` and sends its frames, and the format's end after them.
 
     A RequestError before the first frame is raised; after it, it becomes an error frame.
     `close` is called however it ends, also if the client goes before `produce` begins.
@@ -182,22 +182,22 @@ class EventStream(Response):
         self,
         produce: Callable[[EventWriter], Awaitable[None]],
         close: Callable[[], None],
-        wire: StreamFormat = OPENAI,
+        stream_format: StreamFormat = OPENAI,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._produce = produce
         self._close = close
-        self._wire = wire
+        self._format = stream_format
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        wanted = {"content-type": self._wire.media_type, **(headers or {})}
+        wanted = {"content-type": self._format.media_type, **(headers or {})}
         self.raw_headers = [(key.encode(), value.encode()) for key, value in wanted.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._wire)
-        with suppress(ClientGone):  # nobody is left to be told
+        writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._format)
+        with suppress(ClientGone):  # the client is gone: no one reads an answer
             await while_connected(receive, self._run(writer), self._close)
 
     async def _run(self, writer: EventWriter) -> None:
@@ -210,7 +210,7 @@ class EventStream(Response):
                 raise
             await writer.fail(error.body())
         except Exception:
-            if writer.started:  # the reader is told, the server's log gets the traceback
+            if writer.started:  # the reader gets an error frame, the log the traceback
                 await writer.fail(internal_error())
             raise
         finally:

@@ -58,7 +58,7 @@ def by_kind(message: str, **tags: str) -> Discriminator:
 
 
 class Unsupported:
-    """A documented field that this server lacks: refused unless its value asks for nothing."""
+    """A documented field that this server lacks: refused unless its value changes nothing."""
 
     def __init__(self, remedy: str, *harmless: object) -> None:
         self.remedy = remedy

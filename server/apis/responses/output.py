@@ -32,8 +32,8 @@ class Events:
     def delta(self, kind: str, place: Mapping[str, object]) -> DeltaEvent:
         return DeltaEvent(self, kind, place)
 
-    def wire(self) -> StreamFormat:
-        """The form of a stream of these events: nothing comes after the last one."""
+    def stream_format(self) -> StreamFormat:
+        """The format of a stream of these events, which ends with its last event."""
         return StreamFormat("text/event-stream; charset=utf-8", b"", KEEP_ALIVE, self._failed)
 
     def _failed(self, body: bytes) -> bytes:

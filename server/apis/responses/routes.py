@@ -101,7 +101,7 @@ async def create_response(request: Request) -> Response:
         async def produce(writer: EventWriter) -> None:
             await answer.stream(writer.write)
 
-        return EventStream(produce, turn.close, answer.events.wire())
+        return EventStream(produce, turn.close, answer.events.stream_format())
     whole = await while_connected(request.receive, answer.whole(), turn.close)
     return JsonBody(orjson.dumps(whole))
 
@@ -255,4 +255,4 @@ def _follow(request: Request, id: str, after: int) -> Response:
     async def produce(writer: EventWriter) -> None:
         await background.follow(id, after, writer.write)
 
-    return EventStream(produce, lambda: None, Events().wire())
+    return EventStream(produce, lambda: None, Events().stream_format())
