@@ -14,10 +14,15 @@ from server.apis.openai.answer_schema import COMPLETION, COMPLETION_EVENT
 from server.apis.openai.completions_schema import COMPLETION_UNSUPPORTED, CompletionRequest
 from server.generation.choice import Choice, TextChunk
 from server.generation.generation import Generation
-from server.generation.logprobs import WORK_OF_TOKEN, prompt_logprobs, prompt_scored, text_logprobs
+from server.generation.logprobs import (
+    CHARS_PER_LOGPROB,
+    prompt_logprobs,
+    prompt_scored,
+    text_logprobs,
+)
 from server.generation.off_loop import off_loop
 from server.generation.request_log import timings
-from server.generation.sampling_params import model_ends
+from server.generation.sampling_params import eos_ids_of
 from server.generation.text_request import CompletionPrompt, submit_texts
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
@@ -66,7 +71,7 @@ class TextAnswer:
     ) -> None:
         self._tokenizer = state.tokenizer
         self._body = body
-        self._model_ends = model_ends(body, state.tokenizer)
+        self._model_ends = eos_ids_of(body, state.tokenizer)
         self._generation = generation
         self._prompts = prompts
         self._echo_only = body.max_tokens == 0
@@ -94,7 +99,7 @@ class TextAnswer:
         top = max(body.logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
         tokens = sum([len(piece.scored) for each in pieces for piece in each])
         tokens += sum([len(choice.prompt_scores or ()) for choice in self._generation.choices])
-        return WORK_OF_TOKEN * tokens * (1 + top)
+        return CHARS_PER_LOGPROB * tokens * (1 + top)
 
     def _returned(self) -> int:
         """Characters of prompts in the answer: each of 128 copies returns all of its own."""
