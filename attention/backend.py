@@ -1,4 +1,4 @@
-"""Backend: the protocol of three methods; which back end is chosen, and what it is made for."""
+"""Backend: the protocol that attention back ends implement, and the sizes one is built for."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 
-# A program of a plan kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
-# Compiled for so many rows it takes ten seconds, for twice as many a minute.
+# A program of a planner kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
+# Compiling it takes ten seconds for this many rows, a minute for twice as many.
 MAX_PLANNED_ROWS = 8192
 
 
 class UnsupportedAttention(ValueError):
-    """The asked-for back end cannot run here, or not that; the message names the remedy."""
+    """The requested back end cannot run on this device or model; the message names the remedy."""
 
 
 class Backend(Protocol):
-    name: str  # as --attention has it
+    name: str  # the value of --attention
     details: str  # which kernels run, for the start report
-    # All lengths are read on the device, so that a CUDA graph may hold a step.
+    # All lengths are read on the device, so that a step can be captured in a CUDA graph.
     reads_lengths_on_device: bool
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
-        """Prepare once a step what every layer will use; kv is the pool that the step will use."""
+        """Compute once per step what every layer uses, such as work tiles -> meta with a plan."""
         ...
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
         """Store k, v [T, kv_heads, head_dim] of this step at meta.slot_mapping.
 
-        In float8 pages: value / scale, cut to the largest number that there is.
-        A model may do it itself, where a kernel of its own turns keys and stores them at once.
+        Float8 pages store value / scale, clamped to the type's range.  A model with a fused kernel
+        that rotates keys and stores them does not call this.
         """
         ...
 
@@ -56,40 +56,40 @@ class Backend(Protocol):
         Query i of row b sits at position cache_seqlens[b] - q_len[b] + i and sees all positions up
         to its own; this step's K and V have been written before.
 
-        window   of these a query sees the last so many; 0: all
-        softcap  logits become softcap * tanh(logit / softcap); 0: they stay
-        sinks    [heads] float32, one more logit in each query's sum, without a value
-        lse      [T, heads] float32, is filled with the natural log of each query's sum
-        Raises UnsupportedAttention for what the back end was not made for.
+        window   sliding window: a query sees the last `window` of these; 0: all
+        softcap  logits become softcap * tanh(logit / softcap); 0: unchanged
+        sinks    [heads] float32, attention sinks: one more logit in each softmax sum, no value
+        lse      [T, heads] float32, output: natural log of each query's softmax sum
+        Raises UnsupportedAttention for a window that the back end was not built for.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """A back end, its kernels for rows that decode and for prompts, and who plans the former."""
+    """A back end, its decode and prefill kernels, and the split planner of the decode kernel."""
 
     backend: str
     decode: str = "torch"
     prefill: str = "torch"
     planner: str = ""
-    reason: str = ""  # why `auto` took nothing better
+    reason: str = ""  # why `auto` fell back
 
     @property
     def max_rows(self) -> int | None:
-        """Rows of the largest step; None: any number."""
+        """Rows of the largest step; None: no limit."""
         return MAX_PLANNED_ROWS if self.backend in ("flash2", "fixed") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a back end serves: one model's attention."""
+    """The attention of one model, for which a back end is built."""
 
     heads: int
     kv_heads: int
     head_dim: int
     page_size: int
-    dtype: torch.dtype  # of q, and of K and V before they are stored
+    dtype: torch.dtype  # of q, and of K and V before the write
     kv_dtype: torch.dtype  # of the pages
 
     @property
@@ -99,13 +99,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The largest step."""
+    """The largest step that a back end allocates for."""
 
     rows: int
     tokens: int
 
     def check(self, rows: int, tokens: int) -> None:
-        """Raises ValueError for a step that is larger."""
+        """Raise ValueError for a larger step."""
         if rows > self.rows or tokens > self.tokens:
             raise ValueError(
                 f"a step of {rows} rows and {tokens} tokens, and the attention back end was made "

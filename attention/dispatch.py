@@ -1,4 +1,4 @@
-"""Which back end and which kernels run: by a table, never silently."""
+"""Selects the back end and its kernels from a table of capabilities."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from attention.kv_pool import FP8
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides which kernels can run."""
+    """The properties of a machine that decide which kernels can run."""
 
     capability: tuple[int, int] | None  # of the CUDA device; None: a CPU
-    triton: bool = True  # is installed
+    triton: bool = True  # whether Triton is installed
     interpreted: bool = False  # TRITON_INTERPRET=1: kernels run on any device, slowly
 
     @classmethod
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A line of the table: a kernel, and the limits of what it serves."""
+    """An entry of the table: a kernel, and the shapes and devices it supports."""
 
     name: str
     since: tuple[int, int]  # compute capability
@@ -43,11 +43,11 @@ class Kernel:
     fp8_head_dims: range | None = None  # of float8 pages; None: head_dims
     page_sizes: tuple[int, ...] = (16, 32, 64, 128)
     largest_group: int = 64
-    planners: tuple[str, ...] | None = None  # whose plans it follows; None: anyone's
+    planners: tuple[str, ...] | None = None  # whose plans it runs; None: any planner's
     interpretable: bool = True
 
     def unsupported_reason(self, machine: Machine, shape: Shape, planner: str) -> str:
-        """Why the kernel cannot serve this here; empty if it can."""
+        """Why the kernel cannot run this shape on this machine; empty if it can."""
         if self.planners is not None and planner not in self.planners:
             return f"it follows plans of {' and '.join(self.planners)}, not of {planner}"
         return self._unsupported_machine(machine, shape.kv_dtype == FP8) or self._unsupported_shape(
@@ -83,8 +83,8 @@ class Kernel:
         return ""
 
 
-HALVES = (torch.bfloat16, torch.float16)
-# Of each list, the first kernel that serves a shape is taken.  Triton supports devices from 8.0 on.
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+# The first kernel of a list that supports a shape is taken.  Triton supports devices from 8.0 on.
 FLASH1 = (Kernel(name="flash1", since=(8, 0), largest_group=1 << 20),)
 DECODE = (
     Kernel(
@@ -92,8 +92,8 @@ DECODE = (
         since=(9, 0),
         before=(10, 0),
         fp8_since=(9, 0),
-        dtypes=HALVES,
-        head_dims=range(24, 257, 8),  # a TMA copies multiples of 16 bytes
+        dtypes=HALF_DTYPES,
+        head_dims=range(24, 257, 8),  # TMA copies multiples of 16 bytes
         fp8_head_dims=range(32, 257, 16),
         largest_group=32,
         planners=("uneven",),
@@ -107,13 +107,13 @@ PREFILL = (
         since=(9, 0),
         before=(10, 0),
         fp8_since=None,
-        dtypes=HALVES,
+        dtypes=HALF_DTYPES,
         head_dims=range(24, 129, 8),
         interpretable=False,
     ),
     Kernel(name="prefill", since=(8, 0)),
 )
-# Its bits have been compared where one kind of matrix instruction serves all tiles.
+# Batch invariance was verified where one kind of MMA instruction serves all tiles.
 BATCH_INVARIANT = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
 TABLE = {
     "flash1": (FLASH1, FLASH1),
@@ -125,9 +125,9 @@ TABLE = {
 def dispatch(
     machine: Machine, requested: str, shape: Shape, split_planner: str = "auto"
 ) -> BackendChoice:
-    """What `--attention requested` comes to.  A pure function: the table decides.
+    """Resolve `--attention requested` by the table; a pure function.
 
-    `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven.
+    `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven (stream-K).
     Raises UnsupportedAttention, naming what would work.
     """
     planner = "uneven" if split_planner == "auto" else split_planner
@@ -145,16 +145,16 @@ def dispatch(
 def _from_table(machine: Machine, requested: str, shape: Shape, planner: str) -> BackendChoice:
     if requested == "mha" or (requested == "auto" and machine.capability is None):
         return BackendChoice("mha")
-    wanted = "flash2" if requested == "auto" else requested
+    backend = "flash2" if requested == "auto" else requested
     chosen: list[str] = []
-    for kernels in TABLE[wanted]:
+    for kernels in TABLE[backend]:
         refusals = [kernel.unsupported_reason(machine, shape, planner) for kernel in kernels]
         if all(refusals):  # the last kernel is the most general one
             if requested == "auto":
                 return BackendChoice("mha", reason=refusals[-1])
             raise UnsupportedAttention(f"--attention {requested}: {refusals[-1]}: {REMEDY}")
         chosen.append(kernels[refusals.index("")].name)
-    return BackendChoice(wanted, *chosen)
+    return BackendChoice(backend, *chosen)
 
 
 REMEDY = (
@@ -171,10 +171,10 @@ def build(
     *,
     windows: tuple[int, ...] = (0,),
 ) -> Backend:
-    """The chosen back end with its workspace.
+    """Build the chosen back end and allocate its workspace.
 
-    windows  that the model's layers have, 0 for those that see everything
-    Raises UnsupportedAttention if the split planner cannot be had.
+    windows  sliding windows of the model's layers, 0 for layers with full attention
+    Raises UnsupportedAttention for an unknown split planner.
     """
     if choice.backend == "mha":
         from attention.reference import ReferenceBackend
@@ -202,8 +202,8 @@ def choose(
 ) -> Backend:
     """The back end for `--attention requested` on this device: `dispatch`, then `build`.
 
-    split_planner  cuts the KV of rows that decode: fa3, greedy or uneven; auto is uneven
-    Raises UnsupportedAttention, naming what would work, if there is no such back end here.
+    split_planner  of split-KV decode: fa3, greedy or uneven (stream-K); auto is uneven
+    Raises UnsupportedAttention, naming what would work, if the device cannot run it.
     """
     choice = dispatch(Machine.of(device), requested, shape, split_planner)
     return build(choice, shape, capacity, device, windows=windows)

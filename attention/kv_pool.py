@@ -1,4 +1,4 @@
-"""KVPool: the keys and values of every layer, in pages."""
+"""KVPool: the paged KV cache of all layers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FP8 = torch.float8_e4m3fn
 class KVPool:
     """k, v: [layers, pages, kv_heads, page_size, head_dim], views of one tensor.
 
-    A page's keys of a head lie beside its values: reading both is one run of memory, which is 1 %
+    A head's keys of a page are followed by its values, so that both are one contiguous read, 1 %
     faster on an H100 than two.
 
-    k_scale, v_scale: [layers, kv_heads] float32 if k and v are float8_e4m3fn, else None.  What the
-    model means is the stored number times the scale.
+    k_scale, v_scale: [layers, kv_heads] float32 if k and v are float8_e4m3fn, else None; the
+    dequantized value is the stored one times the scale.
     """
 
     k: Tensor
@@ -40,7 +40,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVPool:
-        """Zeros; for float8_e4m3fn with scales of 1."""
+        """A zeroed pool; float8_e4m3fn with scales of 1."""
         both = _zeros((layers, pages, kv_heads, 2, page_size, head_dim), dtype, device)
         k, v = both.unbind(3)
         if dtype != FP8:
@@ -49,7 +49,7 @@ class KVPool:
         return cls(k, v, ones[0], ones[1])
 
     def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """The layer's k_scale and v_scale, [kv_heads] each; None where nothing is scaled."""
+        """The layer's k_scale and v_scale, [kv_heads] each; None without float8."""
         if self.k_scale is None or self.v_scale is None:
             return None, None
         return self.k_scale[layer], self.v_scale[layer]
@@ -77,9 +77,9 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU from calloc, so that memory no token has reached is not even touched.
+    """Zeros; on a CPU from calloc, so that pages no token has reached are never touched.
 
-    `torch.zeros` writes it all: 2.4 s for 512 MiB on a small virtual machine.
+    `torch.zeros` writes all of it: 2.4 s for 512 MiB on a small virtual machine.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""AttentionMetadata: what attention must know about one step, as device tensors."""
+"""AttentionMetadata: one step's lengths, page table and slot mapping, as device tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from torch import Tensor
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device: itself on a CPU, else a copy that the stream orders.
+    """Copy a host tensor to the device asynchronously, in stream order; on a CPU, return it.
 
     From pageable memory the host would wait for everything queued before.  The pinned staging
-    memory comes from PyTorch's caching allocator, which does not reuse it before the copy has
-    happened.
+    buffer is PyTorch's caching allocator's, which does not reuse it before the copy is done.
     """
     if device.type == "cpu":
         return tensor
@@ -22,14 +21,14 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """B rows feed T tokens; row b feeds q_len[b] tokens that end at KV length cache_seqlens[b].
+    """B rows with T query tokens in all; row b has q_len[b], ending at KV length cache_seqlens[b].
 
-    cu_seqlens_q  [B + 1] int32  prefix sums of the tokens each row feeds
+    cu_seqlens_q  [B + 1] int32  prefix sums of q_len
     cache_seqlens [B]     int32  KV length of each row, this step included
     page_table    [B, max_pages] int32  pages of each row in order; entries past its length are junk
-    slot_mapping   [T]     int64  where each token's K and V go: page * page_size + offset in page
-    max_seqlen_q  no row feeds more tokens
-    decode_rows   the first so many rows feed exactly one token
+    slot_mapping  [T]     int64  where each token's K and V go: page * page_size + offset in page
+    max_seqlen_q  the largest q_len, or an upper bound of it
+    decode_rows   number of rows at the front with q_len 1
     """
 
     cu_seqlens_q: Tensor
@@ -40,19 +39,19 @@ class AttentionMetadata:
     decode_rows: int
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host
     kv_lens: tuple[int, ...]
-    plan: object = None  # what Backend.plan made for its own attend
+    plan: object = None  # what Backend.plan made for attend of the same back end
 
     @property
     def num_rows(self) -> int:
         return len(self.q_lens)
 
     def of_last_tokens(self) -> AttentionMetadata:
-        """As if each row fed its last token alone, the rest being in the cache; not planned yet."""
+        """The step reduced to each row's last token, the others counted as cached; not planned."""
         rows = self.num_rows
-        counted = torch.arange(rows + 1, dtype=torch.int32, device=self.cu_seqlens_q.device)
+        cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=self.cu_seqlens_q.device)
         return replace(
             self,
-            cu_seqlens_q=counted,
+            cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=1,
             decode_rows=rows,
             q_lens=(1,) * rows,

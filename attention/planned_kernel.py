@@ -1,4 +1,4 @@
-"""PlannedKernel: a kernel of the table, how to call it, and what its plans must be made for."""
+"""PlannedKernel: a kernel of dispatch.py's table, and the grid and tile sizes of its plans."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from attention.planner.costs import device_costs
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 
-# Programs an SM of the Hopper decode kernel in steps that only decode, from so many rows on: what
-# one waits for at the end of a piece, the other hides.  On an H100, steps of 128 and 256 rows of an
-# 8B model take 5 % less, 8 rows of 8,000 tokens 4 % less, of 1,100 tokens 0.6 % more.  Beside
-# prompts they gain nothing, and take the prompts' room; with one KV head, few rows lose up to 13 %.
+# CTAs per SM of the Hopper decode kernel in decode-only steps, from this many rows on: one hides
+# the latency at the end of the other's work tile.  On an H100, steps of 128 and 256 rows of an 8B
+# model take 5 % less, 8 rows of 8,000 tokens 4 % less, of 1,100 tokens 0.6 % more.  In mixed steps
+# a second CTA gains nothing and takes prefill's place; with one KV head, few rows lose up to 13 %.
 DECODE_CTAS_PER_SM, DECODE_CTAS_ROWS = 2, 8
-DECODE_CTAS_REGISTERS = 128  # a thread: of more, an SM has too few for two programs
-# Programs an SM of the plain decode kernel where there are few KV heads.  On an H100, with one KV
-# head and rows of different lengths, a third costs plans of `uneven` up to 20 %; with 8 it gains 2
-# to 5 %.
+DECODE_CTAS_REGISTERS = 128  # per thread: with more, two CTAs do not fit on an SM
+# CTAs per SM of the plain decode kernel with few KV heads.  On an H100, with one KV head and rows
+# of different lengths, a third CTA costs stream-K plans up to 20 %; with 8 heads it gains 2 to 5 %.
 FEW_HEADS, FEW_HEADS_CTAS_PER_SM = 2, 2
-INTERPRETED_SMS = 4  # of the interpreter, which runs one program after the other
+INTERPRETED_SMS = 4  # assumed for the interpreter, which runs programs one after the other
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
-    name: str  # as in the table
-    run: Callable[..., None]  # (q, k, v, page_table, plan or tiles, out, lse, *, scale, ...)
+    name: str  # as in dispatch.py's table
+    run: Callable[..., None]  # (q, k, v, page_table, plan, out, lse, *, scale, ...)
     block_m: int  # packed query rows of a tile
     block_n: int  # KV positions
-    ctas_per_sm: int  # programs an SM
-    decode_ctas_per_sm: int = 0  # the same, in steps of more rows that all decode; 0: no difference
+    ctas_per_sm: int
+    decode_ctas_per_sm: int = 0  # in decode-only steps of DECODE_CTAS_ROWS or more; 0: ctas_per_sm
 
-    def programs(self, rows: int, *, prompts: bool) -> int:
-        """An SM's, in steps of so many rows, of which some may feed prompts."""
-        decode_ctas_per_sm = self.decode_ctas_per_sm and rows >= DECODE_CTAS_ROWS and not prompts
-        return self.decode_ctas_per_sm if decode_ctas_per_sm else self.ctas_per_sm
+    def step_ctas_per_sm(self, rows: int, *, prompts: bool) -> int:
+        """CTAs per SM in a step of so many rows; prompts: some of them are prefill."""
+        if self.decode_ctas_per_sm and rows >= DECODE_CTAS_ROWS and not prompts:
+            return self.decode_ctas_per_sm
+        return self.ctas_per_sm
 
 
 def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
-    """The table's kernel for rows that feed at most max_q_len tokens."""
+    """The decode kernel of this name, for rows with q_len up to max_q_len."""
     queries = shape.group * max_q_len
     if name == "decode_hopper":
         from attention.decode.decode_hopper import decode_hopper, hopper_decode_config
@@ -67,11 +67,11 @@ def decode_spec(
     max_q_len: int,
     ctas_per_sm: int,
 ) -> SplitPlanSpec:
-    """What a plan for the kernel depends on; raises ValueError for a damaged file of costs.
+    """The spec of the kernel's split plans; raises ValueError for a damaged file of costs.
 
-    resident: programs an SM, `resident` or `crowded` of the kernel
+    ctas_per_sm: of PlannedKernel.step_ctas_per_sm
     """
-    return device_costs(_name(device), kernel.name).spec(
+    return device_costs(_device_name(device), kernel.name).spec(
         kv_heads=shape.kv_heads,
         programs=multiprocessors(device) * ctas_per_sm,
         group=shape.group,
@@ -84,7 +84,7 @@ def decode_spec(
 
 
 def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
-    """The table's kernel for prompts."""
+    """The prefill kernel of this name."""
     if name == "prefill_hopper":
         from attention.prefill.prefill_hopper import hopper_config, prefill_hopper
 
@@ -96,10 +96,10 @@ def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
 
 
 def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[..., None] | None:
-    """Both in one call (q, k, v, page_table, plan, tiles, out, lse, *, scale, ...), or None.
+    """Decode and prefill overlapped: (q, k, v, page_table, plan, tiles, out, lse, *, scale, ...).
 
-    For Hopper: the prompts' programs begin on the SMs where those of rows that decode have ended,
-    while others of these still read; the combine of the latter comes last.
+    Hopper only, else None.  Prefill CTAs start on SMs whose decode CTAs have ended while other
+    decode CTAs still read; the combine of split rows comes last.
     """
     if (decode.name, prefill.name) != ("decode_hopper", "prefill_hopper"):
         return None
@@ -119,7 +119,7 @@ def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[...,
 def tile_spec(
     kernel: PlannedKernel, shape: Shape, device: torch.device, window: int, max_q_len: int
 ) -> TileSpec:
-    """What a tile plan for the kernel depends on; rows of at most max_q_len tokens are left out."""
+    """The spec of the kernel's tile plans, which leave out rows with q_len up to max_q_len."""
     return TileSpec(
         kv_heads=shape.kv_heads,
         group=shape.group,
@@ -131,13 +131,13 @@ def tile_spec(
     )
 
 
-def _name(device: torch.device) -> str:
-    """As costs are kept by."""
+def _device_name(device: torch.device) -> str:
+    """The key of costs.py's tables."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many; of the interpreter a few."""
+    """SMs of the device; INTERPRETED_SMS without CUDA."""
     if device.type != "cuda":
         return INTERPRETED_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,8 +1,8 @@
 """ReferenceBackend: exact attention in plain torch, over pages.
 
-The oracle that every kernel is compared with, and the back end of a CPU.  Query heads of one group
-share their K and V: the group is folded into the rows of one batched matrix product, so that K and
-V are never repeated.  Softmax is computed in float32.
+The oracle of the kernels' tests, and the CPU back end.  The query heads of a group (GQA) are folded
+into the rows of one batched matrix multiplication, so that K and V are never repeated.  Softmax is
+computed in float32.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from attention.metadata import AttentionMetadata
 from attention.reference_plan import DecodeChunk, ReferencePlan, factor, make_plan
 
 # Measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
-TILE = 64  # queries of a prompt computed at once, for as many KV heads as fit MAX_SCORES
+TILE = 64  # queries of a prefill tile, for as many KV heads as fit MAX_SCORES
 MAX_SCORES = 1 << 20  # float32 scores of a tile; one KV head may have eight times as many
 LARGEST = torch.finfo(FP8).max
 
 
 @dataclass(frozen=True, slots=True)
 class AttendOptions:
-    """Of one call of attend, as Backend.attend says."""
+    """The keyword arguments of Backend.attend."""
 
     scale: float
     window: int
@@ -38,15 +38,15 @@ class ReferenceBackend:
     reads_lengths_on_device = False
 
     def __init__(self, reason: str = "") -> None:
-        """reason: why nothing faster was chosen, for the start report."""
+        """reason: why no faster back end was chosen, for the start report."""
         self.details = f"in torch: {reason}" if reason else "in torch"
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
-        """Find out once where each row's keys and values are; all layers store them alike."""
+        """Resolve the page table to gather indices once; they are the same in every layer."""
         return replace(meta, plan=make_plan(meta, kv))
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
-        """Store k, v [T, kv_heads, head_dim] at meta.slot_mapping, of which none is negative."""
+        """Store k, v [T, kv_heads, head_dim] at meta.slot_mapping; no slot may be negative."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
         for pool, new, scale in zip((kv.k, kv.v), (k, v), kv.scales(layer), strict=True):
             if scale is not None:
@@ -73,14 +73,14 @@ class ReferenceBackend:
         options = AttendOptions(scale, window, softcap, by_head, lse is not None)
         out = torch.zeros_like(grouped)
         sums = None if lse is None else _without_keys(grouped, options)
-        for chunk_rows in meta.plan.decode_chunks:
+        for decode_chunk in meta.plan.decode_chunks:
             found, total = _decode(
-                grouped[chunk_rows.rows][:, chunk_rows.heads], kv, layer, chunk_rows, options
+                grouped[decode_chunk.rows][:, decode_chunk.heads], kv, layer, decode_chunk, options
             )
-            out[chunk_rows.rows, chunk_rows.heads] = found
+            out[decode_chunk.rows, decode_chunk.heads] = found
             if sums is not None and total is not None:
-                sums[chunk_rows.rows, chunk_rows.heads] = total
-        for chunk in meta.plan.chunks:
+                sums[decode_chunk.rows, decode_chunk.heads] = total
+        for chunk in meta.plan.prefill_chunks:
             gathered = _gather(kv, layer, chunk.kv_slots, slice(0, kv.kv_heads), q.dtype)
             k, v = (pool[:, : chunk.kv_len] for pool in gathered)
             totals = None if sums is None else sums[chunk.tokens]
@@ -91,12 +91,12 @@ class ReferenceBackend:
 
 
 def _bytes(pool: Tensor) -> Tensor:
-    """float8 as bytes, which every device can gather and scatter; others as they are."""
+    """float8 viewed as bytes, which every device can gather and scatter; other types unchanged."""
     return pool.view(torch.uint8) if pool.dtype == FP8 else pool
 
 
 def _without_keys(grouped: Tensor, options: AttendOptions) -> Tensor:
-    """[T, kv_heads, group] float32, log of the sum of a query that sees nothing."""
+    """[T, kv_heads, group] float32: the log-sum-exp of queries that see no key."""
     sums = torch.full_like(grouped[..., 0], float("-inf"), dtype=torch.float32)
     return sums if options.sinks is None else options.sinks.expand_as(sums).clone()
 
@@ -104,7 +104,7 @@ def _without_keys(grouped: Tensor, options: AttendOptions) -> Tensor:
 def _gather(
     kv: KVPool, layer: int, kv_slots: Tensor, heads: slice, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """K and V [N * H, P * page, D] of `cells` [N, H, P]; the only copy of them."""
+    """kv_slots [N, H, P] -> K and V [N * H, P * page, D]; the only copy that is made of them."""
     found: list[Tensor] = []
     for pool, scale in zip((kv.k, kv.v), kv.scales(layer), strict=True):
         by_page = _bytes(pool[layer]).flatten(0, 1)
@@ -124,7 +124,7 @@ def _logits(products: Tensor, options: AttendOptions) -> Tensor:
 
 
 def _softmax(logits: Tensor, options: AttendOptions, heads: slice) -> tuple[Tensor, Tensor | None]:
-    """Weights of logits [N, H, group, Q, keys], and the log of their sum [N, H, group, Q]."""
+    """logits [N, H, group, Q, keys] -> softmax weights, and log-sum-exp [N, H, group, Q]."""
     if options.sinks is None and not options.want_lse:
         return torch.softmax(logits, -1), None
     total = logits.logsumexp(-1, keepdim=True)
@@ -134,26 +134,26 @@ def _softmax(logits: Tensor, options: AttendOptions, heads: slice) -> tuple[Tens
 
 
 def _decode(
-    q: Tensor, kv: KVPool, layer: int, chunk_rows: DecodeChunk, options: AttendOptions
+    q: Tensor, kv: KVPool, layer: int, decode_chunk: DecodeChunk, options: AttendOptions
 ) -> tuple[Tensor, Tensor | None]:
     """q [N, H, group, D] -> (like q, its log-sum-exp [N, H, group]).
 
-    K and V are freed before the next piece's are gathered, into the same memory while in the cache.
+    K and V are freed before the next chunk is gathered, into the same, still cached memory.
     """
-    k, v = _gather(kv, layer, chunk_rows.kv_slots, chunk_rows.heads, q.dtype)
+    k, v = _gather(kv, layer, decode_chunk.kv_slots, decode_chunk.heads, q.dtype)
     num_rows, num_heads, group, head_dim = q.shape
     size = k.shape[1]
     products = torch.bmm(q.reshape(num_rows * num_heads, group, head_dim), k.transpose(1, 2))
     logits = _logits(products, options).view(num_rows, num_heads, group, 1, size)
     flat = logits.view(num_rows, num_heads * group, size)
-    if chunk_rows.outside is not None and chunk_rows.junk is not None:
-        flat.masked_fill_(chunk_rows.outside, float("-inf"))
-        # A cell past the length may hold anything, NaN too, and 0 * NaN is NaN.
-        v.view(-1, head_dim).index_fill_(0, chunk_rows.junk, 0)
+    if decode_chunk.outside is not None and decode_chunk.junk is not None:
+        flat.masked_fill_(decode_chunk.outside, float("-inf"))
+        # A slot past the length may hold NaN, and 0 * NaN is NaN.
+        v.view(-1, head_dim).index_fill_(0, decode_chunk.junk, 0)
     if options.window:
-        first = chunk_rows.kv_lens[:, None, None] - options.window
+        first = decode_chunk.kv_lens[:, None, None] - options.window
         flat.masked_fill_(torch.arange(size, device=q.device) < first, float("-inf"))
-    weights, total = _softmax(logits, options, chunk_rows.heads)
+    weights, total = _softmax(logits, options, decode_chunk.heads)
     out = torch.bmm(weights.to(v.dtype).view(-1, group, size), v).view(q.shape)
     return out, None if total is None else total[..., 0]
 
@@ -161,7 +161,7 @@ def _decode(
 def _prefill(
     q: Tensor, k: Tensor, v: Tensor, options: AttendOptions, out: Tensor, sums: Tensor | None
 ) -> None:
-    """One row, in tiles of queries and KV heads: no [q_len, kv_len] matrix is ever whole.
+    """One row, in tiles of queries and KV heads: no [q_len, kv_len] matrix is materialized.
 
     q, out [q_len, kv_heads, group, D]; k, v [kv_heads, kv_len, D]; sums [q_len, kv_heads, group].
     """
@@ -171,17 +171,17 @@ def _prefill(
     tile = max(1, min(TILE * factor(q), 8 * max_scores // (group * kv_len)))
     for begin in range(0, q_len, tile):
         end = min(begin + tile, q_len)
-        count, seen = end - begin, kv_len - q_len + end  # later keys concern no query of the tile
+        count, seen = end - begin, kv_len - q_len + end  # keys the tile sees at most
         first = max(0, kv_len - q_len + begin + 1 - options.window) if options.window else 0
-        hidden = _hidden(count, seen - first, options.window, q.device)
+        masked = _masked(count, seen - first, options.window, q.device)
         rows = q[begin:end].permute(1, 2, 0, 3).reshape(kv_heads, group * count, head_dim)
         num_heads = max(1, max_scores // (group * count * seen))
         for head in range(0, kv_heads, num_heads):
             heads = slice(head, head + num_heads)
             products = torch.bmm(rows[heads], k[heads, first:seen].transpose(1, 2))
             logits = _logits(products, options).view(1, -1, group, count, seen - first)
-            newest = logits[..., -hidden.shape[1] :]
-            newest.masked_fill_(hidden, float("-inf"))
+            newest = logits[..., -masked.shape[1] :]
+            newest.masked_fill_(masked, float("-inf"))
             weights, total = _softmax(logits, options, heads)
             weights = weights.to(v.dtype).view(-1, group * count, seen - first)
             mixed = torch.bmm(weights, v[heads, first:seen]).view(-1, group, count, head_dim)
@@ -190,10 +190,10 @@ def _prefill(
                 sums[begin:end, heads] = total[0].permute(2, 0, 1)
 
 
-def _hidden(count: int, keys: int, window: int, device: torch.device) -> Tensor:
-    """[count, last keys] bool: what the last `count` of `keys` positions do not see.
+def _masked(count: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """[count, n] bool: which of the last n keys the last `count` queries do not see.
 
-    Of the last `count` keys without a window; of all with one.
+    n is `count` without a window, `keys` with one.
     """
     if not window:
         return torch.ones(count, count, dtype=torch.bool, device=device).triu_(1)

@@ -1,7 +1,7 @@
-"""What the reference back end finds out once a step: where each row's keys and values are.
+"""ReferencePlan: a step's gather indices into the KV pool, by chunks of rows.
 
-On a CPU the time goes into moving K and V, so that they are gathered with one copy, in pieces that
-stay in the cache, and never for more rows than a piece holds: memory does not grow with the batch.
+On a CPU the time goes into moving K and V, so that they are gathered with one copy, in chunks that
+stay in the L2 cache: the memory for them does not grow with the batch.
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata, upload
 
 # Measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
-CHUNK_BYTES = 2 << 20  # keys of decode rows gathered at once
-GPU_FACTOR = 64  # a GPU wants fewer, larger pieces
+CHUNK_BYTES = 2 << 20  # of keys of decode rows gathered at once
+GPU_FACTOR = 64  # chunks on a GPU are larger by this
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChunk:
-    """Decode rows of like length, or some KV heads of a long one, that are computed at once."""
+    """Decode rows of similar length, or some KV heads of one long row, computed at once."""
 
     rows: slice | Tensor  # N of the step's rows
     heads: slice  # H of the KV heads
     kv_lens: Tensor  # [N] int32
-    kv_slots: Tensor  # [N, H, P] int64: rows of a pool seen as [pages * kv_heads, page, head_dim]
-    outside: Tensor | None  # [N, 1, P * page] bool, cells past a row's length; None: there are none
-    junk: Tensor | None  # [num_outside * H] int64: the same cells, rows of [N * H * P * page, D]
+    kv_slots: Tensor  # [N, H, P] int64: indices into a pool viewed as [pages * kv_heads, page, D]
+    outside: Tensor | None  # [N, 1, P * page] bool, positions past a row's length; None: no such
+    junk: Tensor | None  # [num_outside * H] int64: the same, as indices of [N * H * P * page, D]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One row that feeds several tokens."""
+class PrefillChunk:
+    """One row with several query tokens."""
 
     tokens: slice
     kv_len: int
-    kv_slots: Tensor  # [1, kv_heads, P] int64, as Piece.cells
+    kv_slots: Tensor  # [1, kv_heads, P] int64, as DecodeChunk.kv_slots
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
-    """Rows without keys are in neither list."""
+    """The chunks of a step; rows without keys are in neither list."""
 
-    # [T * kv_heads] int64 each, into a pool seen as [pages * kv_heads, page, head_dim].
+    # (page and head, offset), [T * kv_heads] int64 each, of [pages * kv_heads, page, head_dim].
     write_kv_slots: tuple[Tensor, Tensor]
     decode_chunks: tuple[DecodeChunk, ...]
-    chunks: tuple[Chunk, ...]
+    prefill_chunks: tuple[PrefillChunk, ...]
 
 
 def make_plan(meta: AttentionMetadata, kv: KVPool) -> ReferencePlan:
+    """The gather and scatter indices of a step, valid for every layer of the pool."""
     head = torch.arange(kv.kv_heads, device=meta.page_table.device)
     page, offset = meta.slot_mapping // kv.page_size, meta.slot_mapping % kv.page_size
     write = (page[:, None] * kv.kv_heads + head).flatten(), offset.repeat_interleave(kv.kv_heads)
-    chunks: list[Chunk] = []
+    chunks: list[PrefillChunk] = []
     start = meta.decode_rows
     for row in range(meta.decode_rows, meta.num_rows):
         end = start + meta.q_lens[row]
@@ -62,18 +63,18 @@ def make_plan(meta: AttentionMetadata, kv: KVPool) -> ReferencePlan:
             num_pages = -(-meta.kv_lens[row] // kv.page_size)
             pages = meta.page_table[row, :num_pages].long()
             kv_slots = (pages * kv.kv_heads + head[:, None])[None]
-            chunks.append(Chunk(slice(start, end), meta.kv_lens[row], kv_slots))
+            chunks.append(PrefillChunk(slice(start, end), meta.kv_lens[row], kv_slots))
         start = end
     return ReferencePlan(write, tuple(_decode_chunks(meta, kv)), tuple(chunks))
 
 
 def factor(tensor: Tensor) -> int:
-    """How much more is done at once where the tensor is than on a CPU."""
+    """How much larger chunks are on the tensor's device than on a CPU."""
     return 1 if tensor.device.type == "cpu" else GPU_FACTOR
 
 
 def _decode_chunks(meta: AttentionMetadata, kv: KVPool) -> list[DecodeChunk]:
-    """Cut the rows that decode, longest first, into pieces of like length."""
+    """Group the decode rows, longest first, into chunks of similar length."""
     lens = meta.kv_lens
     with_keys = (row for row in range(meta.decode_rows) if lens[row])
     by_length = sorted(with_keys, key=lambda row: -lens[row])
@@ -112,9 +113,8 @@ def _decode_chunk(
     lens = [meta.kv_lens[row] for row in rows]
     outside = junk = None
     if min(lens) < size:
-        past = (
-            torch.arange(size) >= torch.tensor(lens)[:, None]
-        )  # on the host, where nonzero() waits for nothing
+        # On the host, where nonzero() does not synchronize.
+        past = torch.arange(size) >= torch.tensor(lens)[:, None]
         every_head = past[:, None].expand(-1, heads.stop - heads.start, -1)
         junk = upload(every_head.flatten().nonzero()[:, 0], device)
         outside = upload(past[:, None], device)

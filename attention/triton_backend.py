@@ -1,7 +1,7 @@
-"""The back ends that run Triton kernels: flash2, planned, and flash1, to compare it with.
+"""The back ends of Triton kernels: flash2 (FlashAttention-2, split-KV) and flash1, its baseline.
 
-Nothing here depends on a length: buffers are sized by the largest step, counts that the host knows
-anyway decide which kernels run, and all lengths are read on the device.  So a CUDA graph may hold a
+Nothing on the host depends on a length: buffers are sized by the largest step, host-side counts
+decide which kernels run, and all lengths are read on the device.  So a CUDA graph can capture a
 step from plan to attend, and replay it with other lengths.
 """
 
@@ -33,24 +33,24 @@ from attention.planner.prefill_tiles import TilePlan
 from attention.planner.prefill_tiles_device import DeviceTiler
 from attention.planner.split_plan import SplitPlan
 
-MAX_DECODE_TOKENS = 1  # a row that feeds more is a prompt
-# A kernel, and what its rows are found by: a plan, or their lengths.
+MAX_DECODE_TOKENS = 1  # largest q_len of a decode row; rows with more are prefill
+# A kernel, and its arguments after the page table: plans, or the rows' lengths.
 KernelLaunch = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """A step's plans by window; empty where no row needs the kernel."""
+    """A step's plans by sliding window; empty where no row needs the kernel."""
 
     decode: dict[int, SplitPlan]
     prefill: dict[int, TilePlan]
 
 
 class KernelBackend(ABC):
-    """What back ends of Triton kernels have in common; attend and write as Backend has them."""
+    """Base of the Triton back ends: Backend's write and attend by a list of kernel launches."""
 
     def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
-        """A negative slot is skipped."""
+        """Backend.write; tokens with a negative slot are skipped."""
         write_kv(k, v, kv.k[layer], kv.v[layer], meta.slot_mapping, *kv.scales(layer))
 
     def attend(
@@ -66,7 +66,7 @@ class KernelBackend(ABC):
         sinks: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> Tensor:
-        """What belongs to tokens of no row is undefined."""
+        """Backend.attend; the output of padding tokens, which belong to no row, is undefined."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         k_scale, v_scale = kv.scales(layer)
         for run, planned in self._kernels(meta, window):
@@ -78,7 +78,7 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def _kernels(self, meta: AttentionMetadata, window: int) -> list[KernelLaunch]:
-        """What to run for the step's rows."""
+        """The launches for a step's rows in layers with this window."""
 
 
 class Flash1Backend(KernelBackend):
@@ -87,7 +87,7 @@ class Flash1Backend(KernelBackend):
     details = "flash1 for all rows"
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
-        """Nothing to prepare: each program finds its row."""
+        """No plan: each program finds its row by a binary search."""
         return meta
 
     def _kernels(self, meta: AttentionMetadata, window: int) -> list[KernelLaunch]:
@@ -95,7 +95,7 @@ class Flash1Backend(KernelBackend):
 
 
 class TritonBackend(KernelBackend):
-    """flash2: FlashAttention-2 for prompts, planned split-KV attention for rows that decode."""
+    """flash2: FlashAttention-2 for prefill, planned split-KV attention for decode."""
 
     name = "flash2"
     reads_lengths_on_device = True
@@ -109,7 +109,7 @@ class TritonBackend(KernelBackend):
         *,
         windows: tuple[int, ...] = (0,),
     ) -> None:
-        """Takes the memory for plans and partial results; arguments as in `build`."""
+        """Allocates plans and partial results; arguments as in `build`."""
         self._decode = decode_kernel(choice.decode, shape, MAX_DECODE_TOKENS)
         self._prefill = prefill_kernel(choice.prefill, shape)
         self._mixed = mixed_kernel(self._decode, self._prefill)
@@ -132,12 +132,12 @@ class TritonBackend(KernelBackend):
             }
 
         try:
-            residents = {
+            ctas_choices = {
                 self._decode.ctas_per_sm,
                 self._decode.decode_ctas_per_sm or self._decode.ctas_per_sm,
             }
-            self._planners = {ctas_per_sm: planners(ctas_per_sm) for ctas_per_sm in residents}
-        except ValueError as error:  # an unknown planner, or a file of costs that is damaged
+            self._planners = {ctas_per_sm: planners(ctas_per_sm) for ctas_per_sm in ctas_choices}
+        except ValueError as error:  # an unknown planner, or a damaged file of costs
             raise UnsupportedAttention(f"--split-planner: {error}") from None
         self._tilers = {
             window: DeviceTiler(
@@ -151,16 +151,16 @@ class TritonBackend(KernelBackend):
         }
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
-        """Queue the planners of the kernels that the step needs, one launch for each window.
+        """Launch the planners of the kernels that the step needs, one launch per window.
 
-        Raises ValueError if the step is larger than the back end was made for.
+        Raises ValueError for a step larger than the capacity.
         """
         self._capacity.check(meta.num_rows, len(meta.slot_mapping))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plan = TritonPlan({}, {})
         prompts = meta.max_seqlen_q > MAX_DECODE_TOKENS
         if meta.decode_rows or min(meta.q_lens, default=0) <= MAX_DECODE_TOKENS:
-            planners = self._planners[self._decode.programs(meta.num_rows, prompts=prompts)]
+            planners = self._planners[self._decode.step_ctas_per_sm(meta.num_rows, prompts=prompts)]
             plan.decode.update((w, planner.plan(*lengths)) for w, planner in planners.items())
         if prompts:
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())

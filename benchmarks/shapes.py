@@ -1,10 +1,10 @@
-"""Directories of models that have a published shape and no weights, for benchmarks.
+"""Writes model directories with a published shape and without weights, for benchmarks.
 
     python -m benchmarks.shapes qwen3-8b DIRECTORY
     wavefill serve DIRECTORY --load-format dummy
 
-The tokenizer is made up: every id of the vocabulary is one word, so that an answer of n random
-tokens is n pieces of text, as it would be with real weights.
+The tokenizer is synthetic: every id of the vocabulary is one word, so that n random tokens are
+detokenized to n chunks of text, as with real weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoint: where the tensors of a directory's safetensors files are."""
+"""Checkpoint: an index of the tensors in a directory's safetensors files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-SHOWN = 5
+MAX_NAMES = 5  # in an error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CheckpointTensor:
         return f"{self.path}: tensor {self.name}"
 
     def read(self) -> Tensor:
-        """The tensor in the type of the file; a view of the file."""
+        """The tensor in the file's dtype, memory-mapped."""
         return self._opened.get_tensor(self.name)
 
 
@@ -51,14 +51,14 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """Read the headers.
+        """Read the headers of all files.
 
         Raises ModelError if files are missing, damaged, pickled or of quantized weights.
         """
         sources: dict[str, CheckpointTensor] = {}
         for path in find_files(directory):
             try:
-                path.open("rb").close()  # safe_open calls a file that may not be read missing
+                path.open("rb").close()  # safe_open reports an unreadable file as missing
             except OSError as error:
                 raise ModelError(f"{path} cannot be read: {error.strerror}") from None
             try:
@@ -85,9 +85,9 @@ class Checkpoint:
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors' bytes begin, and the header before them, which `safe_open` has checked.
+    """-> (offset of the tensors' bytes, the header); `safe_open` has validated the file.
 
-    Eight bytes say how long the header is (https://github.com/huggingface/safetensors#format).
+    The first eight bytes are the header's length (https://github.com/huggingface/safetensors#format).
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -95,7 +95,7 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def find_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: the one of the usual name, or those of the index."""
+    """The safetensors files of a checkpoint: model.safetensors, those of the index, or all."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if (directory / INDEX).is_file():
@@ -128,6 +128,6 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def shorten(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    """The first few names, and the number of the others."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -25,14 +25,14 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position: int  # longest sequence for which the model's maths is exact
+    max_position: int  # longest sequence that is computed exactly
     norm_eps: float
     rope: RopeConfig | None  # None: learned positions
     tie_embeddings: bool  # the output projection is the input embedding
     qkv_bias: bool
     out_bias: bool  # of the projection after attention
     mlp_bias: bool
-    qk_norm: bool  # each head's query and key are normalised
+    qk_norm: bool  # RMSNorm of each head's query and key
     eos_ids: tuple[int, ...]
     dtype: str  # of the weights on disk: "float32" | "bfloat16" | "float16"
 
@@ -41,7 +41,7 @@ class ModelConfig:
 
 
 def read_config(directory: Path | str) -> ModelConfig:
-    """The model in `directory`.  Raises ModelError, naming file, field, value and what works."""
+    """The config of the model in `directory`.  Raises ModelError with file, field and remedy."""
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ModelError(
@@ -72,7 +72,7 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         raise fields.error(
             "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} heads is expected"
         )
-    if head_dim % 2 or not head_dim:  # none, if there are more heads than hidden values
+    if head_dim % 2 or not head_dim:  # 0 if there are more heads than hidden_size
         raise fields.error("head_dim", head_dim, "an even number above 0 is expected")
     fields.choice("hidden_act", ("silu",), "silu")
     attention_bias = False
@@ -144,10 +144,10 @@ def _check_head(fields: Fields) -> None:
 
 
 def _window(fields: Fields, model_type: str) -> int | None:
-    """Tokens that every layer sees, or None for all of them.
+    """The sliding window in tokens, or None for full attention.
 
-    Attention here is never windowed, so a model with a sliding window is served up to the window:
-    no longer, and exactly.
+    Models run with full attention only, so that one with a sliding window is served up to the
+    window, where both are equal.
     """
     layer_types = fields.get("layer_types")
     kinds: set[Any] = set(layer_types) if isinstance(layer_types, list) else set()
@@ -160,7 +160,7 @@ def _window(fields: Fields, model_type: str) -> int | None:
     if model_type == "mistral":
         if "sliding_window" in fields.values:
             return fields.integer("sliding_window", None)
-        return 4096  # what transformers takes where the field is absent
+        return 4096  # the default of transformers
     if not fields.flag("use_sliding_window", False) and "sliding_attention" not in kinds:
         return None
     return fields.integer("sliding_window", None)
@@ -177,7 +177,7 @@ def _dtype(fields: Fields) -> str:
 
 
 def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """All tokens that end a text: those of generation_config.json first."""
+    """All end-of-sequence ids: those of generation_config.json first."""
     generation = fields.path.with_name("generation_config.json")
     files = [Fields.read(generation), fields] if generation.is_file() else [fields]
     ids: list[int] = []

@@ -15,8 +15,8 @@ from attention.metadata import AttentionMetadata
 class ModelInput:
     """tokens, positions: [T] int64; ends: [R] int64, the last token of each row.
 
-    Only the states of `ends` come out of the model: the last layer goes on with those alone once it
-    has stored its keys and values.  None: the states of all tokens do.
+    The model returns the hidden states at `ends`: the last layer drops the other tokens once their
+    keys and values are stored.  None: it returns those of all tokens.
     """
 
     tokens: Tensor

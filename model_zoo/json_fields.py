@@ -10,11 +10,11 @@ _REQUIRED = object()
 
 
 class ModelError(ValueError):
-    """The model in this directory cannot be served; the message says what, where and what to do."""
+    """The model cannot be served; the message names the file, the problem and the remedy."""
 
 
 class Fields:
-    """The object in `path`, or the one nested in it under `prefix`."""
+    """The JSON object in `path`, or the one nested in it under `prefix`."""
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
         self.path = path
@@ -35,6 +35,7 @@ class Fields:
         return cls(path, values)
 
     def error(self, name: str, value: object, supported: str) -> ModelError:
+        """The error for a field's value; supported: what is expected instead."""
         return ModelError(
             f"{self.path}: `{self._prefix}{name}` is {json.dumps(value)}: {supported}"
         )
@@ -44,7 +45,7 @@ class Fields:
         return self.values.get(name)
 
     def integer(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A positive integer.  A field that is absent or null has the default value."""
+        """A positive integer.  Absent or null: the default."""
         value = self._value(name, default)
         if value is default:
             return value
@@ -53,7 +54,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A positive, finite number.  A field that is absent or null has the default value."""
+        """A positive, finite number.  Absent or null: the default."""
         value = self._value(name, default)
         if value is default:
             return value
@@ -80,7 +81,7 @@ class Fields:
         return Fields(self.path, value, f"{self._prefix}{name}.")
 
     def refuse(self, name: str, why: str, *, allowed: tuple[object, ...] = (None, False)) -> None:
-        """Refuse the field by name unless it has one of the allowed values."""
+        """Raise ModelError unless the field has one of the allowed values."""
         value = self.values.get(name)
         if value not in allowed:
             raise self.error(name, value, why)

@@ -1,4 +1,4 @@
-"""Scales of fp8 keys and values that a checkpoint may bring, one or several a layer."""
+"""Reads a checkpoint's scales of fp8 keys and values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelConfig, ModelError
 
-# As calibration tools write them: with the block, or with the projection.
+# Calibration tools write them under self_attn, or under the projection.
 NAME = re.compile(r"(?:model\.)?layers\.(\d+)\.self_attn\.(k_proj\.k|v_proj\.v|k|v)_scale")
 
 
@@ -20,10 +20,10 @@ def is_kv_scale(name: str) -> bool:
 
 
 def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """k_scale, v_scale [layers, kv_heads] float32; 1 where the checkpoint brings none.
+    """k_scale, v_scale [layers, kv_heads] float32; 1 where the checkpoint has none.
 
-    A stored number times its scale is what it stands for.  Raises ModelError for a scale that is
-    not positive and finite, or of a shape other than one number or one a KV head.
+    The dequantized value is the stored one times the scale.  Raises ModelError for a scale that is
+    not positive and finite, or has neither one element nor one per KV head.
     """
     scales = torch.ones(2, config.num_layers, config.num_kv_heads)
     for name, source in Checkpoint.open(Path(directory)).sources.items():

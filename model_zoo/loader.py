@@ -1,4 +1,4 @@
-"""Fill a model from safetensors files, each tensor straight into its place."""
+"""Loads a model's weights from safetensors files directly into its parameters."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from model_zoo.registry import build
 from model_zoo.weight_reader import WeightReader
 from model_zoo.weights import Weights
 
-ProgressCallback = Callable[[str, int, int], None]  # phase, done, in all
-# Saved by some versions of transformers, computed by us.
+ProgressCallback = Callable[[str, int, int], None]  # phase, done, total
+# Buffers that some versions of transformers save and that are computed here.
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 class ModelLoader:
-    """`model` on its device, whose weights are on their way: `finish` waits for them.
+    """Builds `model` on its device and loads its weights; `finish` waits for them.
 
-    A GPU's weights are read by threads from the beginning on, a CPU's within `finish`.  Names and
-    shapes are compared before any memory is taken, and each weight is in memory once.
+    On a GPU, threads start to read at once; on a CPU, `finish` reads.  Names and shapes are
+    checked before memory is allocated, and each weight is in memory once.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class ModelLoader:
         device: torch.device,
         load_format: str = "auto",
     ) -> None:
-        """Weights are converted to `dtype`; load_format "dummy" makes them up, for benchmarks.
+        """Weights are converted to `dtype`; load_format "dummy" fills them randomly, for
+        benchmarks.
 
         Raises ModelError if files or tensors are missing, unexpected, damaged or of a wrong shape.
         """
@@ -56,9 +57,9 @@ class ModelLoader:
             self._reading = WeightReader(self.model.weights(), self._matched)
 
     def finish(self, progress: ProgressCallback) -> Model:
-        """The model, ready to run.  progress("weights", bytes done, bytes in all) meanwhile.
+        """Wait for the weights; progress("weights", bytes done, total bytes) meanwhile.
 
-        Raises ModelError for a file that cannot be read to its end.
+        Raises ModelError for a truncated or unreadable file.
         """
         if self._reading is not None:
             self._reading.finish(lambda done, total: progress("weights", done, total))
@@ -72,7 +73,7 @@ class ModelLoader:
 
 @torch.no_grad()
 def _fill_randomly(model: nn.Module) -> None:
-    """Deviation 0.02, norms around 1: never zeros, which hardware multiplies faster."""
+    """Standard deviation 0.02, norms around 1: zeros would draw less power and run faster."""
     for module in model.modules():
         centre = 1.0 if isinstance(module, RMSNorm | LayerNorm) else 0.0
         for name, parameter in module.named_parameters(recurse=False):
@@ -80,16 +81,16 @@ def _fill_randomly(model: nn.Module) -> None:
 
 
 def _match(
-    places: Weights, checkpoint: Checkpoint, config: ModelConfig, directory: Path
+    parameters: Weights, checkpoint: Checkpoint, config: ModelConfig, directory: Path
 ) -> dict[str, CheckpointTensor]:
-    """Our name -> its tensor on disk.  Every place gets one, and none is left over."""
-    outer = next(iter(places)).split(".")[0] + "."  # "model." or "transformer."
+    """Parameter name -> its tensor on disk.  Raises ModelError unless they match one to one."""
+    outer = next(iter(parameters)).split(".")[0] + "."  # "model." or "transformer."
     matched: dict[str, CheckpointTensor] = {}
     unexpected: list[str] = []
     for name, source in checkpoint.sources.items():
-        # A model that was saved without its head lacks the outer name.
-        known = name if name in places else outer + name
-        if known in places:
+        # A model saved without its head lacks the outer prefix.
+        known = name if name in parameters else outer + name
+        if known in parameters:
             matched[known] = source
         elif not (
             name.endswith(IGNORED)
@@ -97,7 +98,7 @@ def _match(
             or (config.tie_embeddings and name == "lm_head.weight")
         ):
             unexpected.append(name)
-    missing = [name for name in places if name not in matched]
+    missing = [name for name in parameters if name not in matched]
     if missing or unexpected:
         found = [f"missing: {shorten(missing)}"] if missing else []
         found += [f"unexpected: {shorten(sorted(unexpected))}"] if unexpected else []
@@ -107,24 +108,25 @@ def _match(
             "config.json, or download the model again"
         )
     for name, source in matched.items():
-        if source.shape != tuple(places[name].shape):
+        if source.shape != tuple(parameters[name].shape):
             raise ModelError(
                 f"{source} has shape {list(source.shape)}, config.json asks for "
-                f"{list(places[name].shape)}: they belong to different models, download both again"
+                f"{list(parameters[name].shape)}: they belong to different models, download "
+                "both again"
             )
     return matched
 
 
 @torch.no_grad()
 def _fill(
-    places: Weights, matched: dict[str, CheckpointTensor], progress: ProgressCallback
+    parameters: Weights, matched: dict[str, CheckpointTensor], progress: ProgressCallback
 ) -> None:
-    # In the order of the files: a disk reads forward faster than it seeks.
+    # In file order, since sequential reads are faster.
     order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
     total = sum(source.num_bytes for source in matched.values())
     done = 0
     for name in order:
         tensor: Tensor = matched[name].read()
-        places[name].copy_(tensor)
+        parameters[name].copy_(tensor)
         done += tensor.nbytes
         progress("weights", done, total)

@@ -1,4 +1,4 @@
-"""Model: what every architecture offers the loader and the runner."""
+"""Model: the interface of every architecture to the loader and the runner."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from model_zoo.weights import Weights
 
 
 class Model(nn.Module, ABC):
-    layers: nn.ModuleList  # blocks of one kind and shape
+    layers: nn.ModuleList  # blocks of one class and shape
 
     @abstractmethod
     def forward(self, inp: ModelInput) -> Tensor:
-        """Hidden states after the last norm: [R, hidden] of `inp.ends`, or [T, hidden] of all."""
+        """Hidden states after the final norm: [R, hidden] at `inp.ends`, or [T, hidden]."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] of the weights' type, a tensor of its own."""
+        """hidden [R, hidden] -> logits [R, vocab] in the weights' dtype, a new tensor."""
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """With its first two layers alone: for what has to be done once, such as compiling."""
+        """Run with the first two layers only, for work such as compilation of kernels."""
         whole, self.layers = self.layers, self.layers[:2]
         try:
             yield
@@ -34,4 +34,4 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def weights(self) -> Weights:
-        """A checkpoint's tensor name -> the (part of a) parameter that it fills."""
+        """Checkpoint tensor name -> the parameter, or a slice of one, that it fills."""

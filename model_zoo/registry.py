@@ -1,4 +1,4 @@
-"""Model type -> the class that computes it.  A new model is one file and one line here."""
+"""Model type -> model class.  A new architecture is one file and one line here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = {
 
 
 def build(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
-    """The model with memory for its weights on `device` (none on "meta"), not yet filled."""
+    """The model with uninitialized weights on `device` (no memory on "meta")."""
     module, _, name = MODELS[config.model_type].partition(":")
     with device:
         return getattr(importlib.import_module(module), name)(config, dtype)

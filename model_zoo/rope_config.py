@@ -1,4 +1,4 @@
-"""RopeConfig: how positions are rotated into queries and keys.  Imports no torch."""
+"""RopeConfig: the parameters of rotary position embeddings.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RopeConfig:
 
     kind: RopeKind = "default"
     theta: float = 10_000.0
-    factor: float = 1.0  # how many times longer the context is than the original one
+    factor: float = 1.0  # context length over the original one
     original_max_position: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
@@ -30,13 +30,13 @@ class RopeConfig:
 
 
 def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
-    """The rope of a config.json, and the number of positions that it makes usable.
+    """The rope of a config.json, and the number of positions that it supports.
 
-    Reads both spellings: `rope_scaling` beside `rope_theta`, and `rope_parameters` around both.
-    linear and yarn stretch the context by their factor.  dynamic is the identity up to
-    `max_position_embeddings` and later depends on the length of the whole sequence, which would
-    leave keys that are already in pages (and shared between requests) with stale rotations: such
-    a model is served up to `max_position_embeddings`, where it is exact.
+    Reads both forms: `rope_scaling` and `rope_theta`, and `rope_parameters` with both in it.
+    linear and yarn extend the context by their factor.  dynamic is the identity up to
+    `max_position_embeddings`; beyond, its frequencies depend on the sequence length, and keys that
+    are already in the KV cache (and shared between requests) would have stale rotations: such a
+    model is served up to `max_position_embeddings`, where it is exact.
     Raises ModelError, naming the field.
     """
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"

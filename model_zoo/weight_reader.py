@@ -1,12 +1,12 @@
-"""Reading weights: from files to their places on a GPU, as fast as the files can be read.
+"""WeightReader: reads weights from files into parameters on a GPU, with several threads.
 
-Threads read pieces of the files in their order into pinned buffers of their own, and queue a copy
-of each piece to its place on a stream of their own.  So files are read by several threads at once,
-reading and copying overlap, and the host needs THREADS * BUFFERS * CHUNK_BYTES of memory however
-large the model is.  Where a file's type is not that of the place, the device converts.
+Each thread reads chunks in file order into its own pinned buffers, and queues a copy of each chunk
+to its parameter on its own stream.  So reads are parallel, reading and copying overlap, and the
+host needs THREADS * BUFFERS * CHUNK_BYTES of memory for a model of any size.  The device converts
+where the dtypes of file and parameter differ.
 
-A page cache gives a thread about 5 GB/s, a disk wants several requests at a time, and the link to
-the GPU takes 25 to 50 GB/s: eight threads come near the least of these.
+The page cache gives a thread about 5 GB/s, disks need several requests in flight, and the link to
+the GPU takes 25 to 50 GB/s: eight threads come near the lowest of these.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from model_zoo.config import ModelError
 from model_zoo.weights import Weights
 
 THREADS = 8
-BUFFERS = 2  # a thread: one is read into while the other is copied
+BUFFERS = 2  # per thread: one is filled while the other is copied
 CHUNK_BYTES = 8 << 20
 REPORT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChunk:
-    """Some rows of a tensor, and the part of the model that they fill."""
+    """Some rows of a tensor on disk, and the slice of a parameter that they fill."""
 
     source: CheckpointTensor
     offset: int
@@ -42,11 +42,11 @@ class WeightChunk:
 
 
 def weight_chunks(
-    places: Weights, matched: Mapping[str, CheckpointTensor], most: int
+    places: Weights, matched: Mapping[str, CheckpointTensor], max_bytes: int
 ) -> list[WeightChunk]:
-    """All tensors in the order of the files, cut between rows into pieces of at most `most` bytes.
+    """All tensors in file order, divided between rows into chunks of at most max_bytes bytes.
 
-    A row that is longer is a piece of its own.
+    A longer row is a chunk of its own.
     """
     order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
     found: list[WeightChunk] = []
@@ -57,7 +57,7 @@ def weight_chunks(
         if place.is_contiguous():
             place = place.view(-1)  # may be cut anywhere
         row_bytes = source.num_bytes // len(place)
-        step = max(1, most // row_bytes)
+        step = max(1, max_bytes // row_bytes)
         for first in range(0, len(place), step):
             part = place[first : first + step]
             found.append(
@@ -67,7 +67,7 @@ def weight_chunks(
 
 
 class WeightReader:
-    """Weights on their way: starts at once, and `finish` waits for the end of it."""
+    """Starts to read weights at once; `finish` waits for the end."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class WeightReader:
         threads: int = THREADS,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Places are filled, in their types and on their device, with what they are matched with.
+        """places: parameters to fill, by name; matched: their tensors on disk.
 
-        The memory of the places has to be allocated on the current stream.
+        The parameters must have been allocated on the current stream.
         """
         work = weight_chunks(places, matched, chunk_bytes)
         self.total = sum(chunk.num_bytes for chunk in work)
@@ -104,9 +104,9 @@ class WeightReader:
             thread.start()
 
     def finish(self, progress: Callable[[int, int], None]) -> None:
-        """Wait until all is in place; progress(bytes done, bytes in all) meanwhile.
+        """Wait for all weights; progress(bytes done, total bytes) meanwhile.
 
-        Raises ModelError for a file that cannot be read, or ends early.
+        Raises ModelError for a truncated or unreadable file.
         """
         try:
             while any(thread.is_alive() for thread in self._threads):
@@ -123,18 +123,18 @@ class WeightReader:
     def _run(self, device: torch.device, largest: int, before: torch.cuda.Event | None) -> None:
         try:
             with contextlib.closing(_Files()) as files:
-                lane = _CopyStream(device, largest, before)
-                for chunk in self._taken():
-                    lane.fill(chunk, files.descriptor(chunk.source.path))
+                copier = _CopyStream(device, largest, before)
+                for chunk in self._next_chunks():
+                    copier.fill(chunk, files.descriptor(chunk.source.path))
                     with self._lock:
                         self._done += chunk.num_bytes
-                lane.wait()
+                copier.wait()
         except BaseException as error:
             self._errors.append(error)
             self._stopped = True
 
-    def _taken(self) -> Iterator[WeightChunk]:
-        """The next piece that no other thread has, until there is none."""
+    def _next_chunks(self) -> Iterator[WeightChunk]:
+        """Take chunks from the shared list until it is empty."""
         while not self._stopped:
             with self._lock:
                 chunk = next(self._work, None)
@@ -144,7 +144,7 @@ class WeightReader:
 
 
 class _Files:
-    """One thread's open files: the system reads ahead by what each of them was last read at."""
+    """One thread's open files, since the kernel's read-ahead is per file descriptor."""
 
     def __init__(self) -> None:
         self._descriptors: dict[Path, int] = {}
@@ -166,8 +166,7 @@ class _Files:
 
 
 class _CopyStream:
-    """One thread's buffers and stream.  On a CPU there is no stream and every copy is done at once,
-    which serves tests."""
+    """One thread's buffers and stream; on a CPU, for tests, copies are synchronous."""
 
     def __init__(
         self, device: torch.device, num_bytes: int, before: torch.cuda.Event | None
@@ -187,7 +186,7 @@ class _CopyStream:
 
     @torch.no_grad()
     def fill(self, chunk: WeightChunk, descriptor: int) -> None:
-        """Read the piece and queue its copy."""
+        """Read the chunk and queue its copy."""
         self._next = (self._next + 1) % BUFFERS
         buffer = self._buffers[self._next][: chunk.num_bytes]
         if self._stream is None:
@@ -195,7 +194,7 @@ class _CopyStream:
             self._copy(chunk, buffer)
             return
         copied = self._copied[self._next]
-        copied.synchronize()  # at once, if it was not recorded yet
+        copied.synchronize()  # returns at once if not recorded yet
         _read(chunk, descriptor, buffer)
         with torch.cuda.stream(self._stream):
             self._copy(chunk, buffer)

@@ -1,4 +1,4 @@
-"""How a model says where each tensor of a checkpoint belongs: names mapped to views to fill."""
+"""Weights: maps checkpoint tensor names to the parameters, or slices of them, that they fill."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from model_zoo.layers.linear import Linear
 Weights = dict[str, Tensor]
 
 
-def shared(linear: Linear, name: str) -> Weights:
-    """One checkpoint tensor for each of ours."""
+def unfused(linear: Linear, name: str) -> Weights:
+    """A checkpoint projection that is one Linear."""
     return fused(linear, "", {name: linear.weight.shape[0]})
 
 
 def fused(linear: Linear, prefix: str, parts: Mapping[str, int]) -> Weights:
-    """Several checkpoint products that are one of ours: part name -> its number of outputs."""
+    """Checkpoint projections fused into one Linear; parts: name -> output features, in order."""
     table: Weights = {}
     begin = 0
     for part, size in parts.items():

@@ -1,4 +1,4 @@
-"""BatchInvariantBackend: attention in which a token's result has the same bits in every step."""
+"""BatchInvariantBackend: attention whose results are bitwise independent of the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attention.triton_backend import KernelBackend, KernelLaunch
 
 
 class BatchInvariantBackend(KernelBackend):
-    """One kernel for all rows; a plan moves work between programs and no bit of a result."""
+    """One kernel for all rows; its plan assigns work to programs without changing any result."""
 
     name = "fixed"
     reads_lengths_on_device = True
@@ -30,9 +30,9 @@ class BatchInvariantBackend(KernelBackend):
         *,
         windows: tuple[int, ...] = (0,),
     ) -> None:
-        """Takes the memory for plans and partial results; arguments as in `build`."""
+        """Allocates plans and partial results; arguments as in `build`."""
         config = batch_invariant_config(shape.head_dim, shape.dtype)
-        self.details = f"pieces of {config.split} for all rows"
+        self.details = f"KV splits of {config.split} for all rows"
         self._capacity = capacity
         self._planners = {
             window: BatchInvariantPlanner(
@@ -53,9 +53,9 @@ class BatchInvariantBackend(KernelBackend):
         }
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
-        """Queue the planners, one launch for each window.
+        """Launch the planners, one launch per window.
 
-        Raises ValueError if the step is larger than the back end was made for.
+        Raises ValueError for a step larger than the capacity.
         """
         self._capacity.check(meta.num_rows, len(meta.slot_mapping))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens

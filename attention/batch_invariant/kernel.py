@@ -1,18 +1,18 @@
-"""Attention over paged KV whose bits depend on a query's own keys: not on the batch, not on chunks.
+"""Batch-invariant attention over paged KV: results are bitwise independent of batch and chunks.
 
-fixed: rows of any number of tokens, by one kernel.
-  grid      fixed (plan.spec.programs), so that a graph can replay any step; program p takes work
-            p, p + programs and so on, each an item of a KV head
+batch_invariant (`--attention fixed`): prefill and decode rows in one kernel.
+  grid      fixed (plan.spec.programs), so that a graph can replay any step; program p runs work
+            p, p + programs and so on, each an item and a KV head
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             of K and V nothing past the last position that a tile sees
-  writes    out [T, heads, D], lse [T, heads]; of cut tiles partial_out and partial_lse of the plan,
-            for merge_splits.py
-  math      online softmax in base 2 over blocks of BLOCK_N keys, started anew with each piece of
-            spec.piece; pieces are added up in their order by `add_split`, in registers or through
-            memory.  A key that a query does not see is multiplied by 0 and changes none of its
-            bits, so neither do the other queries of its tile.  One tile size, one loop and explicit
-            fused multiply-adds: the same instructions for every row
-  bound     memory for rows that decode, compute for prompts
+  writes    out [T, heads, D], lse [T, heads]; for split tiles partial_out and partial_lse of the
+            plan, for merge.py
+  math      online softmax in base 2 over blocks of BLOCK_N keys, restarted at each KV split of
+            spec.split positions; `add_split` adds the splits in order, in registers or through
+            memory.  A masked key has weight 0 and changes no bit of a query's result, so neither
+            do the other queries of its tile.  One tile size, one loop and explicit fused
+            multiply-adds: the same instructions for every row
+  bound     memory for decode, compute for prefill
   checked   tests/attention/batch_invariant/test_batch_invariant_attention.py: against a float64
             oracle, and bit for bit alone, in batches and in chunks
 """
@@ -29,7 +29,7 @@ from torch import Tensor
 from attention.batch_invariant.merge import add_split, merge_splits
 from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
-from attention.common.softmax import LOG2E, NOTHING, dot, finish, to_logits
+from attention.common.softmax import LOG2E, M_INIT, dot, finish, to_logits
 
 
 @triton.jit
@@ -38,20 +38,20 @@ def _kv_split(
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys first..end -> (normalised sum of values, lse in base 2; -inf: nothing was seen)."""
+    """Keys first..end -> (normalized output, lse in base 2; -inf: no key seen)."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    m = tl.full([q.shape[0]], NOTHING, tl.float32)
+    m = tl.full([q.shape[0]], M_INIT, tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
-    factor = tl.maximum(scale * LOG2E, 1e-30)  # of a scale of 0 too: -inf * 0 is NaN
+    factor = tl.maximum(scale * LOG2E, 1e-30)  # also for a scale of 0: -inf * 0 is NaN
     if SOFTCAP:
         factor = 1.0
     factors = tl.full([q.shape[0], BLOCK_N], factor, tl.float32)
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         key = start + n
-        there = key < end
-        page = tl.load(table + key // PAGE, mask=there, other=0).to(tl.int64)
-        mask = there[:, None]
+        valid = key < end
+        page = tl.load(table + key // PAGE, mask=valid, other=0).to(tl.int64)
+        mask = valid[:, None]
         if BLOCK_D != D:
             mask = mask & (d < D)[None, :]
         k_at = K + (page * k_page + key % PAGE * k_token)[:, None] + d[None, :]
@@ -63,17 +63,17 @@ def _kv_split(
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         s = tl.where(seen, s, float("-inf"))
-        top = tl.maximum(m, tl.max(s, 1) * factor)
-        p = tl.exp2(tl.fma(s, factors, tl.broadcast_to(-top[:, None], s.shape)))
-        alpha = tl.exp2(m - top)
+        m_new = tl.maximum(m, tl.max(s, 1) * factor)
+        p = tl.exp2(tl.fma(s, factors, tl.broadcast_to(-m_new[:, None], s.shape)))
+        alpha = tl.exp2(m - m_new)
         total = tl.fma(total, alpha, tl.sum(p, 1))
-        m = top
+        m = m_new
         v_at = V + (page * v_page + key % PAGE * v_token)[:, None] + d[None, :]
         v = tl.load(v_at, mask=mask, other=0.0).to(q.dtype)
         acc = dot(p.to(q.dtype), v, acc * alpha[:, None], PRECISION)
-    some = tl.where(total == 0.0, 1.0, total)
-    lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
-    return acc * (1.0 / some)[:, None], lse
+    safe_total = tl.where(total == 0.0, 1.0, total)
+    lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(safe_total))
+    return acc * (1.0 / safe_total)[:, None], lse
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def _item(
     q = tl.load(q_at, mask=inside, other=0.0)
     if K_SCALE is not None:
         scale = scale * tl.load(K_SCALE + head)
-    m = tl.full([BLOCK_M], NOTHING, tl.float32)
+    m = tl.full([BLOCK_M], M_INIT, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for split in range(first, tl.maximum(end, first + 1), SPLIT):
@@ -153,18 +153,18 @@ def _batch_invariant(
 
 @dataclass(frozen=True, slots=True)
 class BatchInvariantConfig:
-    """How the kernel is compiled; block_m, block_n and piece decide bits."""
+    """Tile sizes and compile options; results depend bitwise on block_m, block_n and split."""
 
     block_m: int
     block_n: int
     split: int
     warps: int
     stages: int
-    ctas_per_sm: int  # programs that fit on an SM
+    ctas_per_sm: int
 
 
 def batch_invariant_config(head_dim: int, dtype: torch.dtype) -> BatchInvariantConfig:
-    """The configuration for q of this type: the same for every row of every step."""
+    """The configuration for this head_dim and q dtype: the same for every row of every step."""
     if dtype == torch.float32:
         return BatchInvariantConfig(
             block_m=32, block_n=32, split=512, warps=4, stages=1, ctas_per_sm=1
@@ -194,16 +194,16 @@ def batch_invariant_attention(
 ) -> None:
     """Attention of all rows of the plan.
 
-    q, out      [T, heads, D]; tokens of no row are left as they are
+    q, out      [T, heads, D]; padding tokens of out are not written
     k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
     page_table  [B, max_pages] int32
     lse         [T, heads] float32, natural log of the softmax sum, -inf for a query without keys
-    softcap     logits become softcap * tanh(logit / softcap); 0: they stay
+    softcap     logits become softcap * tanh(logit / softcap); 0: unchanged
     sinks       [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
+    k_scale, v_scale  [kv_heads] float32: dequantization scales of float8 pages
 
-    Query i of a row sees keys up to its position kv_len - q_len + i, and of plan.spec.window the
-    last so many.  Source: FlashAttention-2, and Flash-Decoding with pieces of a fixed size.
+    Query i of a row sees keys up to its position kv_len - q_len + i, within plan.spec.window.
+    Source: FlashAttention-2, and Flash-Decoding with splits of a fixed size.
     """
     spec = plan.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]

@@ -1,12 +1,12 @@
-"""merge_splits: adds up the pieces of KV of tiles that a fixed plan has cut.
+"""merge_splits: merges the partial results of tiles whose KV a batch-invariant plan has split.
 
-grid      fixed (2 * plan.spec.programs), so that a graph can replay any step; program p takes work
+grid      fixed (2 * plan.spec.programs), so that a graph can replay any step; program p runs work
           p, p + programs and so on, each ROWS packed query rows of a tile and KV head.  All exit at
-          once if nothing is cut
+          once if no tile is split
 reads     plan.partial_out, partial_lse, items, merges
 writes    out [T, heads, D], lse [T, heads]
-math      float32, base 2: `add_split` for one piece after the other, as fixed.py does it in
-          registers.  Its multiply-adds are written out, so that no compiler fuses others
+math      float32, base 2: `add_split` for one split after the other, as kernel.py does it in
+          registers.  Its fused multiply-adds are explicit, so that the compiler fuses no others
 bound     memory: the partial results
 checked   tests/attention/batch_invariant/test_batch_invariant_attention.py
 """
@@ -19,20 +19,20 @@ from torch import Tensor
 
 from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
-from attention.common.softmax import NOTHING, finish
+from attention.common.softmax import M_INIT, finish
 
-ROWS, TOGETHER = 4, 4  # packed query rows of a program, and pieces whose loads are under way
+ROWS, TOGETHER = 4, 4  # packed query rows of a program, and splits whose loads are in flight
 
 
 @triton.jit
 def add_split(m, total, acc, lse, out):
-    """The sum of the pieces so far (maximum, total, weighted values), and the next one."""
-    top = tl.maximum(m, lse)
-    weight, alpha = tl.exp2(lse - top), tl.exp2(m - top)
+    """Add the next split to the running (maximum, sum, weighted values)."""
+    m_new = tl.maximum(m, lse)
+    weight, alpha = tl.exp2(lse - m_new), tl.exp2(m - m_new)
     total = tl.fma(total, alpha, weight)
-    # A product of its own first: which of the two is fused must not be left open.
+    # One of the two products is explicit: the compiler must not choose which one to fuse.
     acc = tl.fma(acc, tl.broadcast_to(alpha[:, None], acc.shape), out * weight[:, None])
-    return top, total, acc
+    return m_new, total, acc
 
 
 @triton.jit
@@ -63,16 +63,16 @@ def _merge_splits(
                 (q_len * GROUP + (UNIT_ROWS - 1)) // UNIT_ROWS, BLOCK_M // UNIT_ROWS
             )
             slot = head.to(tl.int64) * partial_head + unit * UNIT_ROWS + row
-            m = tl.full([ROWS], NOTHING, tl.float32)
+            m = tl.full([ROWS], M_INIT, tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
             for start in range(0, splits, TOGETHER):
                 for i in tl.static_range(TOGETHER):
-                    there = real & (start + i < splits)
+                    valid = real & (start + i < splits)
                     at = slot + (start + i) * height * UNIT_ROWS
-                    lse = tl.load(PARTIAL_LSE + at, mask=there, other=float("-inf"))
+                    lse = tl.load(PARTIAL_LSE + at, mask=valid, other=float("-inf"))
                     out_at = PARTIAL_OUT + at[:, None] * D + d[None, :]
-                    inside = there[:, None] & (d < D)[None, :]
+                    inside = valid[:, None] & (d < D)[None, :]
                     out = tl.load(out_at, mask=inside, other=0.0)
                     m, total, acc = add_split(m, total, acc, lse, out)
             heads = head * GROUP + r % GROUP

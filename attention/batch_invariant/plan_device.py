@@ -1,13 +1,13 @@
-"""BatchInvariantPlanner: the plan of fixed.py on the GPU, where the lengths are.
+"""BatchInvariantPlanner: the plan made on the GPU; the integers equal those of plan.py.
 
 plan_batch_invariant
   grid      ceil(capacity / ITEMS_EACH); a program writes ITEMS_EACH items and their tiles' merges
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    items, merges, counts of a BatchInvariantPlan
-  math      sums over the rows before give each row's first item, merge and unit; an item's row is
+  math      prefix sums over the rows give each row's first item, merge and unit; an item's row is
             the number of rows that end at or before it
-  limits    tiles * pieces * units of a step < 2^31
-  bound     latency: two trips to memory and five sums over the rows
+  limits    tiles * splits * units of a step < 2^31
+  bound     latency: two memory round trips and five sums over the rows
   checked   tests/attention/batch_invariant/test_batch_invariant_plan.py: equal to
             plan_batch_invariant in numpy
 """
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan, BatchInvariantSpec
-from attention.planner.rows_device import pair_of, read_lengths, write_line
+from attention.planner.rows_device import pair_of, read_lengths, write_entry
 
 ITEMS_EACH = 8
 
@@ -33,7 +33,7 @@ def _of_row(values, is_row):
 
 @triton.jit
 def _splits(q_len, kv_len, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
-    """-> (first piece that any query of a row sees, pieces from there on, 1 at least)"""
+    """-> (first split that any query of a row sees, splits from there on, at least 1)"""
     first = tl.zeros_like(kv_len)
     if WINDOW > 0:
         first = tl.maximum(kv_len - q_len + 1 - WINDOW, 0) // SPLIT
@@ -56,9 +56,9 @@ def plan_batch_invariant(
     _, splits = _splits(q_lens, kv_lens, SPLIT, WINDOW)
     share = tl.sum((tiles * splits).to(tl.int64), 0) * KV_HEADS // PROGRAMS
     heights = tl.minimum((q_lens * GROUP + (UNIT_ROWS - 1)) // UNIT_ROWS, BLOCK_M // UNIT_ROWS)
-    wanted = tl.where((tiles > 0) & (splits > tl.maximum(share, 1)), tiles * splits * heights, 0)
-    unit_ends = tl.cumsum(wanted, 0)
-    cut = (wanted > 0) & (unit_ends <= UNITS)
+    cut_units = tl.where((tiles > 0) & (splits > tl.maximum(share, 1)), tiles * splits * heights, 0)
+    unit_ends = tl.cumsum(cut_units, 0)
+    cut = (cut_units > 0) & (unit_ends <= UNITS)
     items = tiles * tl.where(cut, splits, 1)
     item_ends = tl.cumsum(items, 0)
     merges = tl.where(cut, tiles, 0)
@@ -88,17 +88,15 @@ def plan_batch_invariant(
     begin = tl.where(is_cut, (first + split) * SPLIT, begin)
     end = tl.where(is_cut, tl.minimum(begin + SPLIT, end), end)
     height = tl.minimum((q_len * GROUP + (UNIT_ROWS - 1)) // UNIT_ROWS, BLOCK_M // UNIT_ROWS)
-    unit = tl.where(is_cut, _of_row(unit_ends - wanted, is_row) + within * height, -1)
-    write_line(ITEMS, index, row, tile, begin, end, q_start, q_len, kv_len, unit, real)
+    unit = tl.where(is_cut, _of_row(unit_ends - cut_units, is_row) + within * height, -1)
+    write_entry(ITEMS, index, row, tile, begin, end, q_start, q_len, kv_len, unit, real)
     merge = _of_row(merge_ends - merges, is_row) + place
-    line = MERGES.to(tl.pointer_type(tl.int64)) + merge.to(tl.int64)
-    tl.store(line, pair_of(index, each), mask=real & is_cut & (split == 0))
+    entry = MERGES.to(tl.pointer_type(tl.int64)) + merge.to(tl.int64)
+    tl.store(entry, pair_of(index, each), mask=real & is_cut & (split == 0))
 
 
 class BatchInvariantPlanner:
-    """Plans steps of at most max_tokens query tokens in max_rows rows into its own
-    BatchInvariantPlan.
-    """
+    """Plans steps of at most max_tokens tokens in max_rows rows into one BatchInvariantPlan."""
 
     def __init__(
         self,
@@ -118,8 +116,7 @@ class BatchInvariantPlanner:
     def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> BatchInvariantPlan:
         """Plan the rows of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
 
-        Padding rows feed nothing: q_len 0.  The answer's tensors are the same at each call and are
-        rewritten by it.
+        Padding rows have q_len 0.  Each call overwrites and returns the same tensors.
         """
         num_rows, plan, spec = len(cache_seqlens), self._plan, self._plan.spec
         assert len(cu_seqlens_q) == num_rows + 1 and num_rows <= self.max_rows

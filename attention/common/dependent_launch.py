@@ -1,19 +1,20 @@
-"""Programmatic dependent launch: a kernel starts while the one before it ends.
+"""Programmatic dependent launch (PDL): a kernel's prologue overlaps the end of the one before it.
 
-On Hopper and later a kernel may be launched when the programs of the kernel before it have said so,
-instead of when they have finished: its launch and its reading of the plan then cost nothing.  It
-must wait before it touches what that kernel writes.
+On Hopper and later a kernel may start when the CTAs of the preceding kernel have executed
+griddepcontrol.launch_dependents, instead of when they have exited: its launch latency and its reads
+of the plan are hidden.  It must execute griddepcontrol.wait before it touches what that kernel
+writes.
 
-Most kernels first wait and only then let their successor start, so that whatever runs knows that
-all but its direct predecessor is complete.  Small kernels let it start at once: the Hopper decode
-kernel copies keys and values of earlier steps while they, and what they wait for, still run.  What
-a kernel does before its wait may therefore depend on nothing that the layer has computed.  Plans
-may be read: a planner takes no part, so that its successor starts when all of it is complete and
-visible (PTX ISA, griddepcontrol).  A planner that took part would break this.
+Most kernels wait first and then launch their dependents, so that everything but the direct
+predecessor of a running kernel is complete.  Small kernels launch dependents first: the Hopper
+decode kernel copies keys and values of earlier steps while they, and their predecessors, still run.
+Before its wait a kernel may therefore read nothing that the layer has computed.  It may read plans:
+planner kernels do not use PDL, so that their successor starts when they are complete and visible
+(PTX ISA, griddepcontrol).  A planner with PDL would break this.
 
-In a mixed step prefill_hopper is launched behind decode_hopper, which waits first.  It needs
-nothing that decode_hopper writes, so it works without waiting and waits in the end: whoever has
-waited for it has waited for both.
+In a mixed step prefill_hopper is launched after decode_hopper, which waits first.  It needs nothing
+that decode_hopper writes, so it runs without waiting and waits at its end: waiting for it implies
+waiting for both.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from triton.language.extra import cuda
 
 @triton.jit
 def wait_for_launcher():
-    """All before this kernel is complete and visible; the next kernel may start."""
+    """Wait until all preceding kernels are complete and visible, then launch dependents."""
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def start_successor_and_wait():
-    """The next kernel may start; all before this one is complete and visible."""
+    """Launch dependents, then wait until all preceding kernels are complete and visible."""
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
 
 
 @cache
 def can_depend(device: torch.device) -> bool:
-    """Whether kernels on the device can be launched dependently."""
+    """Whether the device supports programmatic dependent launch."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def dependent_launch(device: torch.device) -> dict[str, bool]:
-    """The launch options of a kernel that has a DEPENDENT parameter and waits if it is set."""
+    """The launch options of a kernel that has a DEPENDENT parameter and uses PDL if it is set."""
     return {"DEPENDENT": True, "launch_pdl": True} if can_depend(device) else {"DEPENDENT": False}

@@ -1,14 +1,14 @@
-"""The first FlashAttention's form: one program a query and head, prefill and decode alike.
+"""FlashAttention-1's form: one program per query and head, for prefill and decode.
 
-flash1: what the other kernels are compared with; correct everywhere, fast nowhere.
-  grid      T * heads programs, those of a group's heads side by side so that they meet in the L2
-            cache; padding tokens of a captured graph exit at once
+flash1: the baseline of the other kernels, correct on every shape and slow.
+  grid      T * heads programs, those of a group's heads adjacent so that they share K and V in the
+            L2 cache; padding tokens of a captured graph exit at once
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             cu_seqlens_q [B + 1] and cache_seqlens [B] int32: each program finds its row there
   writes    out [T, heads, D], lse [T, heads] float32
-  math      online softmax in base 2, rescaled with every tile; products are sums of float32
-            multiplications, as there is one query only.  The tile is fixed: no position and no
-            length sizes anything on the chip
+  math      online softmax in base 2, rescaled with every tile; q k^T and p v are float32
+            reductions, as there is one query only.  The tile size is fixed: no shared memory or
+            register allocation depends on a length
   bound     memory: every query reads its row's whole K and V
   checked   tests/attention/common/test_flash1.py against a float64 oracle
 """
@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.common.softmax import NOTHING, finish, to_logits
+from attention.common.softmax import M_INIT, finish, to_logits
 
-TILE = 32768  # numbers of K in a tile: 256 keys of 128 numbers
+TILE = 32768  # elements of K in a tile: 256 keys of head_dim 128
 
 
 @triton.jit
 def _row_of(token, CU_SEQLENS_Q, rows):
-    """The last row that begins at or before the token; empty rows before it begin there too."""
+    """The token's row: the last one that begins at or before the token."""
     low, high = 0, rows - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -62,27 +62,27 @@ def _flash1(
     if K_SCALE is not None:
         scale = scale * tl.load(K_SCALE + kv_head)
 
-    m = NOTHING
+    m = M_INIT
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
     table = TABLE + row.to(tl.int64) * table_row
     for start in range(first, position + 1, BLOCK_N):
         key = start + n
-        there = key <= position
-        page = tl.load(table + key // PAGE, mask=there, other=0).to(tl.int64)
-        mask = there[:, None] & (d < D)[None, :]
+        valid = key <= position
+        page = tl.load(table + key // PAGE, mask=valid, other=0).to(tl.int64)
+        mask = valid[:, None] & (d < D)[None, :]
         at = K + kv_head * k_head + (page * k_page + key % PAGE * k_token)[:, None] + d[None, :]
         k = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         s = to_logits(tl.sum(k * q[None, :], 1), scale, softcap, SOFTCAP)
-        s = tl.where(there, s, float("-inf"))
-        top = tl.maximum(m, tl.max(s, 0))
-        p = tl.exp2(s - top)
-        alpha = tl.exp2(m - top)
+        s = tl.where(valid, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 0))
+        p = tl.exp2(s - m_new)
+        alpha = tl.exp2(m - m_new)
         at = V + kv_head * v_head + (page * v_page + key % PAGE * v_token)[:, None] + d[None, :]
         v = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         total = total * alpha + tl.sum(p, 0)
         acc = acc * alpha + tl.sum(v * p[:, None], 0)
-        m = top
+        m = m_new
 
     if V_SCALE is not None:
         acc = acc * tl.load(V_SCALE + kv_head)
@@ -110,7 +110,7 @@ def flash1(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Attention of every row, however many tokens it feeds.
+    """Attention of every row, with any q_len.
 
     q, out        [T, heads, D] float32, bfloat16 or float16, D at most 256; tokens past
                   cu_seqlens_q[B] are left as they are
@@ -118,10 +118,10 @@ def flash1(
     page_table    [B, max_pages] int32
     cu_seqlens_q  [B + 1] int32, cache_seqlens [B] int32: the rows' tokens and KV lengths
     lse           [T, heads] float32, natural log of the softmax sum, -inf for a row without keys
-    window        a query sees so many positions up to its own; 0: all
-    softcap       logits become softcap * tanh(logit / softcap); 0: they stay
+    window        sliding window in positions; 0: full attention
+    softcap       logits become softcap * tanh(logit / softcap); 0: unchanged
     sinks         [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
+    k_scale, v_scale  [kv_heads] float32: dequantization scales, exactly with float8 pages
 
     Query i of row b sees keys up to its position cache_seqlens[b] - q_len[b] + i.
     Source: FlashAttention (2022), algorithm 1, a query at a time.

@@ -1,4 +1,4 @@
-"""What the kernels for Hopper share."""
+"""Helpers of the Hopper (sm_90) Gluon kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ cta_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 
 def tma_desc(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """What a TMA copies at a time of a tensor of 16-bit numbers; what is outside comes as zeros."""
+    """A TMA descriptor of a tensor of 16-bit elements; elements out of bounds load as zeros."""
     layout = gl.NVMMASharedLayout(
         swizzle_byte_width=min(128, 2 * box[-1]), element_bitwidth=16, rank=len(box)
     )
@@ -21,12 +21,12 @@ def tma_desc(tensor: Tensor, box: list[int]) -> TensorDescriptor:
 
 @gluon.jit
 def write_partial(acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D: gl.constexpr):
-    """The result of a piece of KV, for combine.py or merge_tiles.py; slot [rows] int64."""
-    some = gl.where(total == 0.0, 1.0, total)
-    lse = gl.where(total == 0.0, float("-inf"), m + gl.log2(some))
+    """Store a partial result for combine.py or merge_tiles.py; slot [rows] int64."""
+    safe_total = gl.where(total == 0.0, 1.0, total)
+    lse = gl.where(total == 0.0, float("-inf"), m + gl.log2(safe_total))
     gl.store(PARTIAL_LSE + slot, lse, mask=real)
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    acc = acc / gl.convert_layout(some, rows)[:, None]
+    acc = acc / gl.convert_layout(safe_total, rows)[:, None]
     d = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     at = gl.convert_layout(slot, rows)[:, None] * D + d[None, :]
     inside = gl.convert_layout(real, rows)[:, None] & (d < D)[None, :]

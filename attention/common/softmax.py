@@ -1,4 +1,4 @@
-"""What the attention kernels share: logits, the end of an online softmax, matrix products."""
+"""Device functions that the attention kernels share: logits, softmax epilogue, dot."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# The running maximum of a query that has seen no key: finite, so that no difference is NaN.
-NOTHING = tl.constexpr(-1.0e30)
+# Initial running maximum of the online softmax: finite, so that no difference is NaN.
+M_INIT = tl.constexpr(-1.0e30)
 
 
 @triton.jit
 def to_logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Products of q and k -> logits in base 2."""
+    """Scores q k^T -> logits in base 2, with softcap."""
     if SOFTCAP:
         doubled = scores * (2.0 * LOG2E * scale / softcap)
         return (softcap * LOG2E) * (1.0 - 2.0 / (1.0 + tl.exp2(doubled)))  # cap * tanh
@@ -22,22 +22,22 @@ def to_logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def finish(m, total, SINKS, heads, real):
-    """Maximum and sum of a softmax in base 2 -> the factor of the weighted sum, and its lse.
+    """Running maximum and sum in base 2 -> (factor of the accumulator, natural lse).
 
-    A sink is one more logit of which there is no value: it enters here, once.
+    A sink is one more logit without a value, added here once.
     """
     if SINKS is not None:
         sink = tl.load(SINKS + heads, mask=real, other=0.0) * LOG2E
-        top = tl.maximum(m, sink)
-        shrink = tl.exp2(m - top)
-        total = total * shrink + tl.exp2(sink - top)
-        return shrink / total, (top + tl.log2(total)) * LN2
+        m_new = tl.maximum(m, sink)
+        shrink = tl.exp2(m - m_new)
+        total = total * shrink + tl.exp2(sink - m_new)
+        return shrink / total, (m_new + tl.log2(total)) * LN2
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     return 1.0 / total, tl.where(empty, float("-inf"), (m + tl.log2(total)) * LN2)
 
 
-# The interpreter multiplies the bit patterns of bfloat16; a product of two is exact in float32.
+# The interpreter multiplies bit patterns of bfloat16; products of two are exact in float32.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 

@@ -1,10 +1,10 @@
-# write_kv: this step's keys and values go into their pages, both in one launch.
-#   grid      (T, head tiles): a program moves up to 1024 numbers of K and as many of V
+# write_kv: writes the step's K and V into the paged KV cache, both in one launch.
+#   grid      (T, head tiles): a program copies up to 1024 elements of K and as many of V
 #   reads     new_k, new_v [T, kv_heads, D] bf16, fp16 or fp32, rows and heads at any stride;
 #             slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if the pages hold fp8
 #   writes    k, v [pages, kv_heads, page_size, D] at (slot // page_size, head, slot % page_size)
 #   skips     tokens whose slot is negative: the padding of a captured graph
-#   math      a cast; for fp8, value / scale, cut to +-448 (the largest e4m3), NaN stays NaN
+#   math      a cast; for fp8, value / scale, clamped to +-448 (the e4m3 range), NaN stays NaN
 #   bound     memory: 2 * T * kv_heads * D * (input + stored bytes)
 #   checked   tests/attention/common/test_write_kv.py against plain torch indexing
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
 
 MAX_FP8: tl.constexpr = tl.constexpr(448.0)
-TILE = 1024  # numbers a program moves of each of K and V: 16 bytes a thread
+TILE = 1024  # elements of each of K and V per program: 16 bytes per thread
 
 
 @triton.jit
 def to_pages(values, scale_ptr, head, head_mask, HAS_SCALE: tl.constexpr, dtype: tl.constexpr):
-    """values [heads, D] as the pages store them; the scale is one a head."""
+    """values [heads, D] -> the pages' dtype, quantized with one scale per head."""
     if HAS_SCALE:
         scale = tl.load(scale_ptr + head, mask=head_mask, other=1.0)[:, None]
         values = tl.div_rn(values.to(tl.float32), scale)
@@ -52,7 +52,7 @@ def _write_kv(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    HEADS: tl.constexpr,  # of a tile, a power of two
+    HEADS: tl.constexpr,  # per tile, a power of two
     DIM: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
     HAS_SCALE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -91,11 +91,10 @@ def write_kv(
 ) -> None:
     """Store new_k, new_v [T, kv_heads, head_dim] into one layer's pages at slot_mapping [T] int64.
 
-    k, v:     [pages, kv_heads, page_size, head_dim]; the numbers of a head lie side by side, all
-              else may have any stride
-    k_scale, v_scale: [kv_heads] float32, given exactly if the pages are float8_e4m3fn: what is
-              stored is value / scale, cut to the largest number of the type
-    A token with a negative slot is left out.  Slots are not checked against the number of pages.
+    k, v:     [pages, kv_heads, page_size, head_dim] with stride 1 in the last dimension
+    k_scale, v_scale: [kv_heads] float32, given exactly if the pages are float8_e4m3fn, which store
+              value / scale, clamped to the type's range
+    Tokens with a negative slot are skipped.  Slots are not checked against the number of pages.
     """
     tokens, kv_heads, head_dim = new_k.shape
     fp8 = k.dtype == torch.float8_e4m3fn

@@ -1,12 +1,12 @@
-"""Combine: merges the partial results of rows that a split plan cut.
+"""Combine: merges the partial results of split rows.
 
 combine
-  grid      (merges, queries, parts of D): merges bounded by the plan's programs and by the rows and
-            KV heads of the step; programs without a merge exit at once
-  reads     partial_out [pieces, queries, D] float32, partial_lse [pieces, queries] in base 2
+  grid      (merges, queries, blocks of D): merges bounded by the plan's programs and by rows * KV
+            heads of the step; programs without a merge exit at once
+  reads     partial_out [tiles, queries, D] float32, partial_lse [tiles, queries] in base 2
   writes    out [T, heads, D], lse [T, heads] natural; queue = 0 for the next layer
-  math      weights 2^(lse - max) in the order of the pieces: same plan, same bits
-  bound     latency: a few KB a program
+  math      weights 2^(lse - max) in the order of the work tiles: deterministic for a plan
+  bound     latency: a few KB per program
   checked   tests/attention/decode/test_decode_kernel.py
 """
 
@@ -21,10 +21,10 @@ from attention.common.dependent_launch import (
     start_successor_and_wait,
     wait_for_launcher,
 )
-from attention.common.softmax import NOTHING, finish
+from attention.common.softmax import M_INIT, finish
 from attention.planner.split_plan import SplitPlan
 
-FEW_PROGRAMS = 512  # below it the output's dimensions are shared out too
+FEW_PROGRAMS = 512  # smaller grids also divide head_dim among programs
 
 
 @triton.jit
@@ -51,25 +51,25 @@ def _combine(
     slot = first.to(tl.int64) * QUERIES + r
     d = part * BLOCK_D + tl.arange(0, BLOCK_D)
     i = tl.arange(0, BLOCK_P)
-    m = NOTHING
+    m = M_INIT
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
     for start in range(0, work_tiles, BLOCK_P):
-        there = start + i < work_tiles
+        valid = start + i < work_tiles
         at = slot + (start + i) * QUERIES
-        lse = tl.load(PARTIAL_LSE + at, mask=there, other=float("-inf"))
+        lse = tl.load(PARTIAL_LSE + at, mask=valid, other=float("-inf"))
         o = tl.load(
             PARTIAL_OUT + at[:, None] * D + d[None, :],
-            mask=there[:, None] & (d < D)[None, :], other=0.0,
+            mask=valid[:, None] & (d < D)[None, :], other=0.0,
         )  # fmt: skip
-        # Of a piece that saw nothing the output counts for nothing, whatever it is.
+        # The output of a work tile that saw no key may be anything.
         o = tl.where((lse > float("-inf"))[:, None], o, 0.0)
-        top = tl.maximum(m, tl.max(lse, 0))
-        weight = tl.exp2(lse - top)
-        alpha = tl.exp2(m - top)
+        m_new = tl.maximum(m, tl.max(lse, 0))
+        weight = tl.exp2(lse - m_new)
+        alpha = tl.exp2(m - m_new)
         total = total * alpha + tl.sum(weight, 0)
         acc = acc * alpha + tl.sum(o * weight[:, None], 0)
-        m = top
+        m = m_new
     heads = head * GROUP + r % GROUP
     token = (q_start + r // GROUP).to(tl.int64)
     factor, lse = finish(m, total, SINKS, heads, True)
@@ -90,11 +90,11 @@ def combine(
     *,
     overlapped: bool = False,
 ) -> None:
-    """Merge what the decode kernel left in the plan's partial results.
+    """Merge the partial results that the decode kernel wrote into the plan.
 
-    num_rows    of the step, or more; out, lse, sinks as in `decode`
-    overlapped  the next kernel may start at once: not where the decode kernel fills the SMs, as the
-                next one would take the place of its combine
+    num_rows    rows of the step, or an upper bound; out, lse, sinks as in `decode`
+    overlapped  launch dependents at once: not where the decode kernel fills the SMs, as the next
+                kernel would take the combine's place
     Source: log-sum-exp identity; Flash-Decoding.
     """
     spec = plan.spec
@@ -111,7 +111,7 @@ def combine(
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
         GROUP=group, QUERIES=queries, D=head_dim, BLOCK_D=block_d, BLOCK_P=block_p,
         OVERLAPPED=overlapped, num_warps=max(1, min(4, block_p * block_d // 512)),
-        # A product fused into the sum over lanes is rounded in all lanes but its own: the lanes
-        # would hold different sums, and the last one to store its own would win.
+        # A multiply fused into the reduction over lanes is unrounded in its own lane only: lanes
+        # would hold different sums, and the last one to store would win.
         enable_fp_fusion=False, **dependent_launch(out.device),
     )  # fmt: skip

@@ -1,14 +1,15 @@
-"""Decode attention over paged KV, split along the sequence as a plan says.
+"""Split-KV decode attention (Flash-Decoding) over paged KV, with the work tiles of a plan.
 
 decode: rows of few queries against their pages.
-  grid      fixed (plan.spec.programs), so that a graph can replay any batch; a program walks its
-            pieces of plan.work, or takes them from the queue
+  grid      fixed (plan.spec.programs), so that a graph can replay any batch; a program runs its
+            work tiles of plan.work, or takes them from the queue
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             nothing past a row's length and nothing before its window
-  writes    out [T, heads, D] and lse [T, heads] of rows that are whole; of pieces partial_out
-            [queries, D] float32, normalised, and partial_lse [queries] in base 2
-  math      the group's heads and the row's queries are packed into one tile of BLOCK_Q, so that
-            each K and V is read once; online softmax in base 2, float32 accumulation
+  writes    out [T, heads, D] and lse [T, heads] of rows that are not split; for work tiles of
+            split rows partial_out [queries, D] float32, normalized, and partial_lse [queries] in
+            base 2
+  math      the group's heads and the row's queries are packed into one tile of BLOCK_Q (GQA), so
+            that K and V are read once; online softmax in base 2, float32 accumulation
   bound     memory: 2 * kv_len * D * bytes per KV head
   checked   tests/attention/decode/test_decode_kernel.py against a float64 oracle
 """
@@ -23,14 +24,14 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
-from attention.common.softmax import NOTHING, dot, finish, to_logits
+from attention.common.softmax import M_INIT, dot, finish, to_logits
 from attention.decode.combine import combine
 from attention.planner.split_plan import SplitPlan
 
 
 @triton.jit
 def _read_work_tile(item):
-    """row, head, first, end, q_start, q_len, kv_len, partial: an entry of `work` (plan.py)."""
+    """-> row, head, first, end, q_start, q_len, kv_len, partial: an entry of `work`."""
     row, head, first, end = (
         tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
     )  # fmt: skip
@@ -41,9 +42,9 @@ def _read_work_tile(item):
 
 
 @triton.jit
-def _seen(there, key, position, SEVERAL: tl.constexpr, WINDOW: tl.constexpr):
-    """[BLOCK_Q, BLOCK_N]: which keys each query sees.  SEVERAL: rows feed more than one token."""
-    seen = there[None, :]
+def _seen(valid, key, position, SEVERAL: tl.constexpr, WINDOW: tl.constexpr):
+    """[BLOCK_Q, BLOCK_N]: which keys each query sees.  SEVERAL: rows may have q_len > 1."""
+    seen = valid[None, :]
     if SEVERAL:
         seen = seen & (key[None, :] <= position[:, None])
     if WINDOW > 0:
@@ -56,14 +57,15 @@ def _store(
     acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE,
     SINKS, out_token, out_head, lse_token, QUERIES: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """What the piece comes to: in its place for `combine`, or as the row's result."""
+    """Store a work tile's result: as a partial result for `combine`, or as the row's output."""
     if partial:
         slot = w.to(tl.int64) * QUERIES + r
-        some = tl.where(total == 0.0, 1.0, total)
-        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
+        safe_total = tl.where(total == 0.0, 1.0, total)
+        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(safe_total))
         tl.store(
-            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / some)[:, None], mask=inside
-        )
+            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / safe_total)[:, None],
+            mask=inside,
+        )  # fmt: skip
         tl.store(PARTIAL_LSE + slot, lse, mask=real)
     else:
         factor, lse = finish(m, total, SINKS, heads, real)
@@ -100,7 +102,7 @@ def _work_tile(
     position = kv_len - q_len + r // GROUP
     lowest = kv_len - q_len + 1 - WINDOW  # the first key that any query sees
 
-    m = tl.full([BLOCK_Q], NOTHING, tl.float32)
+    m = tl.full([BLOCK_Q], M_INIT, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     table = TABLE + row.to(tl.int64) * table_row
@@ -108,24 +110,24 @@ def _work_tile(
     v_head_base = V + head.to(tl.int64) * v_head
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         key = start + n
-        there = key < end
+        valid = key < end
         if WINDOW > 0:
-            there = there & (key >= lowest)
-        page = tl.load(table + key // PAGE, mask=there, other=0).to(tl.int64)
-        mask = there[:, None]
+            valid = valid & (key >= lowest)
+        page = tl.load(table + key // PAGE, mask=valid, other=0).to(tl.int64)
+        mask = valid[:, None]
         if BLOCK_D != D:
             mask = mask & (d < D)[None, :]
         cell = key % PAGE
         k_at = k_head_base + (page * k_page + cell * k_token)[:, None] + d[None, :]
         k = tl.load(k_at, mask=mask, other=0.0).to(q.dtype)
         s = dot(q, tl.trans(k), None, PRECISION)
-        seen = _seen(there, key, position, QUERIES > GROUP, WINDOW)
+        seen = _seen(valid, key, position, QUERIES > GROUP, WINDOW)
         s = tl.where(seen, to_logits(s, scale, softcap, SOFTCAP), float("-inf"))
-        top = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - top[:, None])
-        alpha = tl.exp2(m - top)
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
         total = total * alpha + tl.sum(p, 1)
-        m = top
+        m = m_new
         v_at = v_head_base + (page * v_page + cell * v_token)[:, None] + d[None, :]
         v = tl.load(v_at, mask=mask, other=0.0).to(q.dtype)
         acc = dot(p.to(q.dtype), v, acc * alpha[:, None], PRECISION)
@@ -154,7 +156,7 @@ def _decode(
     stop = tl.load(STARTS + program + 1)
     if DEPENDENT:
         wait_for_launcher()
-    if QUEUED:  # stop is the number of pieces
+    if QUEUED:  # stop is the number of work tiles
         w = tl.atomic_add(QUEUE, 1)
     while w < stop:
         _work_tile(
@@ -171,7 +173,7 @@ def _decode(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How the kernel is compiled; `resident` programs fit on an SM and are worth having there."""
+    """Tile size and compile options; `ctas_per_sm` is measured, not only what fits."""
 
     block_n: int
     stages: int
@@ -184,17 +186,17 @@ def decode_config(
 ) -> DecodeConfig:
     """The configuration for tiles of `queries` packed rows, by measurement on an H100.
 
-    kv_dtype: of the pages, dtype if not said
+    kv_dtype: of the pages; None: dtype
     """
     if dtype == torch.float32 or head_dim > 128 or queries > 16:
         return DecodeConfig(block_n=32, stages=3, warps=4, ctas_per_sm=1)
-    # What is converted on the way takes registers.
+    # The conversion from float8 takes registers.
     return DecodeConfig(
         block_n=64, stages=3, warps=4, ctas_per_sm=3 if kv_dtype in (None, dtype) else 2
     )
 
 
-MAX_QUERIES, MAX_TILE = 128, 128 * 128  # rows and numbers of a tile: what fits in registers
+MAX_QUERIES, MAX_TILE = 128, 128 * 128  # rows and elements of a tile that fit in registers
 
 
 def _tile(group: int, max_q_len: int, head_dim: int) -> tuple[int, int]:
@@ -226,18 +228,18 @@ def decode(
     v_scale: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> None:
-    """Attention of the plan's rows: those that feed at most plan.spec.max_q_len tokens.
+    """Attention of the plan's rows: those with q_len up to plan.spec.max_q_len.
 
-    q, out      [T, heads, D]; other rows of out are left as they are
+    q, out      [T, heads, D]; other rows of out are not written
     k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
     page_table  [B, max_pages] int32
     lse         [T, heads] float32, natural log of the softmax sum, -inf for a row without keys
-    softcap     logits become softcap * tanh(logit / softcap); 0: they stay
+    softcap     logits become softcap * tanh(logit / softcap); 0: unchanged
     sinks       [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
+    k_scale, v_scale  [kv_heads] float32: dequantization scales of float8 pages
 
-    Query i of a row sees keys up to its position kv_len - q_len + i, and of plan.spec.window the
-    last so many.  Raises ValueError if a row's packed queries fill more than one tile.
+    Query i of a row sees keys up to its position kv_len - q_len + i, within plan.spec.window.
+    Raises ValueError if a row's packed queries exceed one tile.
     Source: Flash-Decoding; FlashAttention-2.
     """
     spec = plan.spec

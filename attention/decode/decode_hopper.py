@@ -1,21 +1,21 @@
-"""Decode attention for Hopper (sm_90), in Gluon: one warp loads, four compute.
+"""Split-KV decode for Hopper (sm_90), in Gluon, warp-specialized: one warp loads, four compute.
 
-decode_hopper: as decode.py's kernel, with the same plan and the same partial results.
-  grid      plan.spec.programs: one an SM, or two where planned_kernel.py says so
-  load warp (decode_hopper_load.py) walks all pieces of the program without a pause and runs ahead
-            across pieces, so that memory never waits for the end of one
-  compute   (decode_hopper_piece.py) four warps share a tile of keys; scores and output by mma
-            (m16), online softmax in base 2, float32 accumulation; float8 becomes float16 in
-            registers
+decode_hopper: decode.py's kernel with the same plans and the same partial results.
+  grid      plan.spec.programs: one or two CTAs per SM (planned_kernel.py)
+  load warp (decode_hopper_load.py) fills a ring of stages for all work tiles of the program and
+            runs ahead across work tiles, so that memory does not idle at their ends
+  compute   (decode_hopper_tile.py) four warps share a block of keys; scores and output by mma
+            (m16), online softmax in base 2, float32 accumulation; float8 is converted to float16
+            in registers
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D], any strides; page_table [B, max_pages]
-            int32; pages past a row's length or before its window are not touched
+            int32; pages past a row's length or before its window are not read
   writes    as decode.py
   bound     memory: 2 * kv_len * D * bytes per KV head
   checked   tests/attention/decode/test_decode_hopper.py on a GPU, against a float64 oracle
 
-Two traps of Triton 3.6, here and in the load warp: a variable that a loop carries is folded to its
-first value when it bounds a loop inside, hence the trip counts; and what a worker warp gets must be
-no tensor.
+Two pitfalls of Triton 3.6, here and in the load warp: a loop-carried variable that bounds an inner
+loop is folded to its first value, hence the trip counts; and arguments of a worker warp must not be
+tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.dependent_launch import dependent_launch
 from attention.common.hopper import cta_barrier, tma_desc, write_partial
-from attention.common.softmax import LOG2E, NOTHING
+from attention.common.softmax import LOG2E, M_INIT
 from attention.decode.combine import combine
 from attention.decode.decode_hopper_load import load_work_tiles, read_work_tile
 from attention.decode.decode_hopper_tile import (
@@ -62,8 +62,8 @@ def _compute(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The softmax over each piece."""
-    PAIRS: gl.constexpr = keys.dtype == gl.int16  # of float8 numbers
+    """Four warps: attention over each work tile."""
+    PAIRS: gl.constexpr = keys.dtype == gl.int16  # float8 in pairs
     BLOCK_D: gl.constexpr = keys.shape[2] * (2 if PAIRS else 1)
     tile_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, gl.num_warps()], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, tile_layout, 2)
@@ -87,15 +87,15 @@ def _compute(
             GROUP, BLOCK_Q, D, BLOCK_D, PAIRS,
         )  # fmt: skip
         position, lowest = kv_len - q_len + r // GROUP, kv_len - q_len + 1 - WINDOW
-        m = gl.full([BLOCK_Q], NOTHING, gl.float32, r.type.layout)
-        sums = gl.zeros([BLOCK_Q, BLOCK_N], gl.float32, tile_layout)  # of each column: added last
+        m = gl.full([BLOCK_Q], M_INIT, gl.float32, r.type.layout)
+        sums = gl.zeros([BLOCK_Q, BLOCK_N], gl.float32, tile_layout)  # per column; reduced last
         acc = no_values(tile_layout, BLOCK_Q, BLOCK_D, PAIRS)
         for i in range(gl.cdiv(end - first, BLOCK_N)):
             start, stage = first + i * BLOCK_N, tile % STAGES
             mbarrier.wait(full.index(stage), (tile // STAGES) & 1)
             s = scores(q, keys.index(stage).permute((1, 0)).load(right), BLOCK_Q, BLOCK_N, PAIRS)
             v = values.index(stage).load(right)
-            cta_barrier()  # every warp has read the tile
+            cta_barrier()  # every warp has read the block
             mbarrier.arrive(empty.index(stage), count=1)
             tile += 1
             p, m, alpha = weights(
@@ -152,28 +152,28 @@ def _decode_hopper(
     )  # fmt: skip
 
 
-RING_BYTES = 64 << 10  # of float8 keys and values on their way: what an SM needs for the bandwidth
+RING_BYTES = 64 << 10  # of float8 K and V in flight per SM, enough to saturate the bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class HopperDecodeConfig:
-    """How the kernel is compiled."""
+    """Tile size and compile options."""
 
     block_n: int
     stages: int
-    registers: int  # a thread
+    registers: int  # per thread
 
 
 def hopper_decode_config(head_dim: int, queries: int, item_bytes: int = 2) -> HopperDecodeConfig:
     """The configuration for tiles of `queries` packed rows, by measurement on an H100.
 
-    item_bytes: of a stored number
+    item_bytes: of a stored element
     """
     small = head_dim <= 128 and queries <= 16
     registers = 128 if small else 240
     if item_bytes == 2:
         return HopperDecodeConfig(64, stages=2, registers=registers)
-    # As many bytes a tile, where there are registers for as many numbers.
+    # As many bytes per block as for 16 bits, where registers suffice.
     block_n = 128 if small else 64
     tile_bytes = 2 * block_n * max(64, triton.next_power_of_2(head_dim))
     return HopperDecodeConfig(block_n, stages=RING_BYTES // tile_bytes, registers=registers)
@@ -196,11 +196,11 @@ def decode_hopper(
     overlap: Callable[[], None] | None = None,
     config: HopperDecodeConfig | None = None,
 ) -> None:
-    """As `decode`, for bfloat16, float16 and float8 pages and plans whose pieces are assigned.
+    """Attention of the plan's rows, arguments as `decode`; bfloat16, float16 and float8 pages.
 
-    The plan's block is a multiple of the page, or of 64.  Of K and V, the kernel launched last may
-    have written the positions of this step's tokens and no others: the rest is read without
-    waiting for it.
+    The plan must not be queued; its block is a multiple of the page, or of 64.  The kernel before
+    may write K and V at the positions of this step's tokens only: the rest is read without a wait.
+    overlap  launches a kernel between this one and its combine
     """
     spec = plan.spec
     heads, head_dim = q.shape[1:]
@@ -230,7 +230,7 @@ def decode_hopper(
 
 
 def _kv_desc(tensor: Tensor, tokens: int) -> TensorDescriptor:
-    """Of K or V: tokens of a head; float8 numbers in pairs, as int16."""
+    """A TMA descriptor of K or V, a box of tokens of a head; float8 in pairs as int16."""
     across = max(64, triton.next_power_of_2(tensor.shape[-1]))
     if tensor.dtype == FP8:
         tensor, across = tensor.view(torch.int16), across // 2

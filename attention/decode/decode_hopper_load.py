@@ -1,7 +1,7 @@
-"""Parts of decode_hopper: the warp that loads.
+"""The load warp of decode_hopper.
 
-It fills a ring of tiles in shared memory and begins with what earlier steps wrote, while the kernel
-before this one still runs.
+It fills a ring of stages in shared memory, starting with K and V of earlier steps while the
+preceding kernel still runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_wait
 
 @gluon.jit
 def read_work_tile(WORK, w):
-    """A piece's columns; past the last piece they are junk that is not used."""
+    """The columns of work tile w; past the last tile they are junk that is not used."""
     at = WORK + w * 8
     row, head, first, end = gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
     q_start, q_len = gl.load(at + 4), gl.load(at + 5)
@@ -28,12 +28,11 @@ def load_work_tiles(
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The tiles of all the program's pieces, in order: page ids, then a TMA box for each page of K
-    and of V.
+    """Load the blocks of the program's work tiles: page ids, then a TMA box per page of K and V.
 
-    A page that no query sees is replaced by one past the pool's end, of which nothing is read.
+    A page that no query sees is replaced by one past the pool's end, which loads zeros.
     """
-    BOX: gl.constexpr = k_desc.block_type.shape[2]  # tokens of a page, or of a part of one
+    BOX: gl.constexpr = k_desc.block_type.shape[2]  # tokens of a page, at most BLOCK_N
     BLOCK_D: gl.constexpr = k_desc.block_type.shape[3]
     program = gl.program_id(0)
     begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
@@ -51,10 +50,10 @@ def load_work_tiles(
             pages = ()
             for j in gl.static_range(BLOCK_N // BOX):
                 at = start + j * BOX
-                there = (at < end) & (at + BOX > lowest)
-                page = gl.load(table + at // PAGE, mask=there, other=num_pages)
+                valid = (at < end) & (at + BOX > lowest)
+                page = gl.load(table + at // PAGE, mask=valid, other=num_pages)
                 pages = pages + (page,)  # noqa: RUF005
-            if DEPENDENT and start + BLOCK_N > kv_len - q_len:  # written by the kernel before
+            if DEPENDENT and start + BLOCK_N > kv_len - q_len:  # includes this step's tokens
                 gdc_wait()
             stage = tile % STAGES
             mbarrier.wait(empty.index(stage), ((tile // STAGES) & 1) ^ 1)

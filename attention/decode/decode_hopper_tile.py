@@ -1,10 +1,10 @@
-"""Parts of decode_hopper: what the warps that compute do with a piece of a row's KV.
+"""Device functions of decode_hopper's compute warps.
 
-Pages of float8_e4m3fn come as pairs of numbers, int16, and are multiplied as two halves: the even
-columns of a key or value, and the odd ones.  So ldmatrix, which moves 16 bits at a time, brings K
-and V to the threads that multiply them, V transposed; a byte permutation and two conversions make
-four float16 numbers.  Each is exact, as float16 has float8's range and more digits than bfloat16;
-queries are brought into its range by a power of two for each row, which the logits' factor undoes.
+float8_e4m3fn pages are loaded as int16 pairs and multiplied as two halves: the even columns of K or
+V, and the odd ones.  So ldmatrix, which moves 16 bits at a time, brings K and V to the threads that
+multiply them, V transposed; a byte permutation and two conversions make four float16 elements,
+exactly, as float16 has float8's range and more mantissa bits than bfloat16; queries are scaled
+into its range by a power of two per row, which the logits' factor undoes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 from attention.common.softmax import LN2, LOG2E
 
 EXPONENT = gl.constexpr(0x7F800000)  # of a float32
-LARGEST = gl.constexpr(253 << 23)  # power of two whose inverse is a normal number
-INVERSE = gl.constexpr(254 << 23)  # less the bits of a power of two: the bits of its inverse
+LARGEST = gl.constexpr(253 << 23)  # the largest power of two whose inverse is normal
+INVERSE = gl.constexpr(254 << 23)  # minus the bits of a power of two: the bits of its inverse
 
 
 @gluon.jit
@@ -25,7 +25,7 @@ def _load_queries(
     Q, q_start, q_len, head, q_token, q_head,
     GROUP: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr,
 ):  # fmt: skip
-    """The row's queries of a KV head [BLOCK_Q, BLOCK_D], zeros past them."""
+    """The row's packed queries of a KV head [BLOCK_Q, BLOCK_D], padded with zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // BLOCK_D, BLOCK_D // 8], [WARPS, 1], [1, 0]
@@ -44,7 +44,7 @@ def fetch_queries(
     GROUP: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr,
     PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """-> (the queries, with float8 even and odd columns apart; what makes a score a logit)."""
+    """-> (queries, with float8 as even and odd columns; the factor from scores to logits)."""
     q = _load_queries(Q, q_start, q_len, head, q_token, q_head, GROUP, BLOCK_Q, D, BLOCK_D)
     if PAIRS:
         q = q.to(gl.float32)
@@ -63,7 +63,7 @@ def fetch_queries(
 
 @gluon.jit
 def _numbers(stored, PAIRS: gl.constexpr):
-    """Stored numbers, with float8 even and odd columns apart."""
+    """Stored elements as MMA operands, with float8 as even and odd columns."""
     if PAIRS:
         found = gl.inline_asm_elementwise(
             """{
@@ -82,7 +82,7 @@ def _numbers(stored, PAIRS: gl.constexpr):
 
 @gluon.jit
 def scores(q, k, BLOCK_Q: gl.constexpr, BLOCK_N: gl.constexpr, PAIRS: gl.constexpr):
-    """q of `fetch_queries`, k as stored, columns first -> q k [BLOCK_Q, BLOCK_N]."""
+    """q of `fetch_queries`, k as stored, transposed -> q k^T [BLOCK_Q, BLOCK_N]."""
     layout: gl.constexpr = q[0].type.layout.parent
     k = _numbers(k, PAIRS)
     s = gl.zeros([BLOCK_Q, BLOCK_N], gl.float32, layout)
@@ -95,7 +95,7 @@ def scores(q, k, BLOCK_Q: gl.constexpr, BLOCK_N: gl.constexpr, PAIRS: gl.constex
 def no_values(
     layout: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_D: gl.constexpr, PAIRS: gl.constexpr
 ):
-    """Zeros that add_values adds to."""
+    """The zero accumulator of add_values."""
     if PAIRS:
         half = gl.zeros([BLOCK_Q, BLOCK_D // 2], gl.float32, layout)
         acc = (half, half)
@@ -106,7 +106,7 @@ def no_values(
 
 @gluon.jit
 def add_values(acc, alpha, p, v, PAIRS: gl.constexpr):
-    """acc * alpha + p v; acc has even and odd columns apart with float8, v is as stored."""
+    """acc * alpha + p v, v as stored; with float8, acc is (even columns, odd columns)."""
     v = _numbers(v, PAIRS)
     if PAIRS:
         acc = (mma_v2(p, v[0], acc[0] * alpha[:, None]), mma_v2(p, v[1], acc[1] * alpha[:, None]))
@@ -117,7 +117,7 @@ def add_values(acc, alpha, p, v, PAIRS: gl.constexpr):
 
 @gluon.jit
 def columns(acc, V_SCALE, head, PAIRS: gl.constexpr):
-    """The output's columns in order, times the scale of float8 values."""
+    """The accumulator with columns in order, times the scale of float8 values."""
     if PAIRS:
         found = gl.join(acc[0], acc[1]).reshape([acc[0].shape[0], 2 * acc[0].shape[1]])
         if V_SCALE is not None:
@@ -132,9 +132,9 @@ def weights(
     s, m, start, end, position, factor, softcap,
     MASKED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile -> its weights, the new maximum, what to shrink sums by.
+    """Scores of a block -> (softmax weights, new maximum, rescaling factor alpha).
 
-    factor: what makes a score a logit in base 2, one number or a column of each row's.
+    factor: from scores to logits in base 2, a scalar or [BLOCK_Q, 1].
     """
     if SOFTCAP:
         doubled = s * (2.0 * factor / softcap)
@@ -148,22 +148,22 @@ def weights(
     if WINDOW > 0:
         seen = seen & (key[None, :] > position[:, None] - WINDOW)
     s = gl.where(seen, s, float("-inf"))
-    top = gl.maximum(m, gl.max(s, 1))
-    return gl.exp2(s - top[:, None]), top, gl.exp2(m - top)
+    m_new = gl.maximum(m, gl.max(s, 1))
+    return gl.exp2(s - m_new[:, None]), m_new, gl.exp2(m - m_new)
 
 
 @gluon.jit
 def zero_outside(v, start, end, lowest, WINDOW: gl.constexpr):
-    """Zeros for values that no query sees: there may be NaN, and 0 * NaN is NaN."""
+    """Zero the values that no query sees: they may be NaN, and 0 * NaN is NaN."""
     outside = start + v.shape[0] > end
     if WINDOW > 0:
         outside = outside | (start < lowest)
     if outside:
         key = start + gl.arange(0, v.shape[0], gl.SliceLayout(1, v.type.layout))
-        there = key < end
+        valid = key < end
         if WINDOW > 0:
-            there = there & (key >= lowest)
-        v = gl.where(there[:, None], v, gl.zeros_like(v))
+            valid = valid & (key >= lowest)
+        v = gl.where(valid[:, None], v, gl.zeros_like(v))
     return v
 
 
@@ -172,21 +172,21 @@ def write_whole(
     acc, m, total, OUT, LSE, SINKS, token, heads, real, out_token, out_head, lse_token,
     D: gl.constexpr,
 ):  # fmt: skip
-    """out and lse of a row that is not cut."""
+    """Store out and lse of a row that is not split."""
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     if SINKS is not None:
         sink = gl.load(SINKS + heads, mask=real, other=0.0) * LOG2E
-        top = gl.maximum(m, sink)
-        shrink = gl.exp2(m - top)
-        total = total * shrink + gl.exp2(sink - top)
+        m_new = gl.maximum(m, sink)
+        shrink = gl.exp2(m - m_new)
+        total = total * shrink + gl.exp2(sink - m_new)
         acc = acc * gl.convert_layout(shrink, rows)[:, None]
-        m = top
-    some = gl.where(total == 0.0, 1.0, total)
-    acc = acc / gl.convert_layout(some, rows)[:, None]
+        m = m_new
+    safe_total = gl.where(total == 0.0, 1.0, total)
+    acc = acc / gl.convert_layout(safe_total, rows)[:, None]
     d = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     at = gl.convert_layout(token * out_token + heads * out_head, rows)[:, None] + d[None, :]
     inside = gl.convert_layout(real, rows)[:, None] & (d < D)[None, :]
     gl.store(OUT + at, acc.to(OUT.dtype.element_ty), mask=inside)
     if LSE is not None:
-        lse = gl.where(total == 0.0, float("-inf"), (m + gl.log2(some)) * LN2)
+        lse = gl.where(total == 0.0, float("-inf"), (m + gl.log2(safe_total)) * LN2)
         gl.store(LSE + token * lse_token + heads, lse, mask=real)

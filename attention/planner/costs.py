@@ -1,7 +1,7 @@
-"""What the planners charge, from times measured on the device with each decode kernel.
+"""DeviceCosts: the cost model of the split planners, measured per GPU and decode kernel.
 
-`wavefill tune` measures them (calibrate.py) and writes them into a file under the user's cache; for
-devices it has not been run on there are the values below.
+`wavefill tune` measures it (tuning.py) and writes a file under the user's cache; devices without an
+entry there use the values below.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 
 from attention.planner.split_plan import EIGHTHS, SplitPlanSpec
 
-PARTIAL_BYTES = 8  # a number of a partial result: four bytes written, and read by the combine
+PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read by the combine
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """Times of one decode kernel on one kind of device, its grid full."""
+    """Times of one decode kernel on one GPU model with a full grid."""
 
     read_tbs: float  # TB/s of keys and values that all programs read together
-    launch_us: float  # a call that has nothing to do
-    piece_us: float  # a piece, beside reading its blocks
-    merge_us: float  # a call that combines anything, beside the bytes
+    launch_us: float  # an empty call
+    piece_us: float  # fixed cost of a work tile, without reading its blocks
+    merge_us: float  # fixed cost of a combine, without its bytes
     merge_tbs: float  # TB/s of partial results, written and read again
-    rho: float  # speed of a program when few others read, against when all do
+    rho: float  # a program's read speed when few others read, relative to when all do
 
     def block_us(self, *, block: int, head_dim: int, item_bytes: int, programs: int) -> float:
-        """Time of a block of `block` tokens' keys and values while all programs read."""
+        """Time to read the keys and values of `block` tokens while all programs read."""
         return 2 * block * head_dim * item_bytes * programs / (self.read_tbs * 1e6)
 
     def spec(
@@ -45,9 +45,10 @@ class DeviceCosts:
         max_q_len: int = 1,
         window: int = 0,
     ) -> SplitPlanSpec:
-        """The SplitPlanSpec of a decode grid; item_bytes: of a stored key's number; group: query
-        heads
-        a KV head.  Costs are rounded to eighths of a block."""
+        """The SplitPlanSpec of a decode grid, costs rounded to eighths of a block.
+
+        item_bytes: of a stored element of K or V; group: query heads per KV head
+        """
         block_us = self.block_us(
             block=block, head_dim=head_dim, item_bytes=item_bytes, programs=programs
         )
@@ -65,7 +66,7 @@ class DeviceCosts:
         )
 
 
-# By the name that the driver gives, then by the kernel's name in dispatch.py's table.
+# By the GPU's name as the driver reports it, then by the kernel's name in dispatch.py's table.
 SHIPPED = {
     "NVIDIA H100 80GB HBM3": {
         "decode": DeviceCosts(
@@ -75,7 +76,7 @@ SHIPPED = {
             read_tbs=3.052, launch_us=2.72, piece_us=0.53, merge_us=0.05, merge_tbs=6.126, rho=2.08
         ),
     },
-    # An H100's but for the memory, which copies 1.42 times as fast.
+    # The H100's values with 1.42 times the read bandwidth.
     "NVIDIA H200": {
         "decode": DeviceCosts(
             read_tbs=4.12, launch_us=7.65, piece_us=1.5, merge_us=0.01, merge_tbs=12.114, rho=2.49
@@ -85,20 +86,20 @@ SHIPPED = {
         ),
     },
 }
-STANDARD = "NVIDIA H100 80GB HBM3"  # stands for devices that are not listed
+STANDARD = "NVIDIA H100 80GB HBM3"  # used for devices that are not listed
 
 
 def tuned_file(environment: Mapping[str, str] = os.environ) -> Path:
     """Where `wavefill tune` writes: $XDG_CACHE_HOME or ~/.cache, then wavefill/planner.json."""
     cache = environment.get("XDG_CACHE_HOME", "")
-    # Not Path.home(), which fails where a container's user has no home: Triton then keeps its
-    # kernels under a folder named ~, too.
+    # Not Path.home(), which raises where a container's user has no home: Triton then also keeps
+    # its kernels under a folder named ~.
     folder = Path(cache if cache.startswith("/") else os.path.expanduser("~/.cache"))
     return folder / "wavefill" / "planner.json"
 
 
 def shipped_costs(device_name: str, kernel: str) -> DeviceCosts:
-    """The costs that come with this version; those of an H100 for a device it does not know."""
+    """The built-in costs; those of an H100 for an unlisted device."""
     return SHIPPED.get(device_name, SHIPPED[STANDARD])[kernel]
 
 
@@ -107,14 +108,14 @@ def device_costs(
 ) -> DeviceCosts:
     """The costs of a decode kernel measured on this machine, else those shipped.
 
-    file: tuned_file() if left out.  Raises ValueError if it is there and cannot be used.
+    file: tuned_file() if None.  Raises ValueError for a file that cannot be read or parsed.
     """
     tuned = read_tuned(tuned_file() if file is None else file)
     return tuned.get(device_name, {}).get(kernel) or shipped_costs(device_name, kernel)
 
 
 def read_tuned(file: Path) -> dict[str, dict[str, DeviceCosts]]:
-    """Device name -> kernel -> costs, of the file; empty if there is none."""
+    """The file as device name -> kernel -> costs; empty if it does not exist."""
     try:
         return {
             name: {kernel: _checked(values) for kernel, values in kernels.items()}
@@ -130,10 +131,10 @@ def read_tuned(file: Path) -> dict[str, dict[str, DeviceCosts]]:
 
 
 def write_tuned(file: Path, device_name: str, costs: Mapping[str, DeviceCosts]) -> None:
-    """Add a device's costs by kernel to the file; those of kernels not given stay."""
+    """Merge a device's costs by kernel into the file; other kernels' entries stay."""
     try:
         known = read_tuned(file)
-    except ValueError:  # of another version: what tuning again is for
+    except ValueError:  # of another version: overwritten
         known = {}
     known[device_name] = known.get(device_name, {}) | dict(costs)
     text = json.dumps(
@@ -144,9 +145,9 @@ def write_tuned(file: Path, device_name: str, costs: Mapping[str, DeviceCosts]) 
         indent=2,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    partly = file.with_suffix(f".{os.getpid()}")
-    partly.write_text(text + "\n", encoding="utf-8")
-    partly.replace(file)
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(file)
 
 
 def _checked(values: dict[str, float]) -> DeviceCosts:

@@ -1,7 +1,7 @@
-"""DevicePlanner: the split plan made on the GPU, where the lengths are.
+"""DevicePlanner: split plans made on the GPU, where the lengths are.
 
-One launch of a fixed grid, no waiting, so that a CUDA graph can begin with it; the integers are
-those of the planners in numpy, to the bit.
+One launch of a fixed grid without host synchronization, so that a CUDA graph can capture it; the
+integers equal those of the numpy planners.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from attention.planner.stream_k_device import plan_stream_k
 PLANNERS = ("uneven", "greedy", "fa3")
 # Measured on an H100.
 NUM_WARPS = 8
-UNITS_EACH = 64  # of plan_stream_k: rows and KV heads a program
+UNITS_EACH = 64  # of plan_stream_k: (row, KV head) pairs per program
 COUNTS_ROWS, COUNTS_LANES, COUNTS_CHUNK = 8, 32, 256  # of plan_counts
 
 
 class DevicePlanner:
-    """Plans steps of at most max_rows rows into the buffers of one SplitPlan, its own."""
+    """Plans steps of at most max_rows rows into one preallocated SplitPlan."""
 
     def __init__(
         self,
@@ -36,10 +36,9 @@ class DevicePlanner:
         head_dim: int,
         device: torch.device,
     ) -> None:
-        """group: query heads a KV head, for the buffers of partial results.
+        """group: query heads per KV head, for the buffers of partial results.
 
-        The plans of greedy and fa3 are queued.  Raises ValueError for a planner that does not
-        exist.
+        Plans of greedy and fa3 are queued.  Raises ValueError for an unknown planner.
         """
         if planner not in PLANNERS:
             known = f"{', '.join(PLANNERS[:-1])} or {PLANNERS[-1]}"
@@ -59,8 +58,8 @@ class DevicePlanner:
     def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> SplitPlan:
         """Plan the rows of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
 
-        Padding rows feed nothing: q_len 0.  The answer's tensors are the same at each call and are
-        rewritten by it.  Raises ValueError if B is over max_rows.
+        Padding rows have q_len 0.  Each call overwrites and returns the same tensors.  Raises
+        ValueError if B exceeds max_rows.
         """
         num_rows = len(cache_seqlens)
         assert len(cu_seqlens_q) == num_rows + 1

@@ -1,7 +1,7 @@
-"""FlashAttention-3's dynamic split: the baseline, and where the greedy planner starts.
+"""FlashAttention-3's dynamic split heuristic: the baseline, and the greedy planner's start.
 
-Each row is cut by the mean load of a program with a margin of 1.1: often too many parts for one
-wave and too few for two, which is what the other planners improve on.
+Each row is split by the mean load of a program with a margin of 1.1, which often gives too many
+splits for one wave and too few for two: what the other planners improve on.
 
 Source: flash-attention, hopper/flash_prepare_scheduler.cu and heuristics.h.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from attention.planner.split_counts import plan_of_counts
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec, planned_rows
 
-MARGIN = np.float32(1.1)  # what the mean is raised by, because parts are whole blocks
-MAX_SPLITS = 128  # FlashAttention-3 asks for no more
-MAX_SPLIT_ROWS = 992  # of a batch whose rows it cuts: one block of threads plans them
+MARGIN = np.float32(1.1)  # on the mean, because splits are whole blocks
+MAX_SPLITS = 128  # FlashAttention-3's limit per row
+MAX_SPLIT_ROWS = 992  # larger batches are not split: one thread block plans them
 
 
 def plan_fa3(
@@ -30,15 +30,15 @@ def plan_fa3(
 
 
 def fa3_counts(blocks: Int32Array, spec: SplitPlanSpec, cap: int) -> Int32Array:
-    """blocks [R] -> split counts [R], each between 1 and cap.
+    """blocks [R] -> num_splits [R], each between 1 and cap.
 
     share = ceil(float32(sum of blocks) * 1.1f * float32(kv_heads) / float32(programs)), at least 1:
     four float32 roundings to nearest, from left to right, the division included.  Count =
     clip(ceil(blocks / share), 1, cap) in integers; with more than 992 rows all counts are 1.
 
     Fits a SplitPlan: share >= 1.1 * total * kv_heads / programs * (1 - 2^-21), and a row with more
-    than one part has more than `share` blocks, so that fewer than programs (row, head) are cut; and
-    ceil(blocks / share) adds up to less than rows + programs / kv_heads.
+    than one split has more than `share` blocks, so that fewer than programs (row, head) are split;
+    ceil(blocks / share) sums to less than rows + programs / kv_heads.
     """
     if len(blocks) > MAX_SPLIT_ROWS:
         return np.ones_like(blocks)
@@ -50,11 +50,11 @@ def fa3_counts(blocks: Int32Array, spec: SplitPlanSpec, cap: int) -> Int32Array:
 
 @lru_cache
 def split_cap(kv_heads: int, programs: int, max_blocks: int = MAX_SPLITS) -> int:
-    """The most parts FlashAttention-3 would cut a row into; max_blocks: of the longest row.
+    """The largest num_splits of FlashAttention-3; max_blocks: of the longest row.
 
-    Its `num_splits_heuristic` for one row: the smallest count whose last wave is filled nearly as
-    well as any count's.  FlashAttention-3 is given the page table's capacity as the longest row, so
-    that max_blocks seldom counts; it is a parameter because with at most 4 blocks nothing is cut.
+    Its `num_splits_heuristic` for one row: the smallest count whose wave efficiency is at least
+    85 % of the best.  FlashAttention-3 gets the page table's capacity as the longest row, so that
+    max_blocks rarely matters; it is a parameter because nothing is split up to 4 blocks.
     """
     if kv_heads >= np.float32(0.8) * programs or max_blocks <= 4:
         return 1

@@ -1,17 +1,17 @@
-"""The greedy planner: split counts that fill whole waves of programs.
+"""The greedy planner: num_splits that fill whole waves of programs.
 
-FlashAttention-3 cuts rows by their mean load and takes what number of parts comes out.  A few parts
-more than programs make a second wave, nearly empty and as long as the first.  This planner asks the
-other way round: with the parts of so many full waves, how short can the longest part be?
+FlashAttention-3 splits rows by the mean load and accepts whatever number of splits results.  A few
+more splits than programs make a second wave, nearly empty and as long as the first.  This planner
+solves the inverse: given the splits of n full waves, how short can the longest split be?
 
-The published strategy takes parts away from FlashAttention-3's counts, one at a time and always
-where the remaining parts stay shortest, until one wave holds them.  What it ends with is the
-smallest T such that parts of at most T blocks fit one wave, and T is found by bisection: the same
-longest part, without a loop over rows.  For one wave more the search is the same.
+The published strategy removes splits from FlashAttention-3's counts, one at a time and always where
+the remaining splits stay shortest, until one wave holds them.  The result is the smallest T such
+that splits of at most T blocks fit one wave; bisection finds T without a loop over rows.  For one
+more wave the search is the same.
 
 Three candidates are priced: FlashAttention-3's counts, the fewest waves, and one wave more.  More
-waves than that gained nothing in simulation.  The cheapest is taken and FlashAttention-3's if it is
-as cheap, so that by this price no plan is worse than the baseline.
+waves gained nothing in simulation.  The cheapest is taken, FlashAttention-3's on a tie, so that at
+this price no plan is worse than the baseline.
 
 Source: "Beating Wave Quantization: Sequence Split Optimization for FlashAttention", 2025.
 """
@@ -30,7 +30,7 @@ from attention.planner.split_plan import (
     planned_rows,
 )
 
-THRESHOLDS = 8  # lengths at which the price counts parts, evenly from the longest part down
+THRESHOLDS = 8  # lengths at which the price counts splits, evenly from the longest down
 
 
 def plan_greedy(
@@ -43,7 +43,7 @@ def plan_greedy(
 
 
 def greedy_counts(blocks: Int32Array, spec: SplitPlanSpec, cap: int) -> Int32Array:
-    """blocks [R] -> split counts [R]; all in integers, so that the device finds the same."""
+    """blocks [R] -> num_splits [R]; in integers only, so that the device finds the same."""
     fewest_waves = -(-len(blocks) * spec.kv_heads // spec.programs)
     candidates = [fa3_counts(blocks, spec, cap)]
     for waves in (fewest_waves, fewest_waves + 1):
@@ -54,10 +54,10 @@ def greedy_counts(blocks: Int32Array, spec: SplitPlanSpec, cap: int) -> Int32Arr
 
 
 def largest_part(blocks: Int32Array, spec: SplitPlanSpec, waves: int) -> int:
-    """The smallest T >= 1 such that rows in ceil(blocks / T) parts fit `waves` waves of programs.
+    """The smallest T >= 1 such that ceil(blocks / T) splits per row fit `waves` waves of programs.
 
-    They must fit the buffers of a SplitPlan too: at most 2 * programs parts more than (row, head),
-    and at most `programs` of those cut.  Where nothing fits, the longest row: no row is cut.
+    They must also fit a SplitPlan: at most 2 * programs splits more than (row, head) pairs, and at
+    most `programs` pairs that are split.  Where nothing fits, the longest row: no row is split.
     """
     heads, programs = spec.kv_heads, spec.programs
     most = min(waves * programs, len(blocks) * heads + 2 * programs)
@@ -74,22 +74,22 @@ def largest_part(blocks: Int32Array, spec: SplitPlanSpec, waves: int) -> int:
 
 
 def price(blocks: Int32Array, counts: Int32Array, spec: SplitPlanSpec) -> int:
-    """A lower bound of what a queue of these parts takes, combine included, in eighths of a block.
+    """A lower bound of a queued plan's makespan, combine included, in eighths of a block.
 
-    The largest of the mean load and, for 8 lengths x = ceil(longest * j / 8), of the waves that the
-    parts of at least x blocks make, each x long.  Parts of one length, last parts of rows counted
-    as full: exact.
+    The maximum of the mean load and, for 8 lengths x = ceil(longest * j / 8), of the waves of all
+    splits of at least x blocks, each x long.  Exact for splits of one length, if the rows' last
+    splits are counted as full.
     """
-    heads, programs, fixed = spec.kv_heads, spec.programs, spec.work_tile_cost
+    heads, programs, tile_cost = spec.kv_heads, spec.programs, spec.work_tile_cost
     part, parts = part_of(blocks, counts)
     work_tiles = int(parts.sum(dtype=np.int64)) * heads
     total = int(blocks.sum(dtype=np.int64)) * heads * EIGHTHS
-    cost = -(-(total + fixed * work_tiles) // programs)
+    cost = -(-(total + tile_cost * work_tiles) // programs)
     longest = int(part.max(initial=0))
     for j in range(1, THRESHOLDS + 1):
         length = -(-longest * j // THRESHOLDS)
-        long_pieces = int(parts[part >= length].sum(dtype=np.int64)) * heads
-        cost = max(cost, -(-long_pieces // programs) * (fixed + EIGHTHS * length))
+        long_parts = int(parts[part >= length].sum(dtype=np.int64)) * heads
+        cost = max(cost, -(-long_parts // programs) * (tile_cost + EIGHTHS * length))
     partials = int(parts[parts > 1].sum(dtype=np.int64)) * heads
     if partials:
         cost += spec.merge_cost + spec.merge_tile_cost * partials // programs

@@ -1,13 +1,13 @@
-"""TilePlan: which tile of queries attends to which part of the KV, for prefill.
+"""TilePlan: the work list of prefill: query tiles, and their KV range.
 
-Rows that feed several tokens are cut into tiles of block_m packed query rows: packed row r of a row
-of the step is query token r // group, head r % group of one KV head, so that a group shares each
-load of K and V.  The list of tiles lives in device memory, longest first, and is the same for every
-KV head; the kernels' grids depend on capacities only, so that a graph can replay any step.
+Rows with several query tokens are divided into tiles of block_m packed query rows: packed row r is
+query token r // group, head r % group of one KV head, so that a group (GQA) shares each load of K
+and V.  The list of tiles is in device memory, longest first, and is the same for every KV head;
+grids depend on capacities only, so that a CUDA graph can replay any step.
 
-Few tiles against a long KV would leave most of the device idle.  Then the KV is cut as well, into
-pieces of one common length, the shortest with which all pieces run at once; merge_tiles.py merges
-their partial results.
+Few tiles against a long KV would leave most SMs idle.  Then the KV is split as well, into splits of
+one common length, the shortest with which all of them run at once; merge_tiles.py merges their
+partial results.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from torch import Tensor
 
 from attention.planner.split_plan import Int32Array
 
-# Columns of `items`.  TILE counts the tiles of a row; FIRST and END are KV positions: FIRST is a
-# multiple of block_n, END is one or the last position that any query of the tile sees, plus one.
-# PARTIAL is 1 if other items share the tile: each leaves a partial result in the slot of its index.
+# Columns of `items`.  TILE is the tile's index in its row; FIRST and END are KV positions: FIRST is
+# a multiple of block_n, END too, or one past the last position that any query of the tile sees.
+# PARTIAL is 1 if other items share the tile: each writes a partial result at its own index.
 ROW, TILE, FIRST, END, Q_START, Q_LEN, KV_LEN, PARTIAL = range(8)
 COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TileSpec:
-    """What a tile plan depends on besides the rows' lengths."""
+    """The parameters of a tile plan besides the rows' lengths."""
 
     kv_heads: int
-    group: int  # query heads a KV head
-    programs: int  # prefill programs that run at once: SMs * resident programs an SM
-    min_q_len: int = 2  # rows that feed fewer tokens are left out: the decode kernel serves them
-    window: int = 0  # a query sees so many positions up to its own; 0: all
+    group: int  # query heads per KV head
+    programs: int  # grid of the prefill kernel: SMs * CTAs per SM
+    min_q_len: int = 2  # rows with fewer query tokens are left to the decode kernel
+    window: int = 0  # sliding window in positions; 0: full attention
     block_m: int = 128  # packed query rows of a tile, a power of two
     block_n: int = 64  # KV positions of a block, a power of two; cuts are at multiples of it
-    min_blocks: int = 4  # a piece is at least so many blocks, if its tile is
+    min_blocks: int = 4  # of a split, unless its tile has fewer
 
     @property
     def split_items(self) -> int:
-        """Items that run at once for every KV head: the most that a step with cut tiles has."""
+        """Items per KV head that run at once: the maximum in a step whose tiles are split."""
         return max(self.programs // self.kv_heads, 1)
 
     @property
     def longest_key(self) -> int:
-        """Blocks that any tile visits at most, give or take one."""
+        """An upper bound of the blocks that any tile reads, within one."""
         if self.window == 0:
             return (1 << 31) - 1
         return -(-(self.window + -(-self.block_m // self.group)) // self.block_n)
 
     def capacity(self, max_tokens: int, max_rows: int) -> int:
-        """Items that any step of so many tokens and rows needs."""
+        """Items that a step of at most max_tokens tokens in max_rows rows needs."""
         rows = min(max_rows, max_tokens // self.min_q_len)
         return max(max_tokens * self.group // self.block_m + rows, self.split_items)
 
@@ -64,9 +64,9 @@ class HostTiles:
     """A tile plan in host memory, for tests; `TilePlan` holds the same integers.
 
     items   [n, 8] int32  longest first; by row, tile and KV position where all of them run at once,
-                          which is where tiles may be cut
-    merges  [m, 2] int32  (first item, items) of each tile that is cut
-    tokens  KV positions that the rows see, all together, for each KV head
+                          the only case in which tiles are split
+    merges  [m, 2] int32  (first item, number of items) of each split tile
+    tokens  total KV positions that the rows see, per KV head
     """
 
     items: Int32Array
@@ -76,14 +76,14 @@ class HostTiles:
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """A tile plan in device memory, in buffers whose sizes depend on no length.
+    """A tile plan in device memory, in buffers sized by capacity.
 
     items   [capacity, 8] int32      as HostTiles; entries past counts[0] are junk
     merges  [split_items, 2] int32   as HostTiles; entries past counts[1] are junk
     counts  [3] int32                items, merges and tokens
-    queue   [1] int32                next item to take; 0 between uses
-    partial_out  [split_items, kv_heads, block_m, head_dim] float32   a piece's softmax applied
-    partial_lse  [split_items, kv_heads, block_m] float32             base 2; -inf: nothing seen
+    queue   [1] int32                next item to take; 0 between launches
+    partial_out  [split_items, kv_heads, block_m, head_dim] float32   normalized per split
+    partial_lse  [split_items, kv_heads, block_m] float32             base 2; -inf: no key seen
     """
 
     spec: TileSpec
@@ -121,7 +121,7 @@ class TilePlan:
         )
 
     def load(self, plan: HostTiles) -> None:
-        """Take over a plan made on the host; for tests and benchmarks."""
+        """Copy a plan made on the host; for tests and benchmarks."""
         num_items, num_merges = len(plan.items), len(plan.merges)
         assert num_items <= len(self.items) and num_merges <= len(self.merges)
         self.items[:num_items] = torch.from_numpy(plan.items)
@@ -132,7 +132,7 @@ class TilePlan:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The tiles of a step, by row and tile."""
+    """The query tiles of a step, ordered by row and tile."""
 
     row: Int32Array  # [T]
     tile: Int32Array
@@ -140,12 +140,12 @@ class Tiles:
     q_len: Int32Array
     kv_len: Int32Array
     first_block: Int32Array  # blocks before it are outside every query's window
-    end: Int32Array  # KV position past the last that any query sees; 0: an empty row
+    end: Int32Array  # one past the last KV position that any query sees; 0: an empty row
     blocks: Int32Array  # from first_block to end
 
 
 def tiles_of(cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: TileSpec) -> Tiles:
-    """cu_seqlens_q [B + 1], cache_seqlens [B] -> the tiles that the prefill kernel serves."""
+    """cu_seqlens_q [B + 1], cache_seqlens [B] -> the tiles of the prefill rows."""
     q_lens = np.diff(cu_seqlens_q)
     served = np.flatnonzero((q_lens >= spec.min_q_len) & (q_lens >= 1))
     counts = -(-q_lens[served] * spec.group // spec.block_m)
@@ -165,10 +165,10 @@ def tiles_of(cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: TileSpec
 
 
 def plan_tiles(cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: TileSpec) -> HostTiles:
-    """The step's tiles, longest first; if they are fewer than run at once, cut along KV.
+    """The step's tiles, longest first; split along KV if they are fewer than run at once.
 
-    Longest by the blocks up to the tile's end, but no more than a window holds: like the blocks it
-    visits, give or take one, and never less in a later tile of a row, which device_tiles.py needs.
+    Length is the blocks up to the tile's end, at most those of a window: within one of what it
+    reads, and never decreasing along a row's tiles, which prefill_tiles_device.py relies on.
     """
     tiles = tiles_of(cu_seqlens_q, cache_seqlens, spec)
     tokens = _tokens(tiles, spec)
@@ -186,7 +186,7 @@ def plan_tiles(cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: TileSp
 
 
 def _tokens(tiles: Tiles, spec: TileSpec) -> int:
-    """KV positions that the rows see."""
+    """The total KV positions that the rows see."""
     first_tiles = tiles.tile == 0
     q_len, kv_len = tiles.q_len[first_tiles], tiles.kv_len[first_tiles]
     seen = np.minimum(kv_len, q_len - 1 + spec.window) if spec.window else kv_len
@@ -194,10 +194,10 @@ def _tokens(tiles: Tiles, spec: TileSpec) -> int:
 
 
 def _splits(blocks: Int32Array, spec: TileSpec) -> NDArray[np.int64]:
-    """[T] pieces of each tile, at least one, together at most spec.split_items.
+    """Splits of each tile [T], at least one, in total at most spec.split_items.
 
-    Pieces are as short as those of the longest tile cut into k.  The largest k is found by
-    bisection: a larger one never gives fewer pieces.
+    The split length is that of the longest tile in k splits.  Bisection finds the largest k, since
+    the total never decreases with k.
     """
     longest = int(blocks.max(initial=0))
 
@@ -222,7 +222,7 @@ def _items(
     splits: NDArray[np.int64],
     spec: TileSpec,
 ) -> Int32Array:
-    """Items for piece `piece` of `pieces` equal ones of tiles[index]."""
+    """The items of split `split` out of `splits` equal ones of tiles[index]."""
     blocks, first_block = tiles.blocks[index], tiles.first_block[index]
     size = -(-blocks // splits)
     items = np.zeros((len(index), COLUMNS), dtype=np.int32)

@@ -1,17 +1,17 @@
-"""DeviceTiler: the tile plan on the GPU, tiles.py's integers computed where the lengths are.
+"""DeviceTiler: the tile plan made on the GPU; the integers equal those of prefill_tiles.py.
 
 plan_tiles
-  grid      ceil(capacity / TILES_EACH); a program writes TILES_EACH of the tiles, to their places.
-            Where the tiles are so few that they may be cut, program 0 writes them all
+  grid      ceil(capacity / TILES_EACH); a program writes TILES_EACH tiles at their sorted places.
+            In a step of so few tiles that they may be split, program 0 writes them all
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    items, merges, counts of a TilePlan; queue = 0
-  math      No sort: in a row, the blocks up to a tile's end grow with the tile, so how many of the
-            row's tiles are longer than some length is one division; the sum over the rows is the
-            place of a tile of that length.
-            Few tiles are found by histograms: the tiles that end rows give the row of each tile,
-            the items that end tiles the tile of each item.
+  math      No sort: within a row, the blocks up to a tile's end grow with the tile, so that one
+            division counts the row's tiles longer than a given length; the sum over the rows is
+            the sorted position of a tile of that length.
+            Split tiles use histograms: where rows end among the tiles gives each tile's row, where
+            tiles end among the items gives each item's tile.
   limits    kv_len * group < 2^31
-  bound     latency: two trips to memory, a prefix sum, two sums over the rows
+  bound     latency: two memory round trips, a prefix sum, two sums over the rows
   checked   tests/attention/planner/test_prefill_tiles.py: equal to plan_tiles in numpy
 """
 
@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.planner.prefill_tiles import TilePlan, TileSpec
-from attention.planner.rows_device import pair_of, read_lengths, write_line
+from attention.planner.rows_device import pair_of, read_lengths, write_entry
 
 TILES_EACH = 8
 
@@ -31,16 +31,16 @@ TILES_EACH = 8
 @triton.jit
 def _longer(blocks, tiles, q_len, kv_len, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
             BLOCK_N: tl.constexpr, LONGEST: tl.constexpr):  # fmt: skip
-    """How many of a row's tiles have a key above `blocks`."""
+    """The number of a row's tiles whose sort key exceeds `blocks`."""
     query = blocks * BLOCK_N - (kv_len - q_len)  # the first whose tile ends past those blocks
     tile = tl.minimum(tl.maximum(query, 0) * GROUP // BLOCK_M, tiles)
     return tl.where((query < q_len) & (blocks < LONGEST), tiles - tile, 0)
 
 
 @triton.jit
-def _extent(tile, q_len, kv_len, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+def _kv_range(tile, q_len, kv_len, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
             BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
-    """-> (first block, end in KV positions) of a row's tile, as tiles_of."""
+    """A row's tile -> (first block, end in KV positions), as in tiles_of."""
     last = tl.minimum((tile * BLOCK_M + (BLOCK_M - 1)) // GROUP, q_len - 1)
     end = tl.maximum(kv_len - q_len + last + 1, 0)
     first = tl.zeros_like(end)
@@ -56,23 +56,23 @@ def _place_tiles(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
     LONGEST: tl.constexpr, TILES_EACH: tl.constexpr,
 ):  # fmt: skip
-    """Write this program's tiles to where they belong in the order longest first."""
+    """Write this program's tiles at their positions in the order longest first."""
     index = tl.program_id(0) * TILES_EACH + tl.arange(0, TILES_EACH)
     earlier = ends[None, :] <= index[:, None]  # [TILES_EACH, MAX_ROWS]
     row = tl.sum(earlier.to(tl.int32), 1)
     tile = index - tl.sum(tl.where(earlier, tiles[None, :], 0), 1)
     q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, index < total)
-    first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
+    first, end = _kv_range(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     key = tl.minimum((end + (BLOCK_N - 1)) // BLOCK_N, LONGEST)
-    # Rows before count tiles as long as this one, later rows only longer ones; so does its own
-    # row, whose earlier tiles are never longer.
+    # Stable order: earlier rows count tiles as long as this one, later rows only longer ones.  In
+    # its own row, earlier tiles are never longer.
     limit = key[:, None] - (rows[None, :] < row[:, None]).to(tl.int32)
     longer = _longer(limit, tiles[None, :], q_lens[None, :], kv_lens[None, :],
                      GROUP, BLOCK_M, BLOCK_N, LONGEST)  # fmt: skip
     own = (q_len * GROUP + (BLOCK_M - 1)) // BLOCK_M
     as_long = _longer(key - 1, own, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, LONGEST)
     place = tl.sum(longer, 1) + tile - (own - as_long)
-    write_line(
+    write_entry(
         ITEMS, place, row, tile, first * BLOCK_N, end, q_start, q_len, kv_len,
         tl.zeros_like(row), index < total,
     )  # fmt: skip
@@ -84,17 +84,17 @@ def _cut_tiles(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
     MIN_BLOCKS: tl.constexpr, SPLIT_ITEMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write all tiles, cut into pieces of which as many as SPLIT_ITEMS run at once."""
+    """Write all tiles, split along KV into at most SPLIT_ITEMS items, which run at once."""
     index = tl.max_contiguous(tl.arange(0, BLOCK), 1)
-    row = tl.cumsum(tl.histogram(ends, BLOCK), 0)  # rows that end before each tile
+    row = tl.cumsum(tl.histogram(ends, BLOCK), 0)  # index of each tile's row
     row = tl.minimum(row, tiles.shape[0] - 1)
     real = index < total
     q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
     tile = index - tl.gather(ends - tiles, row, 0)
-    first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
+    first, end = _kv_range(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     blocks = tl.where(real, (end + (BLOCK_N - 1)) // BLOCK_N - first, 0)
     longest = tl.max(blocks, 0)
-    # Pieces are MIN_BLOCKS long at least, so that to cut the longest into more changes nothing.
+    # Splits have at least MIN_BLOCKS blocks, so that more splits of the longest change nothing.
     most = tl.maximum((longest + (MIN_BLOCKS - 1)) // MIN_BLOCKS, 1)
     low, high = longest * 0 + 1, tl.minimum(most, SPLIT_ITEMS)
     while low < high:
@@ -116,20 +116,20 @@ def _cut_tiles(
     tl.store(COUNTS, items)
     tl.store(COUNTS + 1, tl.sum(cut.to(tl.int32), 0))
 
-    owner = tl.cumsum(tl.histogram(item_ends, BLOCK), 0)  # tiles that end before each item
+    owner = tl.cumsum(tl.histogram(item_ends, BLOCK), 0)  # index of each item's tile
     owner = tl.minimum(owner, BLOCK - 1)
     row, tile = tl.gather(row, owner, 0), tl.gather(tile, owner, 0)
     split = index - tl.gather(item_ends - splits, owner, 0)
     splits = tl.gather(splits, owner, 0)
     real = index < items
     q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, real)
-    first, end = _extent(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
+    first, end = _kv_range(tile, q_len, kv_len, GROUP, BLOCK_M, BLOCK_N, WINDOW)
     blocks = (end + (BLOCK_N - 1)) // BLOCK_N - first
     splits = tl.maximum(splits, 1)
     size = (blocks + splits - 1) // splits
     split_first = (first + tl.minimum(split * size, blocks)) * BLOCK_N
     split_end = tl.minimum((first + tl.minimum((split + 1) * size, blocks)) * BLOCK_N, end)
-    write_line(
+    write_entry(
         ITEMS, index, row, tile, split_first, split_end, q_start, q_len, kv_len,
         (splits > 1).to(tl.int32), real,
     )  # fmt: skip
@@ -172,9 +172,9 @@ def plan_tiles(
 
 
 class DeviceTiler:
-    """Plans steps of at most max_tokens query tokens in max_rows rows into one TilePlan, its own.
+    """Plans steps of at most max_tokens tokens in max_rows rows into one preallocated TilePlan.
 
-    max_tokens counts the tokens of all rows, those that the decode kernel serves too.
+    max_tokens counts the tokens of all rows, decode rows included.
     """
 
     def __init__(
@@ -195,8 +195,8 @@ class DeviceTiler:
     def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> TilePlan:
         """Plan the rows of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
 
-        Padding rows feed nothing: q_len 0.  The answer's tensors are the same at each call and are
-        rewritten by it.  Raises ValueError if B is over max_rows.
+        Padding rows have q_len 0.  Each call overwrites and returns the same tensors.  Raises
+        ValueError if B exceeds max_rows.
         """
         num_rows, tiles, spec = len(cache_seqlens), self._tiles, self._tiles.spec
         assert len(cu_seqlens_q) == num_rows + 1

@@ -1,4 +1,4 @@
-"""What the plan kernels share: rows' lengths, rows and pieces as in plan.py, a line of a plan."""
+"""Device functions that the planner kernels share: loads of lengths, stores of plan entries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, mask):
 
 
 @triton.jit
-def extent_of(q_len, kv_len, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+def block_range(q_len, kv_len, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
     """-> (first_block, blocks)"""
     first = tl.zeros_like(kv_len)
     if WINDOW > 0:
@@ -34,11 +34,13 @@ def read_rows(
     CU_SEQLENS_Q, CACHE_SEQLENS, row, mask,
     MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `planned_rows`: (planned, q_start, q_len, kv_len, first_block, blocks); not planned: 0
-    blocks."""
+    """-> (planned, q_start, q_len, kv_len, first_block, blocks) as `planned_rows`.
+
+    Rows that are not planned have 0 blocks.
+    """
     q_start, q_len, kv_len = read_lengths(CU_SEQLENS_Q, CACHE_SEQLENS, row, mask)
     planned = (q_len >= 1) & (q_len <= MAX_Q_LEN)
-    first, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
+    first, blocks = block_range(q_len, kv_len, WINDOW, BLOCK)
     return planned, q_start, q_len, kv_len, first, tl.where(planned, blocks, 0)
 
 
@@ -47,26 +49,26 @@ def write_work_tiles(
     WORK, index, row, head, first, end, q_start, q_len, kv_len, first_block, blocks, mask,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """WORK[index] = blocks first..end of a row and head, as `pieces_of`."""
+    """WORK[index] = the work tile of blocks first..end of a row and head, as `work_tiles_of`."""
     first_token = (first_block + first) * BLOCK
     end_token = tl.minimum((first_block + end) * BLOCK, kv_len)
     partial = (end - first < blocks).to(tl.int32)
-    write_line(
+    write_entry(
         WORK, index, row, head, first_token, end_token, q_start, q_len, kv_len, partial, mask
     )
 
 
 @triton.jit
-def write_line(LINES, index, a, b, c, d, e, f, g, h, mask):
-    """LINES[index] = eight numbers, two a store."""
-    line = LINES.to(tl.pointer_type(tl.int64)) + index.to(tl.int64) * 4
-    tl.store(line, pair_of(a, b), mask=mask)
-    tl.store(line + 1, pair_of(c, d), mask=mask)
-    tl.store(line + 2, pair_of(e, f), mask=mask)
-    tl.store(line + 3, pair_of(g, h), mask=mask)
+def write_entry(ENTRIES, index, a, b, c, d, e, f, g, h, mask):
+    """ENTRIES[index] = eight int32, two per store."""
+    entry = ENTRIES.to(tl.pointer_type(tl.int64)) + index.to(tl.int64) * 4
+    tl.store(entry, pair_of(a, b), mask=mask)
+    tl.store(entry + 1, pair_of(c, d), mask=mask)
+    tl.store(entry + 2, pair_of(e, f), mask=mask)
+    tl.store(entry + 3, pair_of(g, h), mask=mask)
 
 
 @triton.jit
 def pair_of(low, high):
-    """Two int32, as one int64 whose bytes are theirs in order."""
+    """Two int32 packed into one int64, `low` at the lower address."""
     return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)

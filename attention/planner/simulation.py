@@ -1,12 +1,12 @@
-"""What a plan takes: the time of its slowest program, in blocks, and the least any plan could take.
+"""Simulated makespan of a plan, in blocks, and a lower bound of every plan's makespan.
 
-Two machines.  Both charge spec.work_tile_cost for each piece, during which nothing is read.
+Two machine models, both with spec.work_tile_cost per work tile, during which nothing is read:
 
-  bound by programs   each does a block a unit of time, whatever the others do (`rho` 1)
-  bound by memory     all together do `programs` blocks a unit; one does at most `rho` of them, so
-                      that those still working speed up when others have ended
+  bound by programs   each program reads a block per unit of time, independent of others (`rho` 1)
+  bound by memory     all programs together read `programs` blocks per unit, one at most `rho`, so
+                      that those still running speed up when others have ended
 
-Several programs resident on a multiprocessor count as that many machines.
+Several CTAs on an SM count as that many programs.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from attention.planner.split_plan import (
 
 
 def work_tile_blocks(plan: HostSplitPlan, spec: SplitPlanSpec) -> NDArray[np.int64]:
-    """Blocks of KV that each piece of the plan reads."""
+    """Blocks of KV that each work tile of the plan reads."""
     work = plan.work.astype(np.int64)
     return -(-work[:, END] // spec.block) - work[:, FIRST] // spec.block
 
 
 def makespan(plan: HostSplitPlan, spec: SplitPlanSpec, rho: float = 1.0) -> float:
-    """Time until the last program ends, combine apart; 0 for an empty plan."""
+    """Time until the last program ends, without the combine; 0 for an empty plan."""
     blocks = work_tile_blocks(plan, spec)
     if len(blocks) == 0:
         return 0.0
     if rho != 1.0:
-        return _shared(plan, blocks, spec, rho)
+        return _memory_bound_makespan(plan, blocks, spec, rho)
     costs = blocks * EIGHTHS + spec.work_tile_cost
     if not plan.queued:
         ends = np.append(0, np.cumsum(costs))[plan.starts]
@@ -52,19 +52,22 @@ def makespan(plan: HostSplitPlan, spec: SplitPlanSpec, rho: float = 1.0) -> floa
     return max(ready) / EIGHTHS
 
 
-def _shared(
+def _memory_bound_makespan(
     plan: HostSplitPlan, blocks: NDArray[np.int64], spec: SplitPlanSpec, rho: float
 ) -> float:
-    """All who work go at one speed, min(rho, programs / workers): so count the blocks each could
-    have done since the start, and a worker ends when that count reaches what it is then due."""
+    """Makespan with shared bandwidth, by events.
+
+    All reading programs have one speed, min(rho, programs / readers).  `done` counts the blocks
+    that a program reading since the start would have read; a tile ends when `done` reaches its due.
+    """
     if plan.queued:
         queue = iter(range(len(blocks)))
         queues = [queue] * spec.programs
     else:
         queues = [iter(range(a, b)) for a, b in zip(plan.starts, plan.starts[1:], strict=False)]
     latency = spec.work_tile_cost / EIGHTHS
-    now = done = 0.0  # time; blocks that one who worked all along would have done
-    filling: list[tuple[float, int, int]] = []  # time when it begins to read, program, piece
+    now = done = 0.0
+    filling: list[tuple[float, int, int]] = []  # time when it begins to read, program, work tile
     working: list[tuple[float, int]] = []  # `done` when it ends, program
 
     def take(program: int) -> None:
@@ -88,7 +91,7 @@ def _shared(
 
 
 def combine_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
-    """Time of merging what was cut; 0 if nothing was."""
+    """Time of combining the partial results; 0 if there are none."""
     partials = int(plan.work[:, PARTIAL].sum())
     if partials == 0:
         return 0.0
@@ -98,24 +101,24 @@ def combine_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
 def lower_bound(
     cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec, rho: float = 1.0
 ) -> float:
-    """No plan of these rows has a smaller makespan.
+    """A lower bound of the makespan of every plan of these rows.
 
-    If no piece has more than k blocks, the makespan is at least that of one such piece, at least
-    the mean load with ceil(blocks / k) pieces a row, and, with shared memory, all blocks over all
-    programs.  The least over k of the largest of these.
+    If no work tile has more than k blocks, the makespan is at least that of one tile of k blocks,
+    the mean load with ceil(blocks / k) tiles per row, and, with shared bandwidth, all blocks over
+    all programs.  The minimum over k of the maximum of these.
     """
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     if len(rows.row) == 0:
         return 0.0
-    blocks, fixed = rows.blocks.astype(np.int64), spec.work_tile_cost
+    blocks, tile_cost = rows.blocks.astype(np.int64), spec.work_tile_cost
     total = int(blocks.sum()) * spec.kv_heads * EIGHTHS
 
     def alone(largest: int) -> float:
-        return fixed + largest * EIGHTHS / rho
+        return tile_cost + largest * EIGHTHS / rho
 
     def mean(largest: int) -> float:
         work_tiles = int(np.maximum(-(-blocks // largest), 1).sum()) * spec.kv_heads
-        return (total / rho + fixed * work_tiles) / spec.programs
+        return (total / rho + tile_cost * work_tiles) / spec.programs
 
     low, high = 1, max(int(blocks.max()), 1)
     while low < high:  # `alone` grows with k and `mean` falls: where they cross
@@ -127,6 +130,6 @@ def lower_bound(
     smallest = 0 if int(blocks.max()) == 0 else 1
     bound = min(max(alone(k if smallest else 0), mean(k)) for k in {max(low - 1, 1), low})
     if rho == 1.0:  # loads are multiples of this
-        grid = math.gcd(fixed, EIGHTHS)
+        grid = math.gcd(tile_cost, EIGHTHS)
         bound = math.ceil(bound / grid - 1e-9) * grid
     return max(bound, total / spec.programs) / EIGHTHS

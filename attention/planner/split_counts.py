@@ -1,7 +1,7 @@
-"""Plans made of split counts: every row in equal parts, longest parts first, taken from a queue.
+"""Queued plans from num_splits: every row in equal splits, longest first.
 
-FlashAttention-3's form, used by fa3.py and greedy.py.  Programs take the next piece as they become
-free, so the order matters and no piece is assigned.
+FlashAttention-3's form, used by fa3.py and greedy.py.  Programs take the next work tile from a
+queue as they become free, so that the order matters and no tile is assigned to a program.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from attention.planner.split_plan import (
 
 
 def part_of(blocks: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Array]:
-    """Split counts -> (blocks of a part, parts that are not empty).
+    """num_splits -> (blocks of a split, splits that are not empty).
 
-    A part has ceil(blocks / count) blocks and the last one what is left, so that fewer parts than
-    asked for may hold all: 5 blocks in 4 parts are 2, 2 and 1.  A row without blocks has one part.
+    A split has ceil(blocks / count) blocks and the last one the rest, so that fewer splits than
+    requested may suffice: 5 blocks in 4 splits are 2, 2 and 1.  A row without blocks has one split.
     """
     part = -(-blocks // counts)
     return part, np.maximum(-(-blocks // np.maximum(part, 1)), 1)
 
 
 def plan_of_counts(rows: PlannedRows, counts: Int32Array, spec: SplitPlanSpec) -> HostSplitPlan:
-    """Cut row i of `rows` into counts[i] >= 1 parts for each KV head.
+    """Split row i of `rows` into counts[i] >= 1 work tiles for each KV head.
 
-    Order of `work`: rows by the length of their parts, longest first and equal ones in the order of
-    the batch; in a row by head, then along the KV.  `merges` has an entry for each cut row and head
-    in the same order.  The caller keeps to spec.capacity pieces and spec.programs merges.
+    Order of `work`: rows by the length of their splits, longest first and stable; in a row by head,
+    then along the KV.  `merges` has an entry for each split row and head in the same order.  The
+    caller keeps to spec.capacity work tiles and spec.programs merges.
     """
     heads = spec.kv_heads
     part, parts = part_of(rows.blocks, counts)

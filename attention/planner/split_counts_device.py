@@ -1,16 +1,16 @@
-"""The queued plans on the GPU: fa3.py's and greedy.py's integers, computed where the lengths are.
+"""The queued plans made on the GPU; the integers equal those of fa3.py and greedy.py.
 
 plan_counts
-  grid      ceil(B / ROWS_EACH), at least 1; a program writes the pieces and merges of its rows, and
-            program 0 starts and what is unused of merges
+  grid      ceil(B / ROWS_EACH), at least 1; a program writes the work tiles and merges of its rows,
+            program 0 also starts and the unused merges
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    work, starts, merges of a SplitPlan; queue = 0
-  math      All counts are clip(ceil(blocks / divisor), 1, cap), so that planning is finding two
-            numbers; every program finds them.  No sort: a row's place is the sum of the parts of
-            the rows that come before it, by the length of their parts and then by their index.
+  math      num_splits is clip(ceil(blocks / divisor), 1, cap), so that planning is finding these
+            two numbers, which every program does.  No sort: a row's position is the sum of the
+            splits of all rows ordered before it, by split length and then by index.
   limits    kv_len < 2^27 * block; rows * kv_heads + 2 * programs < 2^20
   bound     latency: FlashAttention-3's counts are one sum over the rows, the greedy planner's two
-            bisections, each step a sum
+            bisections with a sum per step
   checked   tests/attention/planner/test_device_planner.py: equal to plan_fa3, plan_greedy in numpy
 """
 
@@ -36,15 +36,15 @@ def _parts(blocks, length):
 
 @triton.jit
 def _parts_of(blocks, planned, divisor, cap):
-    """-> (blocks of a part, parts that are not empty); no parts of a row that is not planned."""
+    """-> (blocks of a split, splits that are not empty); 0 splits of rows that are not planned."""
     part = _parts(blocks, tl.minimum(_parts(blocks, divisor), cap))
-    part = tl.minimum(part, blocks)  # 0 blocks of a row without any
+    part = tl.minimum(part, blocks)  # 0 for an empty row
     return part, tl.where(planned, _parts(blocks, tl.maximum(part, 1)), 0)
 
 
 @triton.jit
 def _fa3_share(total, HEADS: tl.constexpr, PROGRAMS: tl.constexpr):
-    """As fa3_counts: four float32 roundings to nearest."""
+    """The share of fa3_counts: four float32 roundings to nearest."""
     share = tl.div_rn(total.to(tl.float32) * 1.1 * HEADS, PROGRAMS * 1.0)
     return tl.maximum(tl.ceil(share).to(tl.int32), 1)
 
@@ -57,9 +57,9 @@ def _pair_sum(a, b):
 
 @triton.jit
 def _bounds(units, total, longest, waves, PROGRAMS: tl.constexpr):
-    """-> (most parts, the least and the greatest that largest_part can be).
+    """-> (maximum number of splits, lower and upper bound of largest_part).
 
-    Parts of T blocks are at least total / T, and less than total / T + units.
+    Splits of T blocks are at least total / T, and less than total / T + units.
     """
     most = tl.minimum(waves * PROGRAMS, units + 2 * PROGRAMS)
     low = tl.maximum(_ceil_div(total, tl.maximum(most, 1)), 1)
@@ -70,7 +70,7 @@ def _bounds(units, total, longest, waves, PROGRAMS: tl.constexpr):
 
 @triton.jit
 def _parts_and_cuts(blocks, planned, length):
-    """Parts of at most `length` blocks; from bit 40 up, whether there are several."""
+    """Number of splits of at most `length` blocks; bit 40: there are several."""
     several = (blocks > length).to(tl.int64) << 40
     return tl.where(planned, _parts(blocks, length).to(tl.int64) + several, 0)
 
@@ -85,7 +85,7 @@ def _fits(sums, most, HEADS: tl.constexpr, PROGRAMS: tl.constexpr):
 def _largest_parts(
     blocks, planned, units, total, longest, HEADS: tl.constexpr, PROGRAMS: tl.constexpr
 ):  # fmt: skip
-    """largest_part of the fewest waves and of one more, by bisections side by side."""
+    """largest_part for the fewest waves and for one more, by two bisections in lockstep."""
     waves = _ceil_div(units, PROGRAMS)
     most_a, low_a, high_a = _bounds(units, total, longest, waves, PROGRAMS)
     most_b, low_b, high_b = _bounds(units, total, longest, waves + 1, PROGRAMS)
@@ -95,7 +95,7 @@ def _largest_parts(
         sum_a, sum_b = _pair_sum(
             _parts_and_cuts(blocks, planned, middle_a), _parts_and_cuts(blocks, planned, middle_b)
         )
-        # Where low is high already, middle is both and stays so.
+        # A finished bisection has low == middle == high and stays so.
         fits_a = _fits(sum_a, most_a, HEADS, PROGRAMS) | (low_a == high_a)
         fits_b = _fits(sum_b, most_b, HEADS, PROGRAMS) | (low_b == high_b)
         high_a = tl.where(fits_a, middle_a, high_a)
@@ -110,7 +110,7 @@ def _price(
     blocks, planned, total, divisor, cap, HEADS: tl.constexpr, PROGRAMS: tl.constexpr,
     WORK_TILE_COST: tl.constexpr, MERGE_COST: tl.constexpr, MERGE_TILE_COST: tl.constexpr,
 ):  # fmt: skip
-    """greedy.price of the counts that divisor and cap give."""
+    """greedy.price of num_splits given by divisor and cap."""
     part, parts = _parts_of(blocks, planned, divisor, cap)
     longest = tl.max(tl.where(planned, part, 0), 0)
     length = _ceil_div(longest * (tl.arange(0, 8) + 1), 8)
@@ -128,7 +128,7 @@ def _marks_before(
     CU_SEQLENS_Q, CACHE_SEQLENS, num_rows, row, part, divisor, cap,
     MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Parts of all rows that come before each of `row`; from bit 20 up, how many are cut."""
+    """Splits of all rows ordered before each of `row`; from bit 20 up, how many rows are split."""
     before = tl.zeros_like(row)
     for begin in range(0, num_rows, CHUNK):
         other = begin + tl.arange(0, CHUNK)
@@ -149,7 +149,7 @@ def _write_rows(
     HEADS: tl.constexpr, MAX_Q_LEN: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr, ROWS_EACH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The pieces and merges of a program's rows."""
+    """Write the work tiles and merges of a program's rows."""
     row = tl.program_id(0) * ROWS_EACH + tl.arange(0, ROWS_EACH)
     planned, q_start, q_len, kv_len, first_block, blocks = read_rows(
         CU_SEQLENS_Q, CACHE_SEQLENS, row, row < num_rows, MAX_Q_LEN, WINDOW, BLOCK

@@ -1,12 +1,12 @@
-"""SplitPlan: who attends to which part of the KV, made once a step and used by every layer.
+"""SplitPlan: the work tiles of split-KV decode, made once per step and used by every layer.
 
-The decode kernel has a fixed grid of `programs`; a plan gives each of them pieces of work.  A piece
-is a run of one row's KV for one KV head.  Rows that are cut leave one partial result a piece, which
-the combine kernel merges.  Only rows that feed at most `max_q_len` tokens are planned here: the
-others are prefill (tiles.py).
+The decode kernel has a fixed grid of `programs`; a plan gives each of them work tiles.  A work tile
+is a contiguous range of one row's KV for one KV head.  The tiles of a split row write partial
+results, which the combine kernel merges.  Only rows with q_len up to `max_q_len` are planned here:
+the others are prefill (prefill_tiles.py).
 
-Everything a kernel needs of a row is copied into its pieces, so that a program reads one line of
-32 bytes instead of following row -> cu_seqlens -> cache_seqlens, each a trip to memory.
+Everything a kernel needs of a row is copied into its work tiles, so that a program reads one entry
+of 32 bytes instead of following row -> cu_seqlens -> cache_seqlens, each a memory round trip.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Int32Array = NDArray[np.int32]
-EIGHTHS = 8  # of a block: costs are integers in them, so that host and device agree to the bit
+EIGHTHS = 8  # of a block: the integer unit of costs, so that host and device agree exactly
 
-# Columns of `work`.  FIRST and END are KV positions; FIRST is a multiple of the block, END is one
-# or the row's KV length.  PARTIAL is 1 if other pieces share the piece's row and KV head.
+# Columns of `work`.  FIRST and END are KV positions; FIRST is a multiple of the block, END too, or
+# the row's KV length.  PARTIAL is 1 if other work tiles share the tile's row and KV head.
 ROW, HEAD, FIRST, END, Q_START, Q_LEN, KV_LEN, PARTIAL = range(8)
 COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlanSpec:
-    """What a plan depends on besides the rows' lengths.  Costs are in eighths of a block's time."""
+    """The parameters of a plan besides the rows' lengths; costs in eighths of a block's time."""
 
     kv_heads: int
-    programs: int  # size of the decode kernel's grid: SMs * resident programs an SM
-    max_q_len: int = 1  # rows that feed more tokens are left out: the prefill kernel serves them
-    window: int = 0  # a query sees so many positions up to its own; 0: all
-    block: int = 64  # tokens; cuts are at multiples of it
-    work_tile_cost: int = 8  # fixed cost of a piece: prologue, pipeline fill, partial write
-    merge_cost: int = 8  # of having anything to combine
-    merge_tile_cost: int = 1  # of a partial result, times partial results, over programs
-    min_blocks: int = 1  # a program's share is at least so many blocks
+    programs: int  # grid of the decode kernel: SMs * CTAs per SM
+    max_q_len: int = 1  # rows with more query tokens are left to the prefill kernel
+    window: int = 0  # sliding window in positions; 0: full attention
+    block: int = 64  # tokens; splits are at multiples of it
+    work_tile_cost: int = 8  # fixed cost of a work tile: prologue, pipeline fill, partial write
+    merge_cost: int = 8  # fixed cost of a combine
+    merge_tile_cost: int = 1  # a combine costs this * partial results / programs in addition
+    min_blocks: int = 1  # of a program's share
 
     def capacity(self, max_rows: int) -> int:
-        """Entries that `work` needs for so many rows."""
+        """Entries of `work` that a step of at most max_rows rows needs."""
         return max_rows * self.kv_heads + 2 * self.programs + 1
 
 
@@ -50,30 +50,30 @@ class SplitPlanSpec:
 class HostSplitPlan:
     """A plan in host memory, for tests and simulation; `SplitPlan` holds the same integers.
 
-    work    [n, 8] int32        the pieces; those of one row and KV head are neighbours, in KV order
-    starts  [programs + 1] int32  program p serves work[starts[p] : starts[p + 1]]; with a queue all
-                                entries are n: programs take the next piece as they become free
-    merges  [programs, 2] int32  (first piece, pieces) of each row and KV head that is cut, one
-                                after the other; then zeros.  So no more than rows * kv_heads
-                                entries are used, and the combine kernel's grid needs no more
+    work    [n, 8] int32        work tiles; those of a row and KV head are consecutive, in KV order
+    starts  [programs + 1] int32  program p runs work[starts[p] : starts[p + 1]]; in a queued plan
+                                all entries are n: a free program takes the next work tile
+    merges  [programs, 2] int32  (first work tile, number of tiles) of each split row and KV head,
+                                then zeros: at most rows * kv_heads entries are used, and the
+                                combine kernel's grid is no larger
     """
 
     work: Int32Array
     starts: Int32Array
     merges: Int32Array
-    queued: bool  # pieces are taken from a queue, longest first, not assigned
+    queued: bool  # work tiles are taken from a queue, longest first, not assigned to programs
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """A plan in device memory, in buffers whose sizes depend on no length: a graph can replay it.
+    """A plan in device memory, in buffers sized by capacity: a CUDA graph can replay it.
 
-    work    [capacity, 8] int32     as HostSplitPlan; entries past the pieces are junk
+    work    [capacity, 8] int32     as HostSplitPlan; entries past the work tiles are junk
     starts  [programs + 1] int32    as HostSplitPlan
     merges  [programs, 2] int32     as HostSplitPlan
-    queue   [1] int32               next piece to take; 0 between uses
-    partial_out  [capacity, max_q_len * group, head_dim] float32   a piece's own softmax applied
-    partial_lse  [capacity, max_q_len * group] float32             base 2; -inf: nothing seen
+    queue   [1] int32               next work tile to take; 0 between launches
+    partial_out  [capacity, max_q_len * group, head_dim] float32   normalized per work tile
+    partial_lse  [capacity, max_q_len * group] float32             base 2; -inf: no key seen
     """
 
     spec: SplitPlanSpec
@@ -96,7 +96,7 @@ class SplitPlan:
         queued: bool,
         device: torch.device,
     ) -> SplitPlan:
-        """Buffers for steps of at most max_rows rows and `group` query heads a KV head."""
+        """Buffers for steps of at most max_rows rows and `group` query heads per KV head."""
         capacity, queries = spec.capacity(max_rows), spec.max_q_len * group
 
         def ints(*shape: int) -> Tensor:
@@ -114,7 +114,7 @@ class SplitPlan:
         )
 
     def load(self, plan: HostSplitPlan) -> None:
-        """Take over a plan made on the host; for tests and benchmarks."""
+        """Copy a plan made on the host; for tests and benchmarks."""
         assert plan.queued == self.queued and len(plan.work) <= len(self.work)
         self.work[: len(plan.work)] = torch.from_numpy(plan.work)
         self.starts.copy_(torch.from_numpy(plan.starts))
@@ -124,16 +124,14 @@ class SplitPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """The planned rows of a step: index, where their queries are, and their blocks of KV."""
+    """The rows of a step that the decode kernel serves, with their queries and KV blocks."""
 
     row: Int32Array  # [R] rows of the step with 1 <= q_len <= max_q_len, in order
     q_start: Int32Array
     q_len: Int32Array
     kv_len: Int32Array
     first_block: Int32Array  # blocks before it are outside every query's window
-    blocks: (
-        Int32Array  # blocks from there to the end; 0 for an empty row, which is served all the same
-    )
+    blocks: Int32Array  # from first_block to the end; 0: an empty row, which still gets a work tile
 
 
 def planned_rows(

@@ -1,16 +1,16 @@
-"""The uneven planner: one contiguous share of all KV for each program, cut wherever it falls.
+"""The stream-K planner (`uneven`): each program gets an equal, contiguous share of all KV.
 
-Rows and KV heads are laid end to end, each as long as its blocks plus the fixed cost of a piece;
-the line is divided into equal shares.  Like stream-K, with the fixed cost priced in, so that a
-program which begins or ends inside a row is not later than the others.  A program has at most two
-partial pieces, its first and its last, whatever the lengths.
+Rows and KV heads are concatenated, each as long as its blocks plus the fixed cost of a work tile;
+the sequence is divided into equal shares wherever they fall.  Including the fixed cost, a
+program that starts or ends inside a row does not end later than the others.  A program has at most
+two partial work tiles, its first and its last, whatever the lengths.
 
-Neighbouring KV heads of a page are neighbours in memory, and what is read at the same time from one
-DRAM page is read faster (1 to 2 % on an H100).  So the line has every g-th head only, for one g-th
-of the programs, g the largest that divides both; each other g-th repeats it for the heads next to
-these, and g programs read the same blocks of g neighbouring heads abreast.
+Adjacent KV heads of a page are adjacent in memory, and concurrent reads of one DRAM page are faster
+(1 to 2 % on an H100).  So heads are interleaved: with g = gcd(kv_heads, programs), a plan is made
+for every g-th head and a g-th of the programs, and repeated for the g - 1 heads after each, so that
+g programs read the same blocks of g adjacent heads at the same time.
 
-Closed form: a prefix sum over the rows and one search a program.  device_uneven.py computes the
+Closed form: a prefix sum over the rows and one search per program.  stream_k_device.py computes the
 same integers on the GPU.
 """
 
@@ -33,37 +33,36 @@ from attention.planner.split_plan import (
 
 
 def interleaved_heads(spec: SplitPlanSpec) -> int:
-    """KV heads that are planned alike, neighbours, each with as many programs as the others."""
+    """g: the number of adjacent KV heads that get the same plan, each on its own programs."""
     return gcd(spec.kv_heads, spec.programs)
 
 
 def plan_stream_k(
     cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
 ) -> HostSplitPlan:
-    """Cut the rows' KV into spec.programs shares of equal cost.
+    """Divide the rows' KV into spec.programs shares of equal cost.
 
-    Shares are at least min_blocks blocks: with little work some programs get none.
-    A program's load is at most its share + one block + work_tile_cost.
-    Program j * (programs / g) + p reads of head h * g + j what program p reads of head h * g, g
-    being interleaved_heads(spec).
+    Shares have at least min_blocks blocks: with little work some programs get none.  A program's
+    load is at most its share + one block + work_tile_cost.  With g = interleaved_heads(spec),
+    program j * (programs / g) + p reads of head h * g + j what program p reads of head h * g.
     """
     g = interleaved_heads(spec)
-    alike = replace(spec, kv_heads=spec.kv_heads // g, programs=spec.programs // g)
-    one = _plan_flat(cu_seqlens_q, cache_seqlens, alike)
+    head_spec = replace(spec, kv_heads=spec.kv_heads // g, programs=spec.programs // g)
+    one = _plan_flat(cu_seqlens_q, cache_seqlens, head_spec)
     work_tiles = len(one.work)
     work = np.tile(one.work, (g, 1))
     work[:, HEAD] = work[:, HEAD] * g + np.repeat(np.arange(g), work_tiles)
     offset = np.arange(g, dtype=np.int32) * work_tiles
     starts = np.append((offset[:, None] + one.starts[:-1]).ravel(), np.int32(g * work_tiles))
-    merges = np.repeat(one.merges, g, axis=0)  # of each cut row: g neighbours
-    merges[:, 0] += np.where(merges[:, 1] > 0, np.tile(offset, alike.programs), 0)
+    merges = np.repeat(one.merges, g, axis=0)  # g consecutive entries per split row
+    merges[:, 0] += np.where(merges[:, 1] > 0, np.tile(offset, head_spec.programs), 0)
     return HostSplitPlan(work, starts, merges, queued=False)
 
 
 def _plan_flat(
     cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
 ) -> HostSplitPlan:
-    """All KV heads of spec, end to end."""
+    """The plan of all KV heads of spec, concatenated."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     heads, programs = spec.kv_heads, spec.programs
     starts = np.zeros(programs + 1, dtype=np.int32)
@@ -75,19 +74,19 @@ def _plan_flat(
     total = int(ends[-1])
     used = min(max(total // (EIGHTHS * spec.min_blocks), 1), programs)
 
-    # Where each share begins: unit = row * heads + head, and the block inside it.
+    # Where each share begins: unit = row * heads + head, and the block inside the unit.
     bound = np.arange(used + 1) * total // used
     row = np.minimum(np.searchsorted(ends, bound, side="right"), len(ends) - 1)
     inside = bound - (ends[row] - cost[row] * heads)
     head, inside = np.divmod(inside, cost[row])
     block = np.clip((inside - spec.work_tile_cost + EIGHTHS // 2) // EIGHTHS, 0, rows.blocks[row])
     unit = row * heads + head
-    past = (block >= rows.blocks[row]) & (block > 0)  # rounded up to the unit's end: to the next
+    past = (block >= rows.blocks[row]) & (block > 0)  # rounded to the unit's end: the next unit
     unit, block = unit + past, np.where(past, 0, block)
     unit[0], block[0] = 0, 0
     unit[used], block[used] = len(rows.row) * heads, 0
 
-    # A piece begins at the start of each unit and at each cut.
+    # A work tile begins at the start of each unit and at each cut.
     cut = block > 0
     cuts = np.cumsum(cut)
     starts[: used + 1] = unit + cuts
@@ -103,7 +102,7 @@ def _plan_flat(
     index, head = unit_row[all_units], unit_head[all_units]
     work = work_tiles_of(rows, index, head, first, end, spec)
 
-    # Each unit that is cut is to be merged: one entry for its first cut.
+    # `merges` has one entry per unit that is cut, at its first cut.
     before = np.append(False, cut[:-1]) & (unit == np.append(-1, unit[:-1]))
     first_cut = np.flatnonzero(cut & ~before)
     merges[: len(first_cut), 0] = starts[first_cut] - 1

@@ -1,20 +1,20 @@
-"""The uneven plan on the GPU: uneven.py's integers, computed where the lengths are.
+"""The stream-K plan made on the GPU; the integers equal those of stream_k.py.
 
 plan_stream_k
-  grid      (1 + ceil(B / ROWS_EACH), ABREAST).  Of the first axis program 0 writes starts, merges
-            and the pieces that begin at a cut; the others those that begin a row, ROWS_EACH rows
-            each.  The second axis repeats that plan for the heads next to its own: HEADS and
-            PROGRAMS are those of one plan; in work and starts the plans follow each other
+  grid      (1 + ceil(B / ROWS_EACH), INTERLEAVED).  Program 0 of the first axis writes starts,
+            merges and the work tiles that begin at a cut; the others those that begin a row, for
+            ROWS_EACH rows each.  The second axis repeats the plan for interleaved heads: HEADS and
+            PROGRAMS are those of one plan; the plans are concatenated in work and starts
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    work, starts, merges of a SplitPlan; queue = 0
-  math      Every program repeats what all need: the prefix sum of the rows' costs, and for each
-            boundary between shares (at most programs + 1) whether it cuts a row.
-            A share is at least a block, so no two boundaries cut at the same one: the piece that
-            begins at a boundary ends at the next or at the end of its unit (a row and KV head), and
-            is found alone.
+  math      Every program computes the prefix sum of the rows' costs, and for each boundary between
+            shares (at most programs + 1) whether it cuts a row.
+            A share has at least a block, so that no two boundaries cut at the same one: the work
+            tile that begins at a boundary ends at the next or at the end of its unit (a row and KV
+            head), and depends on no other.
   limits    kv_len * HEADS < 2^28 * block; the sum of all rows' costs < 2^44
-  bound     latency: two trips to memory, some fifteen barriers and as many divisions as can be
-            had in 32 bits
+  bound     latency: two memory round trips, some fifteen barriers; divisions are in 32 bits
+            where possible
   checked   tests/attention/planner/test_device_planner.py: equal to plan_stream_k in numpy
 """
 
@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from attention.planner.rows_device import (
-    extent_of,
+    block_range,
     pair_of,
     read_queries,
     read_rows,
@@ -33,8 +33,8 @@ from attention.planner.rows_device import (
 
 
 @triton.jit
-def _apart(sums):
-    """A prefix sum that carries two counts: planned rows from bit 44 up, their costs below."""
+def _unpack(sums):
+    """A packed prefix sum -> planned rows (from bit 44 up), their costs (below)."""
     return (sums >> 44).to(tl.int32), sums & 0xFFFFFFFFFFF
 
 
@@ -48,8 +48,8 @@ def _divide(a, b):
 def _divide_wide(a, b, per):
     """a // b and a % b of an int64 below 2^44 by an int32; per = 1 / b in float32.
 
-    A 64-bit division is a call of hundreds of cycles.  The first estimate leaves a rest below 2^23,
-    the second is off by one at most.
+    A 64-bit division is a call of hundreds of cycles.  The first estimate leaves a remainder below
+    2^23, the second is off by at most one.
     """
     rough = (a.to(tl.float32) * per).to(tl.int64)
     rest = (a - rough * b).to(tl.int32)
@@ -64,7 +64,7 @@ def _divide_wide(a, b, per):
 def _first_boundary(position, total, used, ratio):
     """The smallest j with j * total // used >= position, that is j * total >= position * used.
 
-    The float32 estimate is off by less than 1/2 + 2^-8, which the exact comparison makes good.
+    The float32 estimate is off by less than 1/2 + 2^-8, which the exact comparison corrects.
     """
     j = (position.to(tl.float32) * ratio + 0.5).to(tl.int32)
     return j + (j.to(tl.int64) * total < position * used).to(tl.int32)
@@ -72,24 +72,24 @@ def _first_boundary(position, total, used, ratio):
 
 @triton.jit
 def _boundary(j, share, rest, used):
-    """j * total // used, j >= 0; total = share * used + rest, and so in 32 bits but for the sum."""
+    """j * total // used, j >= 0, with total = share * used + rest: 32-bit except for the sum."""
     return j.to(tl.int64) * share + _divide(j * rest, used)
 
 
 @triton.jit
 def _block_at(inside, WORK_TILE_COST: tl.constexpr):
-    """Eighths into a unit -> the nearest block; 0 inside the fixed cost."""
+    """An offset into a unit in eighths -> the nearest block; 0 inside the fixed cost."""
     return (tl.maximum(inside - (WORK_TILE_COST - 4), 0) >> 3).to(tl.int32)
 
 
 @triton.jit
-def _four(x, step):
+def _four_offsets(x, step):
     """x, x + step, x + 2 * step, x + 3 * step along two more dimensions of 2."""
     return tl.join(tl.join(x, x + step), tl.join(x + 2 * step, x + 3 * step))
 
 
 @triton.jit
-def _pick(values, at):
+def _gather_at(values, at):
     return tl.reshape(tl.gather(values, tl.reshape(at, [at.numel]), 0), at.shape)
 
 
@@ -101,21 +101,21 @@ def _add_pairs(x):
 
 @triton.jit
 def _last_up_to(values, j, SIZE: tl.constexpr):
-    """For each j the last index whose value is at most j; values do not fall and begin with <= 0.
+    """For each j the last index whose value is at most j; values never decrease, values[0] <= 0.
 
-    A search in sixteen parts a step, since an exchange between threads costs more than comparing.
-    The sixteen, and later two to eight, are dimensions of 2, which stay within a thread.
+    A 16-ary search, since an exchange between threads costs more than comparisons.  The sixteen
+    candidates, at the end two to eight, are dimensions of 2, which stay within a thread.
     """
     found = tl.zeros_like(j)
     left: tl.constexpr = SIZE.bit_length() - 1
     for k in tl.static_range(left // 4):
         step = 1 << (left - 4 * k - 4)
-        value = _pick(values, _four(_four(found, 4 * step), step))
-        few = (value <= _four(_four(j, 0), 0)).to(tl.int32)
+        value = _gather_at(values, _four_offsets(_four_offsets(found, 4 * step), step))
+        few = (value <= _four_offsets(_four_offsets(j, 0), 0)).to(tl.int32)
         found += step * (_add_pairs(_add_pairs(_add_pairs(_add_pairs(few)))) - 1)
     if left % 4 >= 2:
         step = 1 << (left % 4 - 2)
-        few = (_pick(values, _four(found, step)) <= _four(j, 0)).to(tl.int32)
+        few = (_gather_at(values, _four_offsets(found, step)) <= _four_offsets(j, 0)).to(tl.int32)
         found += step * (_add_pairs(_add_pairs(few)) - 1)
     if left % 2 == 1:
         found += (tl.gather(values, found + 1, 0) <= j).to(tl.int32)
@@ -123,16 +123,16 @@ def _last_up_to(values, j, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _summed(
+def _row_offsets(
     planned, blocks, HEADS: tl.constexpr, WORK_TILE_COST: tl.constexpr, MAX_ROWS: tl.constexpr
 ):
-    """(what is before each row, for `_apart`; rows that are planned; their costs, 1 at least)."""
+    """-> (packed exclusive prefix sum for `_unpack`, planned rows, their total cost or 1)."""
     cost = tl.maximum(blocks * 8 + WORK_TILE_COST, 1).to(tl.int64) * HEADS
     cost = tl.where(planned, cost + (1 << 44), 0)
     up_to = tl.cumsum(cost, 0)
     before = up_to - cost
     last = tl.gather(up_to, tl.full([1], MAX_ROWS - 1, tl.int32), 0)
-    rows, total = _apart(tl.sum(last, 0))
+    rows, total = _unpack(tl.sum(last, 0))
     total = tl.maximum(total, 1)
     return before, rows, total
 
@@ -145,16 +145,16 @@ def _cuts(
 ):  # fmt: skip
     """The row of each boundary j, and whether the boundary cuts it.
 
-    (row, its rank among the planned, head, block, q_start, q_len, kv_len, first_block, blocks,
-    where the unit begins, cut, first cut of the unit)
+    -> (row, its rank among planned rows, head, block, q_start, q_len, kv_len, first_block, blocks,
+    offset of the unit, whether it is cut, whether this is the unit's first cut)
     """
-    _, row_at = _apart(before)
+    _, row_at = _unpack(before)
     row = _last_up_to(_first_boundary(row_at, total, used, ratio), j, MAX_ROWS)
-    rank, row_at = _apart(tl.gather(before, row, 0))
+    rank, row_at = _unpack(tl.gather(before, row, 0))
     real = (j < used) & (row < num_rows)
     kv_len = tl.load(CACHE_SEQLENS + row, mask=real, other=0)
     q_start, q_len = read_queries(CU_SEQLENS_Q, row, real)
-    first_block, blocks = extent_of(q_len, kv_len, WINDOW, BLOCK)
+    first_block, blocks = block_range(q_len, kv_len, WINDOW, BLOCK)
     position = _boundary(j, share, rest, used)
     inside = (position - row_at).to(tl.int32)
     row_cost = tl.maximum(blocks * 8 + WORK_TILE_COST, 1)
@@ -176,8 +176,8 @@ def _cuts(
 def _first_cut_after(
     unit_at, counts_before, total, used, share, rest, ratio, WORK_TILE_COST: tl.constexpr
 ):
-    """(the block at which the first piece of a unit ends, unless the unit does; cuts before it)."""
-    # The first boundary that may cut the unit: those before it are not cuts of this unit.
+    """-> (block where a unit's first work tile ends, unless the unit does, cuts before it)."""
+    # The first boundary that may cut the unit.
     cutter = tl.minimum(_first_boundary(unit_at + (WORK_TILE_COST + 4), total, used, ratio), used)
     end = _block_at(_boundary(cutter, share, rest, used) - unit_at, WORK_TILE_COST)
     return end, tl.gather(counts_before & 0xFFFF, cutter, 0)
@@ -188,17 +188,17 @@ def _write_merges(
     MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
     INTERLEAVED: tl.constexpr, PROGRAMS: tl.constexpr, WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
-    """All boundaries from a unit's first cut to the last inside are cuts.
+    """Write `merges`; all boundaries from a unit's first cut to the last inside it are cuts.
 
-    Units that are cut fill `merges` from the front, the boundaries that are no first cut zero the
-    others.  The entries of all plans alternate, so that zeros come last.
+    Cut units fill `merges` from the front; boundaries that are no first cut write zeros from the
+    back.  The entries of interleaved plans alternate, so that zeros come last.
     """
     past = _first_boundary(unit_at + blocks * 8 + (WORK_TILE_COST - 4), total, used, ratio)
     merged = (counts - marks) >> 16
     slot = tl.where(first_cut, merged, PROGRAMS - 1 - (j - merged))
     pair = tl.where(first_cut, pair_of(start - 1, 1 + past - j), 0)
-    line = MERGES.to(tl.pointer_type(tl.int64)) + slot * INTERLEAVED + copy
-    tl.store(line, pair, mask=j < PROGRAMS)
+    entry = MERGES.to(tl.pointer_type(tl.int64)) + slot * INTERLEAVED + copy
+    tl.store(entry, pair, mask=j < PROGRAMS)
 
 
 @triton.jit
@@ -208,11 +208,11 @@ def _write_split_work_tiles(
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
     WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
-    """Where each share starts, the pieces that begin at a cut, and what is merged."""
+    """Write the start of each share, the work tiles that begin at a cut, and the merges."""
     unit = rank * HEADS + head + ((blocks > 0) & (block >= blocks)).to(tl.int32)
     start = tl.where(j < used, unit, rows * HEADS) + (counts & 0xFFFF)
-    start = copy_at + tl.where(j == 0, 0, start)  # also of a batch without rows
-    # Where a plan ends the next one begins: both write that entry, and the same.
+    start = copy_at + tl.where(j == 0, 0, start)  # 0 also for a batch without rows
+    # The end of a plan is the start of the next: both write that entry with the same value.
     tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
     end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, WORK_TILE_COST)
     write_work_tiles(
@@ -237,7 +237,7 @@ def plan_stream_k(
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
-    # The units whose first pieces this program writes, read before all else: one trip to memory.
+    # The units whose first work tiles this program writes, loaded first: one memory round trip.
     n = tl.arange(0, ROWS_EACH * ROW_UNITS)
     my_row = (tl.program_id(0) - 1) * ROWS_EACH + n // ROW_UNITS
     my_head = n % ROW_UNITS
@@ -245,13 +245,13 @@ def plan_stream_k(
     my_planned, my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks = read_rows(
         CU_SEQLENS_Q, CACHE_SEQLENS, my_row, mine, MAX_Q_LEN, WINDOW, BLOCK
     )
-    # A thread takes elements one by one (contiguity 1): in pairs or fours, each gather and store
-    # would go through another exchange between threads.
+    # Contiguity 1: with 2 or 4 elements per thread, each gather and store would need another
+    # exchange between threads.
     all_rows = tl.max_contiguous(tl.arange(0, MAX_ROWS), 1)
     planned, _, _, _, _, blocks = read_rows(
         CU_SEQLENS_Q, CACHE_SEQLENS, all_rows, all_rows < num_rows, MAX_Q_LEN, WINDOW, BLOCK
     )
-    before, rows, total = _summed(planned, blocks, HEADS, WORK_TILE_COST, MAX_ROWS)
+    before, rows, total = _row_offsets(planned, blocks, HEADS, WORK_TILE_COST, MAX_ROWS)
     used = tl.maximum(tl.minimum(total, PROGRAMS * MIN_SHARE).to(tl.int32) // MIN_SHARE, 1)
     share, rest = _divide_wide(total, used, 1.0 / used.to(tl.float32))
     ratio = used.to(tl.float32) / total.to(tl.float32)
@@ -263,17 +263,17 @@ def plan_stream_k(
         CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
         HEADS, WINDOW, BLOCK, WORK_TILE_COST, MAX_ROWS,
     )  # fmt: skip
-    # One prefix sum for two counts: cuts, and from bit 16 up the units that are cut.
+    # One prefix sum for two counts: cuts, and from bit 16 up the units with a cut.
     marks = cut.to(tl.int32) + (first_cut.to(tl.int32) << 16)
     counts = tl.cumsum(marks, 0)
     copy = tl.program_id(1)
-    copy_at = 0  # in work, after the pieces of the plans before
+    copy_at = 0  # offset in work, after the work tiles of the plans before
     if INTERLEAVED > 1:
         cuts = tl.gather(counts & 0xFFFF, tl.full([1], BOUNDARIES - 1, tl.int32), 0)
         copy_at = copy * (rows * HEADS + tl.sum(cuts, 0))
 
     if tl.program_id(0) > 0:
-        my_rank, my_at = _apart(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
+        my_rank, my_at = _unpack(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
         my_at += my_head * tl.maximum(my_blocks * 8 + WORK_TILE_COST, 1)
         my_end, cuts_before = _first_cut_after(
             my_at, counts - marks, total, used, share, rest, ratio, WORK_TILE_COST

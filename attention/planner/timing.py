@@ -1,7 +1,7 @@
-"""Times plans on a GPU, with the real decode kernels: what calibrate.py measures with.
+"""KernelTimer: times split plans on a GPU with the real decode kernels, for tuning.py.
 
-Calls are timed in CUDA graphs, one after the other as layers are, and over keys and values far
-larger than the cache.
+Calls are timed in CUDA graphs, back to back as layers are, over keys and values far larger than the
+L2 cache.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, S
 
 GROUP, HEAD_DIM, PAGE = 8, 128, 16
 DTYPE = torch.bfloat16
-KV_BYTES = 2 << 30  # of keys and as many of values: no plan finds its own in the cache
+KV_BYTES = 2 << 30  # of keys, and as many of values: no call finds its own in the cache
 MIN_SETS, CALLS, REPLAYS = 2, 24, 9
 
-# One of the KV heads is read, by as many programs an SM as serve them all.
+# One KV head is read, by as many CTAs per SM as serve a model with this many.
 KV_HEADS = 8
 SHAPE = Shape(
     heads=KV_HEADS * GROUP,
@@ -36,20 +36,22 @@ SHAPE = Shape(
 
 
 def kernels_of(machine: Machine) -> list[str]:
-    """The names of the decode kernels that flash2 runs there, with plans that are assigned and with
-    queues.  Raises UnsupportedAttention if there are none."""
+    """The decode kernels of flash2 on the machine, for assigned and for queued plans.
+
+    Raises UnsupportedAttention if there are none.
+    """
     choices = (dispatch(machine, "flash2", SHAPE, planner) for planner in ("uneven", "greedy"))
     return list(dict.fromkeys(choice.decode for choice in choices))
 
 
 def follows(kernel: str, planner: str) -> bool:
-    """Whether a decode kernel serves the plans of a planner."""
-    planners = next(line.planners for line in DECODE if line.name == kernel)
+    """Whether a decode kernel runs the plans of a planner."""
+    planners = next(entry.planners for entry in DECODE if entry.name == kernel)
     return planners is None or planner in planners
 
 
 class KernelTimer:
-    """The present GPU: keys and values of one KV head in shuffled pages, and plans' times."""
+    """The current GPU, with keys and values of one KV head in shuffled pages."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
@@ -66,7 +68,7 @@ class KernelTimer:
     def microseconds(
         self, kernel: PlannedKernel, plan: HostSplitPlan, spec: SplitPlanSpec, lengths: Int32Array
     ) -> float:
-        """Median of a call with this plan of rows of these lengths, each call over other pages."""
+        """Median time of a call with this plan of rows of these lengths, over disjoint pages."""
         rows = len(lengths)
         tables = self._tables(lengths)
         q = torch.randn(rows, GROUP, HEAD_DIM, device=self.device, dtype=DTYPE)
@@ -88,18 +90,18 @@ class KernelTimer:
         return self._timed(call, len(tables))
 
     def _tables(self, lengths: Int32Array) -> list[torch.Tensor]:
-        """Page tables of the rows, as many as there are pages for; no two share a page."""
+        """As many page tables of the rows as there are pages for; no two share a page."""
         needed = -(-lengths.astype(np.int64) // PAGE)  # pages of each row
         total = int(needed.sum())
         sets = min(len(self.pages) // total, CALLS)
-        assert sets >= MIN_SETS, "the measurement is larger than the memory it may use"
+        assert sets >= MIN_SETS, "the measurement needs more pages than the pool has"
         column = np.arange(int(needed.max(initial=1)))
         place = np.minimum((np.cumsum(needed) - needed)[:, None] + column, total - 1)
         at = torch.from_numpy(place).to(self.device)
         return [self.pages[number * total :][at] for number in range(sets)]
 
     def _timed(self, call: Callable[[int], None], sets: int) -> float:
-        """Replays of a graph of CALLS calls, call(0), call(1) ... call(sets - 1) in turn."""
+        """Median time of a call, from replays of a graph of CALLS calls that cycle through sets."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             call(0)

@@ -1,10 +1,10 @@
-"""Measure on a GPU what the planners charge.
+"""Measure the split planners' cost model on a GPU.
 
     python -m attention.planner.tuning [--file FILE] [--kernel NAME ...]
 
-What `wavefill tune` runs, in a process of its own.  With each decode kernel that the GPU can run it
-times plans made for the purpose (timing.py), fits the times, and writes them for costs.py.  Then it
-compares what the fit predicts with what whole plans take.
+`wavefill tune` runs this in a process of its own.  It times synthetic plans with each decode kernel
+that the GPU can run (timing.py), fits the cost model, and writes it for costs.py.  Then it compares
+predicted with measured times of real plans.
 """
 
 from __future__ import annotations
@@ -45,22 +45,23 @@ from attention.planner.timing import (
     kernels_of,
 )
 
-WHOLE = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), (2, 16), (4, 2), (4, 8))
+# (work tiles of each program, blocks of a work tile)
+FIT_SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), (2, 16))
+FIT_SHAPES += ((4, 2), (4, 8))
 BATCHES = ((1, 4096), (1, 16384), (6, 4096), (17, 8192), (32, 4096), (48, 4096), (67, 4096))
 BATCHES += ((140, 4096), (48, 16384))
 PLANNERS = {"uneven": plan_stream_k, "greedy": plan_greedy, "fa3": plan_fa3}
-TimeFunction = Callable[
-    [HostSplitPlan, SplitPlanSpec, Int32Array], float
-]  # us of a call with a plan
+# Microseconds of a call with a plan.
+TimeFunction = Callable[[HostSplitPlan, SplitPlanSpec, Int32Array], float]
 
 
 def equal_work_tiles(
     spec: SplitPlanSpec, work_tiles: int, blocks: int, *, cut: int = 0, active: int | None = None
 ) -> tuple[HostSplitPlan, SplitPlanSpec, Int32Array]:
-    """-> a plan that gives each of `active` programs (all) so many pieces of so many blocks, and
-    the lengths of its rows.
+    """-> (plan, spec, row lengths): each active program gets equal work tiles of `blocks` blocks.
 
-    The first `cut` pieces, an even number, are halves of rows: partial results to be combined.
+    active: number of programs with work; None: all.  The first `cut` work tiles, an even number,
+    are halves of rows, whose partial results are combined.
     """
     active = spec.programs if active is None else active
     whole = active * work_tiles - cut
@@ -86,31 +87,31 @@ def spec_of(costs: DeviceCosts, kernel: PlannedKernel, sms: int) -> SplitPlanSpe
 @dataclass(frozen=True, slots=True)
 class Fit:
     launch_us: float
-    piece_us: float
+    work_tile_us: float
     block_us: float
 
 
 def fit_work_tiles(timer: TimeFunction, spec: SplitPlanSpec) -> Fit:
-    """Every program serves p pieces of k blocks: launch + p * piece + p * k * block."""
-    measured = [timer(*equal_work_tiles(spec, work_tiles, blocks)) for work_tiles, blocks in WHOLE]
-    print("every program p pieces of k blocks, us (measured, fitted)")
+    """Fit launch + p * work_tile + p * k * block, with p work tiles of k blocks per program."""
+    measured = [timer(*equal_work_tiles(spec, *shape)) for shape in FIT_SHAPES]
+    print("p work tiles of k blocks per program, us (measured, fitted)")
     matrix = np.array(
-        [[1, work_tiles, work_tiles * blocks] for work_tiles, blocks in WHOLE], dtype=float
+        [[1, work_tiles, work_tiles * blocks] for work_tiles, blocks in FIT_SHAPES], dtype=float
     )
-    weight = 1 / np.array(measured)  # errors count by their share
+    weight = 1 / np.array(measured)  # least squares of relative errors
     found = np.linalg.lstsq(matrix * weight[:, None], np.ones(len(measured)), rcond=None)[0]
-    for (work_tiles, blocks), us, fitted in zip(WHOLE, measured, matrix @ found, strict=True):
+    for (work_tiles, blocks), us, fitted in zip(FIT_SHAPES, measured, matrix @ found, strict=True):
         print(f"  p {work_tiles} k {blocks:>2}  {us:8.2f} {fitted:8.2f}")
     launch, work_tile, block = (max(float(value), 0.01) for value in found)
     return Fit(launch, work_tile, block)
 
 
 def fit_merges(timer: TimeFunction, spec: SplitPlanSpec) -> tuple[float, float]:
-    """-> (us of a call that merges anything, us of a partial result for each program)."""
+    """-> (fixed us of a combine, us of one partial result per program)."""
     programs = spec.programs - spec.programs % 2
     cuts = (0, 2, programs // 4 * 2, programs, 2 * programs)
     times = [timer(*equal_work_tiles(spec, 2, 4, cut=cut)) for cut in cuts]
-    print("2 pieces of 4 blocks, so many partial results, us")
+    print("2 work tiles of 4 blocks per program: partial results, us")
     for cut, us in zip(cuts, times, strict=True):
         print(f"  {cut:>5} {us:8.2f}")
     shares = np.array(cuts[1:]) / spec.programs
@@ -119,8 +120,8 @@ def fit_merges(timer: TimeFunction, spec: SplitPlanSpec) -> tuple[float, float]:
 
 
 def fit_rho(timer: TimeFunction, spec: SplitPlanSpec) -> float:
-    """How much faster a program reads if only a few do: from pieces of 16 and of 48 blocks."""
-    print("active programs, TB/s of their reading")
+    """A program's speedup when few programs read, from work tiles of 16 and of 48 blocks."""
+    print("active programs, their read bandwidth in TB/s")
     speeds: dict[int, float] = {}
     for share in (16, 8, 4, 2, 1):
         active = spec.programs // share
@@ -135,7 +136,7 @@ def fit_rho(timer: TimeFunction, spec: SplitPlanSpec) -> float:
 
 
 def measure(timer: TimeFunction, spec: SplitPlanSpec) -> DeviceCosts:
-    """The costs of the kernel that `timer` times, on a grid of spec.programs."""
+    """Measure the costs of the timer's kernel on a grid of spec.programs."""
     fit = fit_work_tiles(timer, spec)
     merge_us, partial_us = fit_merges(timer, spec)
     block_bytes = 2 * spec.block * HEAD_DIM * DTYPE.itemsize * spec.programs
@@ -143,7 +144,7 @@ def measure(timer: TimeFunction, spec: SplitPlanSpec) -> DeviceCosts:
     return DeviceCosts(
         read_tbs=round(block_bytes / fit.block_us / 1e6, 3),
         launch_us=round(fit.launch_us, 2),
-        piece_us=round(fit.piece_us, 2),
+        piece_us=round(fit.work_tile_us, 2),
         merge_us=round(merge_us, 2),
         merge_tbs=round(partial_bytes / partial_us / 1e6, 3),
         rho=round(max(fit_rho(timer, spec), 1.0), 2),
@@ -151,7 +152,7 @@ def measure(timer: TimeFunction, spec: SplitPlanSpec) -> DeviceCosts:
 
 
 def compare(timer: TimeFunction, kernel: PlannedKernel, costs: DeviceCosts, sms: int) -> None:
-    """Predicted and measured time of whole plans."""
+    """Print predicted and measured times of real plans."""
     spec = spec_of(costs, kernel, sms)
     block_us = costs.block_us(
         block=spec.block, head_dim=HEAD_DIM, item_bytes=DTYPE.itemsize, programs=spec.programs
@@ -182,20 +183,20 @@ def calibrate(device: KernelTimer, kernel: PlannedKernel) -> DeviceCosts:
     def timer(plan: HostSplitPlan, spec: SplitPlanSpec, lengths: Int32Array) -> float:
         return device.microseconds(kernel, plan, spec, lengths)
 
-    print(f"\n{kernel.name}, {kernel.ctas_per_sm} programs an SM, blocks of {kernel.block_n}")
+    print(f"\n{kernel.name}, {kernel.ctas_per_sm} CTAs per SM, blocks of {kernel.block_n}")
     costs = measure(timer, spec_of(shipped_costs(device.name, kernel.name), kernel, device.sms))
     compare(timer, kernel, costs, device.sms)
     print(costs)
     return costs
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--file", type=Path, default=tuned_file(), help="written; %(default)s")
+    parser.add_argument("--file", type=Path, default=tuned_file(), help="output file; %(default)s")
     parser.add_argument(
-        "--kernel", nargs="+", choices=list(SHIPPED[STANDARD]), help="all that run here if left out"
+        "--kernel", nargs="+", choices=list(SHIPPED[STANDARD]), help="default: all of this GPU"
     )
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     try:
         names = args.kernel or kernels_here()
     except UnsupportedAttention as error:
@@ -205,7 +206,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"{device.name}, {device.sms} SMs")
     costs = {name: calibrate(device, decode_kernel(name, SHAPE, 1)) for name in names}
     write_tuned(args.file, device.name, costs)
-    print(f"\nwrote {args.file}: a server that is started now plans by it")
+    print(f"\nwrote {args.file}: a server that is started now uses it")
     return 0
 
 
@@ -213,14 +214,12 @@ def kernels_here() -> list[str]:
     """The decode kernels of this machine; raises UnsupportedAttention, naming the remedy."""
     if not torch.cuda.is_available():
         raise UnsupportedAttention(
-            "tune measures a CUDA device, and PyTorch finds none: run it on the machine that is to "
-            "serve; a GPU that was not measured is planned for by the values that are shipped"
+            "tune measures a CUDA device, and PyTorch finds none: run it on the serving machine; "
+            "GPUs that are not measured use the built-in costs"
         )
     machine = Machine.of(torch.device("cuda", torch.cuda.current_device()))
     if machine.interpreted:
-        raise UnsupportedAttention(
-            "TRITON_INTERPRET=1 keeps the kernels off the GPU that is to be measured: unset it"
-        )
+        raise UnsupportedAttention("TRITON_INTERPRET=1 keeps the kernels off the GPU: unset it")
     return kernels_of(machine)
 
 

@@ -1,11 +1,11 @@
-"""merge_tiles: merges the partial results of query tiles that were cut along KV.
+"""merge_tiles: merges the partial results of query tiles that were split along KV.
 
-grid      fixed (plan.spec.programs), so that a graph can replay any step; program p takes work
+grid      fixed (plan.spec.programs), so that a graph can replay any step; program p runs work
           p, p + programs and so on, each ROWS packed query rows of a tile and KV head.  All exit at
-          once if nothing is cut
+          once if no tile is split
 reads     plan.partial_out, partial_lse, items, merges
 writes    out [T, heads, D], lse [T, heads]
-math      float32, base 2; pieces are summed in their order: same plan, same bits
+math      float32, base 2; splits are added in order: deterministic for a plan
 bound     memory: the partial results, at most split_items * kv_heads * block_m * D * 4 bytes
 checked   tests/attention/prefill/test_prefill_kernel.py
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
-from attention.common.softmax import NOTHING, finish
+from attention.common.softmax import M_INIT, finish
 from attention.planner.prefill_tiles import TilePlan
 
 ROWS = 8
@@ -45,19 +45,19 @@ def _merge(
         real = r < q_len * GROUP
         inside = real[:, None] & (d < D)[None, :]
         slot = (first * KV_HEADS + head).to(tl.int64) * BLOCK_M + row
-        m = tl.full([ROWS], NOTHING, tl.float32)
+        m = tl.full([ROWS], M_INIT, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
         for _ in range(splits):
             lse = tl.load(PARTIAL_LSE + slot, mask=real, other=float("-inf"))
-            used = lse > float("-inf")  # what an empty piece left behind is not even read
+            used = lse > float("-inf")  # the output of an empty split may be NaN: it is not loaded
             at = PARTIAL_OUT + slot[:, None] * D + d[None, :]
             out = tl.load(at, mask=inside & used[:, None], other=0.0)
-            top = tl.maximum(m, lse)
-            weight, alpha = tl.exp2(lse - top), tl.exp2(m - top)
+            m_new = tl.maximum(m, lse)
+            weight, alpha = tl.exp2(lse - m_new), tl.exp2(m - m_new)
             total = total * alpha + weight
             acc = acc * alpha[:, None] + out * weight[:, None]
-            m = top
+            m = m_new
             slot += KV_HEADS * BLOCK_M
         heads = head * GROUP + r % GROUP
         token = (q_start + r // GROUP).to(tl.int64)

@@ -1,19 +1,19 @@
-"""Prefill attention over paged KV: FlashAttention-2, one tile of queries after the other.
+"""Prefill attention over paged KV: persistent FlashAttention-2 over the tiles of a plan.
 
-prefill: the rows of a tile plan, chunks of prompts with or without cached tokens before them.
+prefill: prompts and prompt chunks, with or without cached tokens before them.
   grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes the
             next (item, KV head) from the queue, longest items first
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             of K and V nothing past the last position that a tile sees, nothing before its window
-  writes    out [T, heads, D], lse [T, heads]; of tiles cut along KV partial_out [block_m, D]
-            float32, normalised, and partial_lse [block_m] in base 2, for merge_tiles.py
+  writes    out [T, heads, D], lse [T, heads]; of tiles split along KV partial_out [block_m, D]
+            float32, normalized, and partial_lse [block_m] in base 2, for merge_tiles.py
   math      block_m packed query rows of one KV head; online softmax in base 2, float32 sums;
-            only blocks that not every query sees whole compare positions
+            only blocks that some query sees in part are masked
   bound     compute: 4 * D * (query, key) pairs floating-point operations a head
   checked   tests/attention/prefill/test_prefill_kernel.py against a float64 oracle
 
-Page ids are loaded one block ahead and carried by the loop: were they loaded where they are used,
-the pipeliner would spend its stages on them, and keep a single buffer for K and V.
+Page ids are loaded one block ahead and carried by the loop: if they were loaded where they are
+used, the pipeliner would spend its stages on them, and keep a single buffer for K and V.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
-from attention.common.softmax import LOG2E, NOTHING, dot, finish, to_logits
+from attention.common.softmax import LOG2E, M_INIT, dot, finish, to_logits
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.merge_tiles import merge_tiles
 
 
 @triton.jit
 def _page_ids(table, start, bottom, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page of each key of a block, or of all of them; 0 for keys not in bottom..end."""
+    """The page of each key of a block, or the block's one page; 0 for keys not in bottom..end."""
     if PAGE >= BLOCK_N:
         ids = tl.load(table + start // PAGE, mask=start < end, other=0)
     else:
@@ -47,7 +47,7 @@ def _cells(
     ids, start, page_stride, token_stride,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Where the keys or values of a block are: offsets [BLOCK_N, BLOCK_D]."""
+    """Offsets [BLOCK_N, BLOCK_D] of a block's keys or values."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     if PAGE >= BLOCK_N:
         at = ids.to(tl.int64) * page_stride + (start % PAGE + n) * token_stride
@@ -57,31 +57,31 @@ def _cells(
 
 
 @triton.jit
-def _visit(
+def _attend_blocks(
     q, m, total, acc, K, V, table, start, stop, bottom, end, position,
     k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys start..stop into the softmax; not EDGE: every query sees all of them."""
+    """The inner loop over keys start..stop; without EDGE every query sees all of them."""
     MASKED: tl.constexpr = EDGE or BLOCK_D != D
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    factor = tl.maximum(scale * LOG2E, 1e-30)  # of a scale of 0 too: -inf * 0 is NaN
+    factor = tl.maximum(scale * LOG2E, 1e-30)  # also for a scale of 0: -inf * 0 is NaN
     if SOFTCAP:
         factor = 1.0
     ids = _page_ids(table, start, bottom, end, PAGE, BLOCK_N)
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         k_at = _cells(ids, block, k_page, k_token, BLOCK_D, PAGE, BLOCK_N)
         v_at = k_at
-        if not ALIKE:
+        if not SAME_STRIDES:
             v_at = _cells(ids, block, v_page, v_token, BLOCK_D, PAGE, BLOCK_N)
         ids = _page_ids(table, block + BLOCK_N, bottom, end, PAGE, BLOCK_N)
         key = block + n
-        there = (d < D)[None, :]
+        valid = (d < D)[None, :]
         if EDGE:
-            there = there & ((key >= bottom) & (key < end))[:, None]
-        k = tl.load(K + k_at, mask=there, other=0.0) if MASKED else tl.load(K + k_at)
+            valid = valid & ((key >= bottom) & (key < end))[:, None]
+        k = tl.load(K + k_at, mask=valid, other=0.0) if MASKED else tl.load(K + k_at)
         s = dot(q, tl.trans(k.to(q.dtype)), None, PRECISION)
         if SOFTCAP:
             s = to_logits(s, scale, softcap, SOFTCAP)
@@ -90,12 +90,12 @@ def _visit(
             if WINDOW > 0:
                 seen = seen & (key[None, :] > position[:, None] - WINDOW)
             s = tl.where(seen, s, float("-inf"))
-        top = tl.maximum(m, tl.max(s, 1) * factor)
-        p = tl.exp2(s * factor - top[:, None])  # one fused multiply-add an element
-        alpha = tl.exp2(m - top)
+        m_new = tl.maximum(m, tl.max(s, 1) * factor)
+        p = tl.exp2(s * factor - m_new[:, None])  # one fused multiply-add per element
+        alpha = tl.exp2(m - m_new)
         total = total * alpha + tl.sum(p, 1)
-        m = top
-        v = tl.load(V + v_at, mask=there, other=0.0) if MASKED else tl.load(V + v_at)
+        m = m_new
+        v = tl.load(V + v_at, mask=valid, other=0.0) if MASKED else tl.load(V + v_at)
         acc = dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None], PRECISION)
     return m, total, acc
 
@@ -105,14 +105,14 @@ def _softmax(
     q, K, V, table, first, end, position, lowest, highest,
     k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    EDGE_N: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr,
+    EDGE_N: tl.constexpr, STAGES: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys first..end, seen by queries at lowest..highest -> maximum and sum, weighted values.
+    """Keys first..end, queries at positions lowest..highest -> maximum, sum, weighted values.
 
-    Keys that every query sees come in blocks of BLOCK_N, those around them in blocks of EDGE_N.
+    Keys that every query sees are read in blocks of BLOCK_N, masked ones in blocks of EDGE_N.
     """
-    m = tl.full([q.shape[0]], NOTHING, tl.float32)
+    m = tl.full([q.shape[0]], M_INIT, tl.float32)
     total = tl.zeros([q.shape[0]], tl.float32)
     acc = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
     low, bottom = first, 0
@@ -120,23 +120,23 @@ def _softmax(
         bottom = tl.maximum(lowest + 1 - WINDOW, 0)
         low = tl.maximum(highest - WINDOW + BLOCK_N, first) // BLOCK_N * BLOCK_N
     high = tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end)
-    if high <= low:  # one loop: each has to fill its pipeline
+    if high <= low:  # one loop only: each fills a pipeline
         low, high = first, first
     if WINDOW > 0:
-        m, total, acc = _visit(
+        m, total, acc = _attend_blocks(
             q, m, total, acc, K, V, table, first, low, bottom, end, position,
             k_page, k_token, v_page, v_token, scale, softcap,
-            D, BLOCK_D, PAGE, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION, True,
+            D, BLOCK_D, PAGE, EDGE_N, STAGES, SAME_STRIDES, WINDOW, SOFTCAP, PRECISION, True,
         )  # fmt: skip
-    m, total, acc = _visit(
+    m, total, acc = _attend_blocks(
         q, m, total, acc, K, V, table, low, high, bottom, end, position,
         k_page, k_token, v_page, v_token, scale, softcap,
-        D, BLOCK_D, PAGE, BLOCK_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION, False,
+        D, BLOCK_D, PAGE, BLOCK_N, STAGES, SAME_STRIDES, WINDOW, SOFTCAP, PRECISION, False,
     )  # fmt: skip
-    return _visit(
+    return _attend_blocks(
         q, m, total, acc, K, V, table, high, end, bottom, end, position,
         k_page, k_token, v_page, v_token, scale, softcap,
-        D, BLOCK_D, PAGE, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION, True,
+        D, BLOCK_D, PAGE, EDGE_N, STAGES, SAME_STRIDES, WINDOW, SOFTCAP, PRECISION, True,
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def _tile(
     out_token, out_head, lse_token, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_N: tl.constexpr,
-    STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     item = ITEMS + index * 8
@@ -172,16 +172,17 @@ def _tile(
         TABLE + row.to(tl.int64) * table_row, first, end, before + r // GROUP,
         before + tile * BLOCK_M // GROUP, before + (tile * BLOCK_M + (BLOCK_M - 1)) // GROUP,
         k_page, k_token, v_page, v_token, scale, softcap,
-        D, BLOCK_D, PAGE, BLOCK_N, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
+        D, BLOCK_D, PAGE, BLOCK_N, EDGE_N, STAGES, SAME_STRIDES, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
 
     if V_SCALE is not None:
         acc = acc * tl.load(V_SCALE + head)
     if partial:
         slot = (index * KV_HEADS + head).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        some = tl.where(total == 0.0, 1.0, total)
-        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(some))
-        tl.store(PARTIAL_OUT + slot[:, None] * D + d[None, :], acc / some[:, None], mask=inside)
+        safe_total = tl.where(total == 0.0, 1.0, total)
+        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(safe_total))
+        partial_at = PARTIAL_OUT + slot[:, None] * D + d[None, :]
+        tl.store(partial_at, acc / safe_total[:, None], mask=inside)
         tl.store(PARTIAL_LSE + slot, lse, mask=real)
     else:
         factor, lse = finish(m, total, SINKS, heads, real)
@@ -199,7 +200,7 @@ def _prefill(
     out_token, out_head, lse_token, scale, softcap,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_N: tl.constexpr,
-    STAGES: tl.constexpr, ALIKE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr, SAME_STRIDES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
@@ -212,24 +213,24 @@ def _prefill(
             ITEMS, w // KV_HEADS, w % KV_HEADS,
             q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
             out_token, out_head, lse_token, scale, softcap, KV_HEADS, GROUP, BLOCK_M, D, BLOCK_D,
-            PAGE, BLOCK_N, EDGE_N, STAGES, ALIKE, WINDOW, SOFTCAP, PRECISION,
+            PAGE, BLOCK_N, EDGE_N, STAGES, SAME_STRIDES, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
         w = tl.atomic_add(QUEUE, 1, sem="relaxed")
-    if w == work + tl.num_programs(0) - 1:  # each program ends with one number too many
-        tl.store(QUEUE, 0)  # the last of them: for the next layer
+    if w == work + tl.num_programs(0) - 1:  # each program takes one number past the end
+        tl.store(QUEUE, 0)  # the last one resets the queue for the next layer
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Tile sizes, of which the tile plan must be made, and how the kernel is compiled."""
+    """Tile sizes, which the tile plan must match, and compile options."""
 
     block_m: int
     block_n: int
-    edge_n: int  # keys of a block at the edges of what a tile sees; at most block_n
+    edge_n: int  # keys of a masked block; at most block_n
     warps: int
     stages: int
-    ctas_per_sm: int = 1  # programs that fit on an SM
-    registers: int | None = None  # of a thread at most, so that they do
+    ctas_per_sm: int = 1
+    registers: int | None = None  # per thread at most, so that ctas_per_sm CTAs fit
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
@@ -261,18 +262,18 @@ def prefill(
     v_scale: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> None:
-    """Attention of the rows in the tile plan: those that feed at least spec.min_q_len tokens.
+    """Attention of the tile plan's rows: those with q_len of at least spec.min_q_len.
 
-    q, out      [T, heads, D]; other rows of out are left as they are
+    q, out      [T, heads, D]; other rows of out are not written
     k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
     page_table  [B, max_pages] int32
     lse         [T, heads] float32, natural log of the softmax sum, -inf for a query without keys
-    softcap     logits become softcap * tanh(logit / softcap); 0: they stay
+    softcap     logits become softcap * tanh(logit / softcap); 0: unchanged
     sinks       [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: what stored values are multiplied with
+    k_scale, v_scale  [kv_heads] float32: dequantization scales of float8 pages
 
-    Query i of a row sees keys up to its position kv_len - q_len + i, and of tiles.spec.window the
-    last so many.  Source: FlashAttention-2.
+    Query i of a row sees keys up to its position kv_len - q_len + i, within tiles.spec.window.
+    Source: FlashAttention-2.
     """
     spec = tiles.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
@@ -287,7 +288,7 @@ def prefill(
         out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=spec.block_n,
-        EDGE_N=config.edge_n, STAGES=config.stages, ALIKE=k.stride() == v.stride(),
+        EDGE_N=config.edge_n, STAGES=config.stages, SAME_STRIDES=k.stride() == v.stride(),
         WINDOW=spec.window, SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, maxnreg=config.registers, **dependent_launch(q.device),

@@ -1,19 +1,18 @@
-"""Prefill attention for Hopper (sm_90), in Gluon: the rows of a tile plan, as prefill.py.
+"""Prefill attention for Hopper (sm_90), in Gluon, warp-specialized as FlashAttention-3.
 
 prefill_hopper
   grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes the
-            next (item, KV head) from the queue, longest items first, KV heads in such sections
-            that what is in work stays in the L2 cache
-  warps     one loads Q, K and V by TMA, K and V a page a box (prefill_hopper_load.py); two groups
-            of four each attend with half of a tile's rows (prefill_hopper_tile.py), and take turns
-            at starting products, so that one multiplies while the other exponentiates; meanwhile
-            the next tile's Q is loaded
+            next (item, KV head) from the queue, longest items first, in sections of KV heads whose
+            K and V fit in the L2 cache
+  warps     a producer warp loads Q, K and V by TMA, one box per page (prefill_hopper_load.py); two
+            consumer warpgroups attend with half of a tile's rows each (prefill_hopper_tile.py), in
+            ping-pong: one runs GEMMs while the other exponentiates; the next tile's Q is prefetched
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             nothing of pages past a row's length, or before a tile's window
-  writes    out [T, heads, D], lse [T, heads]; of tiles cut along KV partial_out, partial_lse as
-            prefill.py
+  writes    out [T, heads, D], lse [T, heads]; of tiles split along KV partial_out, partial_lse
+            as prefill.py
   math      128 packed query rows of one KV head; online softmax in base 2, float32 sums; the
-            product with V of a block runs beside the exponentials of the next
+            p v of a block overlaps the exponentials of the next
   bound     compute: 4 * D * (query, key) pairs floating-point operations a head
   checked   tests/attention/prefill/test_prefill_hopper.py against a float64 oracle
 """
@@ -60,7 +59,7 @@ def _field(current, at):
 def _fetch_queries(
     Q, tile, packed, head, q_start, q_len, q_token, q_head, GROUP: gl.constexpr, D: gl.constexpr
 ):
-    """Half a tile of Q by pointers, where its heads do not make whole boxes."""
+    """Load half a tile of Q by pointers, where a group does not divide the TMA box."""
     BLOCK_D: gl.constexpr = tile.shape[1]
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
     r = packed + gl.arange(0, HALF, gl.SliceLayout(1, wide))
@@ -72,8 +71,8 @@ def _fetch_queries(
 
 
 @gluon.jit
-def _next(current, full, taken, g: gl.constexpr):
-    """Wait for the next item and its queries -> its fields; the first is -1 if there is none."""
+def _next_item(current, full, taken, g: gl.constexpr):
+    """Wait for the next item and its queries -> its fields; the first is -1 at the end."""
     slot = taken % 2
     mbarrier.wait(full.index(AT_Q + slot * 2 + g), (taken // 2) & 1)
     at = slot * FIELDS
@@ -95,10 +94,10 @@ def _consume(
     D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: half of the query rows of each tile."""
+    """A consumer warpgroup: half of the query rows of each tile."""
     queries, keys, values, stages = buffers
     block, step, taken = 0, 0, 0
-    item = _next(current, full, taken, g)
+    item = _next_item(current, full, taken, g)
     while item[0] >= 0:
         w, tile, q_start, q_len, partial = item[0], item[1], item[4], item[5], item[7]
         head, packed = w % KV_HEADS, tile * (2 * HALF) + g * HALF
@@ -126,7 +125,7 @@ def _consume(
                 acc, m, total, stages.index(g), results, packed, head, q_start, q_len, GROUP, D
             )
         taken += 1
-        item = _next(current, full, taken, g)
+        item = _next_item(current, full, taken, g)
 
 
 @gluon.jit(do_not_specialize=["table_row", "num_pages"])
@@ -146,7 +145,7 @@ def _prefill_hopper(
         gl.allocate_shared_memory(dtype, [4, HALF, BLOCK_D], swizzled),  # Q of two items
         gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
         gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
-        gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_D], swizzled),  # results on their way
+        gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_D], swizzled),  # output staging
     )
     current = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], flat)
     full = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
@@ -188,14 +187,15 @@ def _prefill_hopper(
 
 @dataclass(frozen=True, slots=True)
 class HopperConfig:
-    """How the kernel is compiled."""
+    """Tile size and compile options."""
 
     block_n: int
     stages: int
-    ping_pong: bool  # the consumers start their products in turns
+    ping_pong: bool  # consumers alternate between GEMMs and softmax
 
 
 def hopper_config(head_dim: int) -> HopperConfig:
+    """The configuration for a head_dim, by measurement on an H100."""
     return HopperConfig(block_n=128, stages=2 if head_dim > 64 else 4, ping_pong=True)
 
 
@@ -216,10 +216,10 @@ def prefill_hopper(
     overlap: bool = False,
     config: HopperConfig | None = None,
 ) -> None:
-    """As `prefill`, for what the table in dispatch.py says; tiles of 128 packed rows, scale > 0.
+    """Attention of the tile plan's rows, arguments as `prefill`; block_m 128, scale > 0.
 
-    beside  the kernel launched last writes nothing that this one reads or writes, and has waited
-            for those before it when it lets its successor start: do not wait for it to end
+    overlap  run concurrently with the preceding kernel, which writes nothing that this one reads
+             or writes, and waits for its own predecessors before it launches dependents
     """
     spec = tiles.spec
     heads, head_dim = q.shape[1:]
@@ -238,8 +238,7 @@ def prefill_hopper(
     kv_box = [1, 1, page, block_d]
     _prefill_hopper[(spec.programs,)](
         queries, query_desc, tma_desc(k, kv_box), tma_desc(v, kv_box), page_table,
-        tiles.partial_out,
-        tiles.partial_lse, out, lse, sinks,
+        tiles.partial_out, tiles.partial_lse, out, lse, sinks,
         tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1), page_table.stride(0),
         pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,

@@ -1,4 +1,4 @@
-"""Parts of prefill_hopper: the warp that loads."""
+"""The producer warp of prefill_hopper."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from triton.language.extra.cuda import gdc_wait
 
 from attention.prefill.prefill_hopper_tile import AT_K, AT_Q, AT_V, FIELDS, HALF
 
-# Bytes of K and V that programs should work on at a time: what stays in the L2 cache.
+# Bytes of K and V in use at a time, which stay in the L2 cache.
 CACHED = gl.constexpr(20 << 20)
 
 
 @gluon.jit
-def _together(tokens, KV_HEADS: gl.constexpr, BLOCK_D: gl.constexpr):
-    """KV heads to work on at a time, where each has so many tokens.
+def _section_heads(tokens, KV_HEADS: gl.constexpr, BLOCK_D: gl.constexpr):
+    """KV heads of a section, with `tokens` KV positions each.
 
-    More would fall out of the cache between the programs that read them, all in all gigabytes.
+    K and V of more heads would be evicted from the L2 cache between the programs that share them.
     """
     return gl.minimum(gl.maximum(CACHED // (4 * BLOCK_D) // gl.maximum(tokens, 1), 1), KV_HEADS)
 
 
 @gluon.jit
-def _pick(w, items, together, KV_HEADS: gl.constexpr):
-    """The w-th work -> (item, head): all items of `together` heads, then of the next ones."""
-    section = w // (items * together)
-    first = section * together
-    heads = gl.minimum(together, KV_HEADS - first)
+def _item_and_head(w, items, section_heads, KV_HEADS: gl.constexpr):
+    """Work w -> (item, head): all items of a section of heads, then of the next section."""
+    section = w // (items * section_heads)
+    first = section * section_heads
+    heads = gl.minimum(section_heads, KV_HEADS - first)
     w -= first * items
     return w // heads, first + w % heads
 
@@ -39,8 +39,8 @@ def _load_block(
 ):  # fmt: skip
     """Start the copy of a block's pages into the next stage of K or V.
 
-    In place of a page that no query sees there are zeros: its entry in the table may be junk, and
-    of a page past the pool's end nothing is read.
+    A page that no query sees is loaded as zeros, from past the pool's end: its entry in the page
+    table may be junk.
     """
     BLOCK_D: gl.constexpr = tma_desc.block_type.shape[3]
     stage = block % STAGES
@@ -49,8 +49,8 @@ def _load_block(
     tile = tiles.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
     for j in gl.static_range(BLOCK_N // PAGE):
         key = start + j * PAGE
-        there = (key < end) & (key + PAGE > bottom)
-        page = gl.load(table + start // PAGE + j, mask=there, other=num_pages)
+        valid = (key < end) & (key + PAGE > bottom)
+        page = gl.load(table + start // PAGE + j, mask=valid, other=num_pages)
         tma.async_copy_global_to_shared(
             tma_desc, [page, head, 0, 0], full.index(AT + stage), tile.slice(j * PAGE, PAGE, 2)
         )
@@ -66,8 +66,8 @@ def _bottom(tile, q_len, kv_len, GROUP: gl.constexpr, WINDOW: gl.constexpr):
 
 
 @gluon.jit
-def _announce(current, empty, taken, w, item):
-    """Tell the consumers of the next item, when both have done with the last but one; -1: none."""
+def _publish_item(current, empty, taken, w, item):
+    """Pass the next item to the consumers once its slot is free; w is -1 at the end."""
     slot = taken % 2
     for g in gl.static_range(2):
         mbarrier.wait(empty.index(AT_Q + slot * 2 + g), ((taken // 2) & 1) ^ 1)
@@ -80,7 +80,7 @@ def _announce(current, empty, taken, w, item):
 
 @gluon.jit
 def _load_queries(tma_desc, tiles, full, slot, token, head, GROUP: gl.constexpr):
-    """Start the copy of both halves of a tile of Q; None: the consumers fetch it themselves."""
+    """Start the copy of both halves of a tile of Q; None: the consumers load it."""
     for g in gl.static_range(2):
         ready = full.index(AT_Q + slot * 2 + g)
         if tma_desc is None:
@@ -99,21 +99,21 @@ def produce(
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """One warp: takes items from the queue and loads their Q, K and V, K and V backwards."""
+    """Take items from the queue and load their Q, K and V; K and V in descending order."""
     q_desc, k_desc, v_desc = tma_desc
     queries, keys, values, _ = buffers
     items = gl.load(COUNTS)
     work = items * KV_HEADS
-    together = _together(gl.load(COUNTS + 2), KV_HEADS, keys.shape[2])
+    section_heads = _section_heads(gl.load(COUNTS + 2), KV_HEADS, keys.shape[2])
     w = gl.atomic_add(QUEUE, 1)
     block, taken = 0, 0
     while w < work:
-        index, head = _pick(w, items, together, KV_HEADS)
+        index, head = _item_and_head(w, items, section_heads, KV_HEADS)
         item = ITEMS + index * FIELDS
         row, tile = gl.load(item), gl.load(item + 1)
         first, end = gl.load(item + 2), gl.load(item + 3)
         q_start, q_len, kv_len = gl.load(item + 4), gl.load(item + 5), gl.load(item + 6)
-        _announce(current, empty, taken, index * KV_HEADS + head, item)
+        _publish_item(current, empty, taken, index * KV_HEADS + head, item)
         token = q_start + tile * (2 * HALF // GROUP)
         _load_queries(q_desc, queries, full, taken % 2, token, head, GROUP)
         taken += 1
@@ -133,12 +133,12 @@ def produce(
                 block += 1
                 start -= BLOCK_N
             if last == 0:
-                # The answer takes a while, and is here when the last block is under way.  Asked for
-                # when the item begins, programs that start early would take the others' items.
+                # The atomic's latency overlaps the last block.  If it were issued when the item
+                # begins, programs that start early would take the others' items.
                 w = gl.atomic_add(QUEUE, 1)
-    _announce(current, empty, taken, -1, ITEMS)
+    _publish_item(current, empty, taken, -1, ITEMS)
     _load_queries(None, queries, full, taken % 2, 0, 0, GROUP)
-    if w == work + gl.num_programs(0) - 1:  # each program ends with one number too many
-        gl.store(QUEUE, 0)  # the last of them: for the next layer
+    if w == work + gl.num_programs(0) - 1:  # each program takes one number past the end
+        gl.store(QUEUE, 0)  # the last one resets the queue for the next layer
     if OVERLAP:
-        gdc_wait()  # this kernel's end is the end of both
+        gdc_wait()  # this kernel's end implies the end of both

@@ -1,4 +1,4 @@
-"""Parts of prefill_hopper: what the warps that compute do with a tile of queries."""
+"""Device functions of prefill_hopper's consumer warpgroups."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attention.common.softmax import LN2, LOG2E, NOTHING
+from attention.common.softmax import LN2, LOG2E, M_INIT
 
 HALF = gl.constexpr(64)  # packed query rows of a consumer: half a tile
 FIELDS = gl.constexpr(8)  # of an item
-# Where barriers of Q, K and V begin among those that tell of full, or of empty, buffers.  Few
-# arrays of them: the address of each takes a register.
+# Offsets of the barriers of Q, K and V in the arrays `full` and `empty`.  Two arrays only, since
+# the address of each takes a register.
 AT_Q = gl.constexpr(0)
 AT_K = gl.constexpr(4)
 AT_V = gl.constexpr(8)
 
 
 @gluon.jit
-def _hide(s, number, limit):
-    """s, but -inf where number > limit.
+def _mask_above(s, number, limit):
+    """s, with -inf where number > limit.
 
-    In assembly, two instructions a score: the compiler gathers the results of many comparisons in
-    the bits of a few registers, and picks them out again.
+    In assembly, two instructions per score: the compiler would pack the results of many comparisons
+    into bits of registers and unpack them again.
     """
     return gl.inline_asm_elementwise(
         "{.reg .pred p; setp.gt.s32 p, $2, $3; selp.f32 $0, 0fFF800000, $1, p;}",
@@ -40,25 +40,25 @@ def _softmax(
     s, m, total, start, limit, position, scale, softcap,
     WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a block -> its weights, the new maximum and sum, what to shrink sums by."""
+    """Scores of a block -> (softmax weights, new maximum, new sum, rescaling factor alpha)."""
     if SOFTCAP:
         doubled = s * (2.0 * scale / softcap)
         s = (softcap * LOG2E) * (1.0 - 2.0 / (1.0 + gl.exp2(doubled)))
         scale = 1.0
     if MASKED:
         key = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-        s = _hide(s, key[None, :], limit[:, None])
+        s = _mask_above(s, key[None, :], limit[:, None])
         if WINDOW > 0:
-            s = _hide(s, position[:, None], key[None, :] + (WINDOW - 1))
-    top = gl.maximum(m, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - top[:, None])
-    alpha = gl.exp2(m - top)
-    return p, top, total * alpha + gl.sum(p, 1), alpha
+            s = _mask_above(s, position[:, None], key[None, :] + (WINDOW - 1))
+    m_new = gl.maximum(m, gl.max(s, 1) * scale)
+    p = gl.exp2(s * scale - m_new[:, None])
+    alpha = gl.exp2(m - m_new)
+    return p, m_new, total * alpha + gl.sum(p, 1), alpha
 
 
 @gluon.jit
 def _scores_of(q, k, BLOCK_N: gl.constexpr):
-    """Starts q k^T."""
+    """Start q k^T asynchronously."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     return warpgroup_mma(
         q, k.permute((1, 0)), gl.zeros([HALF, BLOCK_N], gl.float32, layout),
@@ -67,13 +67,13 @@ def _scores_of(q, k, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _visit(
+def _attend_block(
     q, keys, values, full, empty, ping_pong_barrier, block, step, start,
     p, acc, m, total, limit, position, scale, softcap,
     g: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, MASKED: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
-    """Products of block `block` with q, and of the block before it with its weights p."""
+    """q k^T of block `block`, overlapped with p v of the block before it."""
     stage, phase = block % STAGES, (block // STAGES) & 1
     before, phase_before = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
     mbarrier.wait(full.index(AT_K + stage), phase)
@@ -90,8 +90,8 @@ def _visit(
         s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED
     )
     weights = gl.convert_layout(weights.to(q.dtype), p.type.layout)
-    # A loop, though one that ends at once: the assembler would move the wait for the product up to
-    # before the exponentials, which then had nothing to run beside.
+    # This wait returns at once; without it, the assembler would move the wait for the product
+    # before the exponentials, which would then overlap nothing.
     mbarrier.wait(full.index(AT_V + before), phase_before)
     acc, weights, alpha = warpgroup_mma_wait(num_outstanding=0, deps=(product, weights, alpha))
     mbarrier.arrive(empty.index(AT_V + before), count=1)
@@ -101,9 +101,9 @@ def _visit(
 
 @gluon.jit
 def _clear_tail(v, start, kv_len):
-    """Zero the values of keys from kv_len on: there may be NaN, and 0 * NaN is NaN.
+    """Zero the values of keys from kv_len on: they may be NaN, and 0 * NaN is NaN.
 
-    Both consumers do it, each before it reads: what they write is the same.
+    Both consumers do it before they read, and write the same.
     """
     BLOCK_D: gl.constexpr = v.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
@@ -118,7 +118,7 @@ def _clear_tail(v, start, kv_len):
 @gluon.jit
 def _steps(tile, first, end, q_len, kv_len, GROUP: gl.constexpr, BLOCK_N: gl.constexpr,
            WINDOW: gl.constexpr):  # fmt: skip
-    """Steps after the first: at the diagonal, where every query sees all, at the window's start."""
+    """-> steps after the first: masked at the diagonal, unmasked, masked at the window's start."""
     after_first = gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0)
     lowest = kv_len - q_len + tile * (2 * HALF) // GROUP  # position of the tile's first query
     whole = gl.maximum(gl.minimum(lowest + 1, end) - first, 0) // BLOCK_N
@@ -139,9 +139,9 @@ def attend(
     g: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
-    """An item's blocks, backwards, but for the last product -> its weights, sums, what is next.
+    """An item's blocks in descending order, without the last p v -> p, acc, m, total, block, step.
 
-    block counts the blocks of all items, step those but for each item's first.
+    block counts the blocks of all items; step does not count each item's first block.
     """
     BLOCK_D: gl.constexpr = keys.shape[2]
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -150,8 +150,8 @@ def attend(
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     stage, phase = block % STAGES, (block // STAGES) & 1
     mbarrier.wait(full.index(AT_K + stage), phase)
-    # Not before the end of the item before this one: the assembler of CUDA 12.8 computes the
-    # address of q in one of the loops below and uses it in all, unless it is needed before them.
+    # Not prefetched during the previous item: the assembler of CUDA 12.8 computes the address of q
+    # in one of the loops below and uses it in all, unless it is needed before them.
     s = warpgroup_mma_wait(num_outstanding=0, deps=(_scores_of(q, keys.index(stage), BLOCK_N),))
     mbarrier.arrive(empty.index(AT_K + stage), count=1)
     _, tile, first, end, _, q_len, kv_len, _ = item
@@ -160,7 +160,7 @@ def attend(
     limit = gl.minimum(position, end - 1)
     steps = _steps(tile, first, end, q_len, kv_len, GROUP, BLOCK_N, WINDOW)
     start = first + (steps[0] + steps[1] + steps[2]) * BLOCK_N
-    m = gl.full([HALF], NOTHING, gl.float32, rows)
+    m = gl.full([HALF], M_INIT, gl.float32, rows)
     total = gl.zeros([HALF], gl.float32, rows)
     acc = gl.zeros([HALF, BLOCK_D], gl.float32, wide)
     p, m, total, _ = _softmax(
@@ -174,7 +174,7 @@ def attend(
     for part in gl.static_range(3 if WINDOW > 0 else 2):
         for _ in range(steps[part]):
             start -= BLOCK_N
-            p, acc, m, total = _visit(
+            p, acc, m, total = _attend_block(
                 q, keys, values, full, empty, ping_pong_barrier, block, step, start,
                 p, acc, m, total, limit, position, scale, softcap,
                 g, BLOCK_N, STAGES, WINDOW, SOFTCAP, part != 1, PING_PONG,
@@ -189,18 +189,18 @@ def write_whole(
     acc, m, total, stage, results, packed, head, q_start, q_len,
     GROUP: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    """out and lse of half a tile; through shared memory, so that stores are 16 bytes wide."""
+    """Store out and lse of half a tile, through shared memory for 16-byte stores."""
     OUT, LSE, SINKS, _, _, out_token, out_head, lse_token = results
     r = packed + gl.arange(0, HALF, m.type.layout)
     heads = head * GROUP + r % GROUP
     real = r < q_len * GROUP
     if SINKS is not None:
         sink = gl.load(SINKS + heads, mask=real, other=0.0) * LOG2E
-        top = gl.maximum(m, sink)
-        shrink = gl.exp2(m - top)
-        total = total * shrink + gl.exp2(sink - top)
+        m_new = gl.maximum(m, sink)
+        shrink = gl.exp2(m - m_new)
+        total = total * shrink + gl.exp2(sink - m_new)
         factor = shrink / total
-        m = top
+        m = m_new
     else:
         factor = 1.0 / gl.where(total == 0.0, 1.0, total)
     if LSE is not None:

@@ -1,6 +1,6 @@
-"""Other people's attention on the same inputs: FlashAttention-3 from a library file, torch's SDPA.
+"""Peers on the same inputs: FlashAttention-3 from a library file, torch's SDPA.
 
-Nothing of FlashAttention-3 is here: `--fa3 FILE` names the extension of a vLLM wheel
+No code of FlashAttention-3 is included: `--fa3 FILE` names the extension of a vLLM wheel
 (vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so), which registers its operators with torch.
 """
 
@@ -31,10 +31,10 @@ def load_fa3(file: str) -> None:
 
 
 def flash_attention_3(inputs: Inputs) -> Prepared:
-    """Paged FlashAttention-3; its own split heuristic, the metadata made beforehand.
+    """Paged FlashAttention-3; its own split heuristic, the scheduler metadata precomputed.
 
-    It is timed on its own layout [pages, page, kv_heads, D] over the same memory, and compared on
-    ours, which it takes as strides.
+    It is timed on its own layout [pages, page, kv_heads, D] over the same memory, and its result is
+    compared on ours, passed as strides.
     """
     case, operators = inputs.case, getattr(torch.ops, FA3_OPERATORS)
     if case.kv_dtype == "fp8" or case.dtype == "fp32":

@@ -1,20 +1,21 @@
-"""Attention kernels on a GPU: microseconds, bandwidth and TFLOP/s, beside their peers and targets.
+"""Attention kernels on a GPU: microseconds, bandwidth and TFLOP/s, with peers and targets.
 
     python -m benchmarks.attention.bench_attention                         everything, a few minutes
     python -m benchmarks.attention.bench_attention --grid decode,b1,skewed --fa3 _vllm_fa3_C.abi3.so
     python -m benchmarks.attention.bench_attention --grid prefill --sdpa --out results
-    python -m benchmarks.attention.bench_attention --grid decode --subjects ours,FA3 --apart --fa3
-    FILE python -m benchmarks.attention.bench_attention --plot results/attention.json --out docs/img
+    python -m benchmarks.attention.bench_attention --grid decode --subjects ours,FA3 --isolated
+    python -m benchmarks.attention.bench_attention --plot results/attention.json --out docs/img
 
 Times are medians of CUDA-graph replays on random numbers, over shuffled pages, combine included.
-Cold: KV sets are used in turn, 400 MiB of them; warm: one set.  Shares refer to the read bandwidth
-measured in the same run.  Plans and tiles are made beforehand and timed apart (--grid plan).  Each
-result is compared with the row's first one; what differs is reported as wrong and has no time.
+Cold: calls cycle through KV sets of 400 MiB in all; warm: one set.  Shares refer to the read
+bandwidth measured in the same run.  Plans are precomputed and timed separately (--grid plan).  Each
+result is compared with the row's first one; one that differs is reported as wrong, without a time.
 
-Calls follow each other as layers do, and kernels that are launched dependently overlap: Hopper's
-decode kernel fills its stages, 64 KiB an SM, while the combine of the call before still runs.  In a
-model it does so during write_kv, which comes before it.  With --apart a kernel that takes no part
-stands between the calls, of every subject, and its own time is subtracted: nothing overlaps.
+Calls run back to back as layers do, and kernels with programmatic dependent launch overlap:
+Hopper's decode kernel fills its stages, 64 KiB per SM, while the combine of the previous call still
+runs.  In a model it does so during the preceding write_kv.  With --isolated a kernel without
+dependent launch separates the calls of every subject, and its own time is subtracted: nothing
+overlaps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.attention.grids import GRIDS, cases_of
 from benchmarks.attention.inputs import RandomPool
 from benchmarks.attention.measure import measure, why
 from benchmarks.attention.plans import measure_plans
-from benchmarks.attention.plots import draw
+from benchmarks.attention.plots import plot
 from benchmarks.attention.predictions import predictions
 from benchmarks.attention.results import (
     FA3,
@@ -69,7 +70,7 @@ SUBJECTS = (OURS, *PLAN_SUBJECTS.values(), "flash2", "flash1", "mha", FA3, "cuDN
 
 
 def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
-    """What is measured on a grid, ours first."""
+    """The subjects of a grid, ours first."""
     subjects: dict[str, Subject] = {}
     if grid == "seeds":
         subjects |= {name: back_end(name) for name in ("flash2", "flash1", "mha")}
@@ -94,8 +95,7 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
 def run_grids(
     options: argparse.Namespace, pool: RandomPool, timer: Timer, bandwidth: Bandwidth
 ) -> list[CaseResult]:
-    """Measure and print the grids one after the other; an interrupt ends it early, and so does a
-    kernel that breaks the device."""
+    """Measure and print the grids; an interrupt or a kernel that breaks the device ends early."""
     rows: list[CaseResult] = []
     try:
         for grid in options.grid:
@@ -148,12 +148,12 @@ def described(device: torch.device, options: argparse.Namespace) -> dict[str, An
         "command": "python -m benchmarks.attention.bench_attention " + " ".join(sys.argv[1:]),
         "page": options.page or 16,
         "replays": options.replays,
-        "apart": options.apart,
+        "isolated": options.isolated,
     }
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything that was asked for; returns what is written as JSON."""
+    """Measure the selected grids -> the results that are written as JSON."""
     device = torch.device("cuda")
     about = described(device, options)
     timer = GraphTimer(options.replays)
@@ -165,7 +165,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"copy {bandwidth.copy:.3f} TB/s read and written")
     plan_us = measure_plans(device, timer, options.planner) if PLAN in options.grid else {}
     rows = run_grids(
-        options, pool, isolated_timer(options.replays) if options.apart else timer, bandwidth
+        options, pool, isolated_timer(options.replays) if options.isolated else timer, bandwidth
     )
     after = bandwidth
     with contextlib.suppress(RuntimeError):  # a broken kernel may have taken the device along
@@ -223,7 +223,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--replays", type=int, default=50, help="of each graph, fewer where they are long"
     )
-    parser.add_argument("--apart", action="store_true", help="no overlap of calls, see above")
+    parser.add_argument("--isolated", action="store_true", help="no overlap of calls, see above")
     parser.add_argument("--cases", type=int, metavar="N", help="of each grid, spread over it")
     parser.add_argument("--fa3", metavar="FILE", help="also FlashAttention-3, from this library")
     parser.add_argument("--sdpa", action="store_true", help="also torch's cuDNN and FA2 prefill")
@@ -246,7 +246,7 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         if not options.plot:
             (options.out / "attention.json").write_text(json.dumps(results, indent=1))
-        print(*draw(results, options.out), sep="\n")
+        print(*plot(results, options.out), sep="\n")
 
 
 if __name__ == "__main__":

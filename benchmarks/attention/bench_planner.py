@@ -1,10 +1,10 @@
-"""What the split planners' plans take in simulation, over the least any plan could take.
+"""Simulated makespan of the split planners' plans, relative to its lower bound.
 
     python -m benchmarks.attention.bench_planner                 tables, ten seconds
     python -m benchmarks.attention.bench_planner --plot docs/img  and the picture of docs/planner.md
 
-No GPU: attention/planner/simulation.py says what is counted.  A block is 64 tokens; pieces and the
-combine cost what was measured of the decode kernel of an H100 (costs.py).
+No GPU is needed: attention/planner/simulation.py is the model.  A block is 64 tokens; work tiles
+and the combine cost what was measured of an H100's decode kernel (costs.py).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ BATCHES += (144, 160, 192, 224, 256)
 SECOND_WAVES = {1: (17, 19, 27, 34, 45, 50, 67, 80, 100), 8: (2, 6, 9, 12, 17, 20, 24, 34, 40, 51)}
 RHO = 2.0
 LENGTHS: dict[str, Callable[[random.Random, int], list[int]]] = {
-    "equal 4k": lambda draw, rows: [4096] * rows,
-    "equal 32k": lambda draw, rows: [32768] * rows,
-    "4k +-10 %": lambda draw, rows: [draw.randint(3686, 4506) for _ in range(rows)],
+    "equal 4k": lambda rng, rows: [4096] * rows,
+    "equal 32k": lambda rng, rows: [32768] * rows,
+    "4k +-10 %": lambda rng, rows: [rng.randint(3686, 4506) for _ in range(rows)],
     **DISTRIBUTIONS,
 }
 
@@ -80,7 +80,7 @@ def machine(rho: float) -> str:
 
 
 def steps(seeds: int) -> Iterator[tuple[str, int, list[int]]]:
-    """(distribution, rows, lengths); what is drawn is drawn `seeds` times."""
+    """(distribution, rows, lengths); random lengths are sampled `seeds` times."""
     for name, lengths in LENGTHS.items():
         for rows in BATCHES:
             for seed in range(1 if name.startswith("equal") else seeds):
@@ -144,7 +144,7 @@ def print_second_waves(rho: float) -> None:
             print(f"{kv_heads} KV heads x {length:<6}" + "  ".join(cells))
 
 
-def draw(folder: Path, seeds: int) -> Path:
+def plot_waves(folder: Path, seeds: int) -> Path:
     """planner_waves.svg: equal rows, every batch up to the number of programs; and the tables'
     batches, all distributions together."""
     import matplotlib
@@ -192,11 +192,13 @@ def over_distributions(programs: int, planner: str, seeds: int) -> tuple[list[in
     return list(BATCHES), [float(np.mean(values)) for values in found.values()]
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=int, default=2, help="draws of lengths; %(default)s")
+    parser.add_argument(
+        "--seeds", type=int, default=2, help="samples of random lengths; %(default)s"
+    )
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write planner_waves.svg there")
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     print_published()
     for rho in (1.0, RHO):
         print_second_waves(rho)
@@ -206,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print_sweep(132, 1, RHO, args.seeds)
     print_sweep(132, 8, RHO, args.seeds)
     if args.plot is not None:
-        print(f"\nwrote {draw(args.plot, args.seeds)}")
+        print(f"\nwrote {plot_waves(args.plot, args.seeds)}")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 MIB = 1 << 20
-MAX_DECODE = 8  # new tokens a row that the decode kernel serves
+MAX_DECODE = 8  # largest q_len that the decode kernel serves
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """Row b feeds q_lens[b] tokens that end at KV length kv_lens[b]."""
+    """Row b has q_lens[b] query tokens, ending at KV length kv_lens[b]."""
 
     grid: str
     name: str

@@ -1,7 +1,6 @@
 """The grids of bench_attention: which steps each of them measures.
 
-Grids are functions of nothing, so that a run can be repeated: lengths that look random come from a
-fixed seed.
+Grids take no arguments, so that a run can be repeated: random lengths have a fixed seed.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ def short(length: int) -> str:
 
 
 def equal(grid: str, rows: int, length: int, heads: tuple[int, int], **more: Any) -> AttentionCase:
-    """Rows of one length that feed q_len tokens each, one if it is not given."""
+    """Rows of one KV length with q_len tokens each, default 1."""
     q_len = more.pop("q_len", 1)
     name = more.pop("name", f"{rows} x {short(length)}")
     return AttentionCase(grid, name, (q_len,) * rows, (length,) * rows, *heads, **more)
 
 
 def decode_grid() -> Iterator[AttentionCase]:
-    """Batches just past a wave, where equal parts leave most of the device idle."""
+    """Batches just past a wave, where equal splits leave most SMs idle."""
     for heads in ALL_HEADS:
         for length in LENGTHS:
             for rows in BATCHES:
@@ -73,15 +72,15 @@ def _clipped(length: float, most: int) -> int:
 
 
 DISTRIBUTIONS: dict[str, Callable[[random.Random, int], list[int]]] = {
-    "uniform to 8k": lambda draw, rows: [draw.randint(1, 8192) for _ in range(rows)],
-    "lognormal 2k": lambda draw, rows: [
-        _clipped(draw.lognormvariate(7.62, 1.0), 32768) for _ in range(rows)
+    "uniform to 8k": lambda rng, rows: [rng.randint(1, 8192) for _ in range(rows)],
+    "lognormal 2k": lambda rng, rows: [
+        _clipped(rng.lognormvariate(7.62, 1.0), 32768) for _ in range(rows)
     ],
-    "chat": lambda draw, rows: [_clipped(draw.lognormvariate(6.2, 1.1), 8192) for _ in range(rows)],
-    "1 in 20 long": lambda draw, rows: [
-        draw.randint(*((24576, 40960) if row % 20 == 0 else (256, 2048))) for row in range(rows)
+    "chat": lambda rng, rows: [_clipped(rng.lognormvariate(6.2, 1.1), 8192) for _ in range(rows)],
+    "1 in 20 long": lambda rng, rows: [
+        rng.randint(*((24576, 40960) if row % 20 == 0 else (256, 2048))) for row in range(rows)
     ],
-    "one of 128k": lambda draw, rows: [131072] + [1024] * (rows - 1),
+    "one of 128k": lambda rng, rows: [131072] + [1024] * (rows - 1),
 }
 
 
@@ -90,13 +89,13 @@ def skewed_grid() -> Iterator[AttentionCase]:
     for name, lengths in DISTRIBUTIONS.items():
         for heads in ALL_HEADS:
             for rows in SKEWED_BATCHES:
-                draw = random.Random(rows)
-                kv_lens = tuple(lengths(draw, rows))
+                rng = random.Random(rows)
+                kv_lens = tuple(lengths(rng, rows))
                 yield AttentionCase("skewed", f"{rows} {name}", (1,) * rows, kv_lens, *heads)
 
 
 def features_grid() -> Iterator[AttentionCase]:
-    """One thing changed at a time: new tokens a row, pages, head sizes, fp8, windows, sinks."""
+    """One feature at a time: q_len, pages, head sizes, fp8, windows, sinks."""
     for rows in (1, 8, 32):
         for q_len in (1, 2, 4, 8):
             name = f"{rows} x 8k q_len {q_len}"
@@ -151,7 +150,7 @@ def prefill(
     heads: tuple[int, int] = (32, 8),
     **more: Any,
 ) -> AttentionCase:
-    """Rows that feed q_lens tokens after `prefix` tokens that are cached."""
+    """Rows with q_lens query tokens after `prefix` cached tokens."""
     kv_lens = tuple(q_len + prefix for q_len in q_lens)
     return AttentionCase(grid, name, tuple(q_lens), kv_lens, *heads, **more)
 
@@ -172,14 +171,14 @@ def prefill_grid() -> Iterator[AttentionCase]:
 
 
 def chunked_grid() -> Iterator[AttentionCase]:
-    """A part of a prompt after what is cached of it; prompts of many lengths; pages."""
+    """Prompt chunks after a cached prefix; prompts of many lengths; page sizes."""
     for q_len in (512, 2048, 8192):
         for prefix in (0, 8192, 32768, 131072):
             name = f"{short(q_len)} after {short(prefix)}"
             yield prefill("chunked", name, [q_len], prefix)
     yield prefill("chunked", "4 x 512 after 8k", [512] * 4, 8192)
-    draw = random.Random(7)
-    prompts = [_clipped(draw.lognormvariate(5.5, 1.2), 4096) for _ in range(32)]
+    rng = random.Random(7)
+    prompts = [_clipped(rng.lognormvariate(5.5, 1.2), 4096) for _ in range(32)]
     yield prefill("chunked", "32 prompts of chats", [max(16, prompt) for prompt in prompts])
     for page in (16, 64, 128):
         yield prefill("chunked", f"4 x 4k page {page}", [4096] * 4, page=page)

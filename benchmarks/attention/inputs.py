@@ -1,9 +1,8 @@
 """The tensors of a case: views of one pool of random numbers, shuffled page tables.
 
 Allocating and filling gigabytes takes longer than measuring them, so that all cases share one flat
-tensor for each type.  A cold case has several KV sets which are used in turn, enough that what one
-call leaves in the L2 cache is gone when the next but some reads it; a set is a page table over
-pages of its own.
+tensor for each type.  A cold case cycles through several KV sets, enough that a set is evicted from
+the L2 cache before it is read again; a set is a page table over its own pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One case, all subjects: their results compared, their times taken in turns."""
+"""Measures one case: compares the results of all subjects, and times them interleaved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
 def measure(
     case: AttentionCase, subjects: dict[str, Subject], pool: RandomPool, timer: Timer
 ) -> CaseResult:
-    """All subjects on one case, in turns; what fails is an outcome with an error."""
+    """All subjects on one case, interleaved; a failure is an outcome with an error."""
     row = CaseResult(case)
     try:
         inputs = make_inputs(case, pool)

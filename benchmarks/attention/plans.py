@@ -1,4 +1,4 @@
-"""What planning a step costs on the device, once for all layers."""
+"""Times the planner kernels, which run once per step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure_plans(device: torch.device, timer: Timer, planners: Sequence[str]) -
     print("\nplan: a step's plan on the device, us")
     for planner in planners:
         if planner not in PLANNERS:
-            print(f"{planner:>8}: is not made on the device")
+            print(f"{planner:>8}: has no device planner")
     found: dict[str, float] = {}
     for name, maker, case in planned_steps(device, planners):
         cu_seqlens_q = torch.arange(case.rows + 1, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Pictures of a run of bench_attention, as SVG; matplotlib is in the extra `bench`."""
+"""Plots of a run of bench_attention, as SVG; matplotlib is in the extra `bench`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ COLOURS = {
 Points = dict[str, list[tuple[float, float]]]
 
 
-def points(results: dict[str, Any], value: str, **wanted: Any) -> Points:
-    """(x, value) of each subject over the cases that have the wanted properties.
+def points(results: dict[str, Any], value: str, **properties: Any) -> Points:
+    """(x, value) of each subject over the cases with these properties.
 
-    x is the number of rows where lengths are equal and wanted, the KV length otherwise.
+    x is the number of rows if kv_len_max is given, else the KV length.
     """
     found: Points = {}
     for row in results["rows"]:
         case = row["case"]
-        if any(case[key] != wish for key, wish in wanted.items()):
+        if any(case[key] != expected for key, expected in properties.items()):
             continue
-        x = case["rows"] if "kv_len_max" in wanted else case["kv_len_max"]
+        x = case["rows"] if "kv_len_max" in properties else case["kv_len_max"]
         for name, outcome in row["subjects"].items():
             if value in outcome:
                 found.setdefault(name, []).append((x, outcome[value]))
     return {name: sorted(pairs) for name, pairs in found.items()}
 
 
-def draw(results: dict[str, Any], folder: Path) -> list[str]:
-    """Write the pictures that the run has data for; returns what was done, in words."""
+def plot(results: dict[str, Any], folder: Path) -> list[str]:
+    """Write the plots that the run has data for -> messages."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -137,17 +137,17 @@ def _prefill(results: dict[str, Any]):
 
 def _seeds(results: dict[str, Any]):
     """mha, flash1 and flash2 over lengths, prompts and decoding."""
-    wanted = {"grid": "seeds", "dtype": "bf16"}
+    properties = {"grid": "seeds", "dtype": "bf16"}
     prompts = points(
         {"rows": [row for row in results["rows"] if row["case"]["name"].startswith("prompt")]},
         "us",
-        **wanted,
+        **properties,
     )
     decode = {
         rows: points(
             {"rows": [r for r in results["rows"] if r["case"]["name"].startswith(f"{rows} x")]},
             "us",
-            **wanted,
+            **properties,
         )
         for rows in (1, 16)
     }

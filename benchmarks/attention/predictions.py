@@ -1,4 +1,4 @@
-"""How well the planners' simulation foretells what their plans take."""
+"""How well the planners' simulation predicts measured times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIKE = 1.02  # plans that differ by less take the same time
 
 
 def predictions(rows: Sequence[CaseResult]) -> Iterator[str]:
-    """For each plan predicted over measured time; how often the plan predicted best is best."""
+    """Predicted over measured time of each plan; how often the best predicted plan is best."""
     cold = [row for row in rows if not row.case.warm]
     for subject in (OURS, *PLANS):
         pairs = [

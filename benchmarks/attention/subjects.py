@@ -1,7 +1,7 @@
-"""What is measured: each subject prepares a case once and returns the call that is timed.
+"""Subjects: each prepares a case once and returns the call that is timed.
 
-Plans and tiles are made beforehand: an engine makes them once a step for all layers, and they are
-timed by themselves (attention_plans.py).  The call includes the combine.
+Plans are precomputed, since an engine makes them once per step for all layers; plans.py times them.
+The call includes the combine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class PeerUnavailable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """call(set) is what is timed; result() is compared with the other subjects', None: it cannot
-    be, its inputs are others."""
+    """call(set) is timed; result() is compared with other subjects', None: not comparable."""
 
     call: Callable[[int], Tensor]
     result: Callable[[], Tensor] | None
@@ -76,16 +75,16 @@ def shape_of(case: AttentionCase) -> Shape:
 
 
 def decode_tokens(case: AttentionCase) -> int:
-    """The most that a row which decodes feeds."""
+    """The largest q_len of a decode row."""
     return max((q_len for q_len in case.q_lens if q_len <= MAX_DECODE), default=1)
 
 
 def decoding(
     case: AttentionCase, planner: str, device: torch.device, *, plain: bool = False
 ) -> tuple[PlannedKernel, SplitPlanSpec]:
-    """The kernel for rows that decode and what its plans depend on.
+    """The decode kernel and the spec of its plans.
 
-    plain: the table's last one, which serves everything, instead of the one it chooses
+    plain: the table's last kernel, which serves every shape, instead of the selected one
     """
     shape, tokens = shape_of(case), decode_tokens(case)
     name = TABLE["flash2"][0][-1].name
@@ -93,14 +92,14 @@ def decoding(
         packed = replace(shape, heads=shape.heads * tokens)
         name = dispatch(Machine.of(device), "flash2", packed, planner).decode
     kernel = decode_kernel(name, shape, tokens)
-    ctas_per_sm = kernel.programs(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
+    ctas_per_sm = kernel.step_ctas_per_sm(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
     return kernel, decode_spec(kernel, shape, device, case.window, tokens, ctas_per_sm)
 
 
 def prompting(
     case: AttentionCase, device: torch.device, *, plain: bool = False
 ) -> tuple[PlannedKernel, TileSpec]:
-    """The kernel for the rows that the decode kernel does not serve; `plain` as for decoding."""
+    """The prefill kernel and the spec of its tile plans; plain: the table's last kernel."""
     shape = shape_of(case)
     name = TABLE["flash2"][1][-1].name
     if not plain:

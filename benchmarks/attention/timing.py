@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-RUN = 5  # replays of one graph before the next one's turn
-# Of a graph, so that its start is nothing: as many as a small model has layers, or this long.
+RUN = 5  # consecutive replays of one graph
+# Calls per graph, or their time, so that the graph's launch is negligible.
 MIN_CALLS, GRAPH_US = 20, 1000.0
 MAX_US = 100_000.0  # of one subject's replays: fewer than asked for, RUN at least, if they are long
 
@@ -125,8 +125,8 @@ class GraphTimer:
 
 
 def isolated_timer(replays: int) -> GraphTimer:
-    """A timer of calls that do not overlap: a kernel that takes no part in dependent launches
-    stands between them, and the time that it takes by itself is not theirs."""
+    """A timer of calls that do not overlap: a kernel without dependent launch separates them, and
+    its own time is subtracted."""
     number = torch.zeros(1, device="cuda")
     alone = time_one(GraphTimer(replays), lambda _: number.add_(1))
     return GraphTimer(replays, lambda: number.add_(1), alone)

@@ -1,10 +1,10 @@
-"""Products of few rows on a GPU: cuBLAS and our own, alone and inside a step.
+"""GEMMs of few rows on a GPU: cuBLAS and our own, alone and inside a step.
 
     python -m benchmarks.gemm.bench_gemm --model qwen3-8b --rows 1 8 32 64
 
-For each product of the model: microseconds after a small kernel, over the weights of all layers,
-and the share of the bandwidth at which the same run reads plainly.  Then whole steps without their
-attention (gemm_chain.py) in one graph: with cuBLAS, and with the fastest product of each shape.
+For each GEMM of the model: microseconds after a small kernel, over the weights of all layers, and
+the share of the read bandwidth measured in the same run.  Then whole steps without attention
+(gemm_chain.py) in one graph: with cuBLAS, and with the fastest GEMM of each shape.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.attention.timing import GraphTimer, measure_bandwidth, time_one
-from benchmarks.gemm.gemm_chain import MODELS, Chain, GemmImpl, ModelSizes, random_weights
+from benchmarks.gemm.gemm_chain import MODELS, Chain, GemmFunction, ModelSizes, random_weights
 from model_zoo.layers.gemm.autotune import BETTER
 from model_zoo.layers.gemm.candidates import candidates
-from model_zoo.layers.gemm.implementations import GemmImpl as Way
+from model_zoo.layers.gemm.implementations import GemmImpl
 from model_zoo.layers.gemm.timing import GemmTimer
 
 READ_BYTES = 2 << 30  # for the bandwidth
 
 
-def times_of(weights: list[Tensor], rows: int) -> dict[Way, float]:
+def times_of(weights: list[Tensor], rows: int) -> dict[GemmImpl, float]:
     """Microseconds of each candidate, cuBLAS first."""
     outputs, inputs = weights[0].shape
-    ways = candidates(weights[0].device, rows, outputs, inputs)
-    return dict(zip(ways, GemmTimer(weights, None, rows).microseconds(ways), strict=True))
+    gemms = candidates(weights[0].device, rows, outputs, inputs)
+    return dict(zip(gemms, GemmTimer(weights, None, rows).microseconds(gemms), strict=True))
 
 
-def fastest(times: Mapping[Way, float]) -> Way:
-    """As choose.py chooses."""
+def fastest(times: Mapping[GemmImpl, float]) -> GemmImpl:
+    """The choice of autotune.py."""
     plain = next(iter(times))
     best = min(times, key=times.__getitem__)
     return best if times[best] < BETTER * times[plain] else plain
 
 
 def print_gemms(
-    times: Mapping[Way, float], name: str, weight: Tensor, rows: int, read: float
+    times: Mapping[GemmImpl, float], name: str, weight: Tensor, rows: int, read: float
 ) -> None:
     floor = weight.nbytes / read / 1e6
     print(f"{name:8} {rows:>3} rows, floor {floor:6.1f} us")
-    for way, us in times.items():
-        mark = "*" if way is fastest(times) else " "
+    for gemm, us in times.items():
+        mark = "*" if gemm is fastest(times) else " "
         print(
-            f"  {mark} {us:7.1f} us {weight.nbytes / us / 1e6:5.2f} TB/s {floor / us:4.0%}  {way}"
+            f"  {mark} {us:7.1f} us {weight.nbytes / us / 1e6:5.2f} TB/s {floor / us:4.0%}  {gemm}"
         )
 
 
-def plainly(name: str, x: Tensor, weight: Tensor) -> Tensor:
+def cublas(name: str, x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
@@ -60,15 +60,15 @@ def measure(sizes: ModelSizes, rows: int, weights: dict[str, list[Tensor]], read
     times = {name: times_of(layers, rows) for name, layers in weights.items()}
     for name, found in times.items():
         print_gemms(found, name, weights[name][0], rows, read)
-    ways = {name: fastest(found) for name, found in times.items()}
+    gemms = {name: fastest(found) for name, found in times.items()}
 
     def chosen(name: str, x: Tensor, weight: Tensor) -> Tensor:
-        return ways[name].run(x, weight, None)
+        return gemms[name].run(x, weight, None)
 
     chain, timer = Chain(sizes, weights, rows), GraphTimer(20)
     floor = sizes.nbytes() / read / 1e9
-    subjects: dict[str, GemmImpl | None] = {"small kernels alone": None}
-    for title, gemm in (subjects | {"cuBLAS": plainly, "chosen": chosen}).items():
+    subjects: dict[str, GemmFunction | None] = {"small kernels alone": None}
+    for title, gemm in (subjects | {"cuBLAS": cublas, "chosen": chosen}).items():
         ms = time_one(timer, lambda _, gemm=gemm: chain.run(gemm)) / 1000
         print(f"step of {rows} rows, {title}: {ms:.3f} ms, floor {floor:.3f} ms", flush=True)
 

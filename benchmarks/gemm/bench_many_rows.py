@@ -1,14 +1,14 @@
-"""Products of many rows on a Hopper GPU: for a moment, and at the limit of its power.
+"""GEMMs of many rows on a Hopper GPU: in short runs, and at its power limit.
 
     python -m benchmarks.gemm.bench_many_rows --model qwen3-8b --rows 512 1024 2048
 
-For each number of rows and each product of a layer: microseconds (TFLOP/s) of cuBLAS, and of
-silu(gate) * up in two steps and in one.  Then what a layer's products take for each token, with the
-faster of these two: a step is best cut to sizes where that is least.
+For each number of rows and each GEMM of a layer: microseconds (TFLOP/s) of cuBLAS, and of
+silu(gate) * up unfused and fused.  Then the time of a layer's GEMMs per token, with the faster of
+these two: step sizes with the lowest time per token are best.
 
-short    single replays of graphs of a few products over different weights, a pause before each
-lasting  the ways of a size in turns, each going on for --slice seconds of which the first third
-         does not count; before the first one the device is kept busy until it is at its limit
+short    single replays of graphs of a few GEMMs over different weights, with a pause before each
+lasting  the subjects of a size interleaved, each for --slice seconds of which the first third does
+         not count; before the first one the device is kept busy until it is at its power limit
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from model_zoo.layers.gemm.timing import COLD_BYTES
 
 REPLAYS, PAUSE_SECONDS = 3, 0.003
 WARM_SECONDS, ROUNDS = 1.5, 3
-BLOCK, SWIGLU = "gate_up", ("two steps", "gated")
+BLOCK, SWIGLU = "gate_up", ("unfused", "swiglu")
 
 GemmCall = Callable[[int], Tensor]
 Times = Mapping[str, float]  # microseconds, by what is computed
@@ -37,14 +37,14 @@ Times = Mapping[str, float]  # microseconds, by what is computed
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A graph of so many products, and the operations of one of them."""
+    """A graph of GEMMs, and the operations of one of them."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
     operations: int
 
     def run(self, replays: int) -> float:
-        """Microseconds a product."""
+        """Microseconds per GEMM."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(replays):
@@ -65,14 +65,14 @@ def calls_of(
         work = 2 * rows * outputs * inputs
         found[name] = (lambda i, x=x, w=layers: F.linear(x, w[i])), len(layers), work
         if name == BLOCK:
-            for title, way in zip(SWIGLU, (UnfusedSwiglu(), SwigluGemm()), strict=True):
-                call = lambda i, x=x, w=layers, way=way: way.run(x, w[i], None)  # noqa: E731
+            for title, subject in zip(SWIGLU, (UnfusedSwiglu(), SwigluGemm()), strict=True):
+                call = lambda i, x=x, w=layers, subject=subject: subject.run(x, w[i], None)  # noqa: E731
                 found[title] = call, len(layers), work
     return found
 
 
 def cold(outputs: int, inputs: int) -> list[Tensor]:
-    """So many weights that none is left in the L2 cache when its turn comes again."""
+    """Enough weights that each is evicted from the L2 cache before it is read again."""
     several = max(3, -(-COLD_BYTES // (2 * outputs * inputs)))
     return [
         torch.randn(outputs, inputs, device="cuda").mul_(inputs**-0.5).bfloat16()
@@ -90,30 +90,30 @@ def recorded(call: GemmCall, calls: int, operations: int) -> Recorded:
     return Recorded(graph, calls, operations)
 
 
-def short(ways: Mapping[str, Recorded]) -> dict[str, float]:
-    found: dict[str, list[float]] = {name: [] for name in ways}
+def short(subjects: Mapping[str, Recorded]) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(REPLAYS + 1):
-        for name, way in ways.items():
+        for name, subject in subjects.items():
             time.sleep(PAUSE_SECONDS)
-            us = way.run(1)
+            us = subject.run(1)
             found[name] += [us] if turn else []
     return {name: statistics.median(several) for name, several in found.items()}
 
 
-def lasting(ways: Mapping[str, Recorded], alone: Times, seconds: float) -> dict[str, float]:
-    found: dict[str, list[float]] = {name: [] for name in ways}
+def lasting(subjects: Mapping[str, Recorded], alone: Times, seconds: float) -> dict[str, float]:
+    found: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(ROUNDS):
-        for name, way in ways.items():
-            replays = max(1, round(seconds / 3 * 1e6 / (way.calls * alone[name])))
-            way.run(replays)
-            found[name].append(way.run(2 * replays))
+        for name, subject in subjects.items():
+            replays = max(1, round(seconds / 3 * 1e6 / (subject.calls * alone[name])))
+            subject.run(replays)
+            found[name].append(subject.run(2 * replays))
     return {name: statistics.median(several) for name, several in found.items()}
 
 
 def of_layer(times: Times, sizes: ModelSizes) -> float:
-    """Microseconds of a layer's products, gated as is faster."""
+    """Microseconds of a layer's GEMMs, with the faster SwiGLU."""
     products = [name for name in sizes.shapes() if name not in (BLOCK, "lm_head")]
-    return sum(times[name] for name in products) + min(times[way] for way in SWIGLU)
+    return sum(times[name] for name in products) + min(times[subject] for subject in SWIGLU)
 
 
 def line(title: str, times: Times, operations: Mapping[str, int], rows: int, layer: float) -> str:
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=MODELS, default="qwen3-8b", help="whose shapes")
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 1024, 2048])
-    parser.add_argument("--slice", type=float, default=0.24, help="seconds of a way at a time")
+    parser.add_argument("--slice", type=float, default=0.24, help="seconds of a subject at a time")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     sizes = MODELS[arguments.model]
@@ -135,14 +135,14 @@ def main() -> None:
     print("   a layer, a token")
     warm = False
     for rows in arguments.rows:
-        ways = {name: recorded(*call) for name, call in calls_of(weights, rows).items()}
-        operations = {name: way.operations for name, way in ways.items()}
-        alone = short(ways)
+        subjects = {name: recorded(*call) for name, call in calls_of(weights, rows).items()}
+        operations = {name: subject.operations for name, subject in subjects.items()}
+        alone = short(subjects)
         print(line("short", alone, operations, rows, of_layer(alone, sizes)))
         if not warm:
-            lasting(ways, alone, WARM_SECONDS / ROUNDS / len(ways))
+            lasting(subjects, alone, WARM_SECONDS / ROUNDS / len(subjects))
         warm = True
-        going_on = lasting(ways, alone, arguments.slice)
+        going_on = lasting(subjects, alone, arguments.slice)
         print(line("lasting", going_on, operations, rows, of_layer(going_on, sizes)), flush=True)
 
 

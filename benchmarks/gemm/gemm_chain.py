@@ -1,7 +1,7 @@
-"""A decode step without its attention, for bench_gemm: what a product costs inside a step.
+"""A decode step without its attention, for bench_gemm: the cost of a GEMM inside a step.
 
-Between the products stand the engine's small kernels, and in the place of rotation and attention
-two that do nearly nothing.  All take part in programmatic dependent launches.
+Between the GEMMs run the engine's small kernels, and in place of rope and attention two kernels
+that only copy.  All use programmatic dependent launch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelSizes:
     vocab: int
 
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """N, K of each product."""
+        """N, K of each GEMM."""
         return {
             "qkv": (self.qkv, self.hidden),
             "o": (self.hidden, self.mixed),
@@ -66,11 +66,11 @@ def _pass_on(X, OUT, width, kept, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     tl.store(OUT + row * kept + column, tl.load(X + row * width + column, mask=real), mask=real)
 
 
-GemmImpl = Callable[[str, Tensor, Tensor], Tensor]  # its name, x, weights -> x W^T
+GemmFunction = Callable[[str, Tensor, Tensor], Tensor]  # its name, x, weights -> x W^T
 
 
 class Chain:
-    """The products of a step of `rows` rows, in order, with small kernels between them."""
+    """The GEMMs of a step of `rows` rows, in order, with small kernels between them."""
 
     def __init__(self, sizes: ModelSizes, weights: dict[str, list[Tensor]], rows: int) -> None:
         self.sizes, self.weights, self.rows = sizes, weights, rows
@@ -78,7 +78,7 @@ class Chain:
         self.first = torch.randn(rows, sizes.hidden, dtype=head.dtype, device=head.device)
         self.ones = torch.ones(sizes.hidden, dtype=head.dtype, device=head.device)
 
-    def run(self, gemm: GemmImpl | None) -> Tensor:
+    def run(self, gemm: GemmFunction | None) -> Tensor:
         """Logits; None: the small kernels alone."""
         residual, x = torch.zeros_like(self.first), self.first.clone()
 
@@ -98,7 +98,7 @@ class Chain:
         return project("lm_head", x, 0)
 
     def attend(self, q: Tensor, layer: int) -> Tensor:
-        """[rows, heads * head_dim] -> alike."""
+        """In place of attention: a copy of q [rows, heads * head_dim]."""
         return self._pass_on(q, self.sizes.mixed)
 
     def _pass_on(self, x: Tensor, kept: int) -> Tensor:

@@ -1,14 +1,13 @@
-"""What the policy of chunks does to latency and throughput, on a device that is only reckoned.
+"""Latency and throughput of chunked prefill policies, on a simulated device.
 
     python -m benchmarks.schedule.bench_schedule                    the table of loads and targets
     python -m benchmarks.schedule.bench_schedule --targets 15 20 30 --loads 128
 
-The scheduler and its estimate of a step's time are the real ones; the device is a clock that moves
-on by what a step of Qwen3-8B in bfloat16 takes on one H100: the products of matrices by their
-measured times, attention by bytes and operations.  What computes takes longer the more of the time
-is computed, since the card is then at the limit of its power.  Callers send their next request when
-they have the answer to their last one.  Nothing but the seed is random: 3 % of noise and, if asked
-for, steps that take far longer than they should.
+The scheduler and its step time model are the real ones; the device is a clock that advances by the
+time of a step of Qwen3-8B in bfloat16 on one H100: GEMMs by their measured times, attention by
+bytes and operations.  Compute slows down with the recent share of compute, since the GPU then
+reaches its power limit.  Clients run a closed loop.  Times vary by a seeded noise of 3 % and, with
+--stalls, steps that take five times as long.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class SimulatedDevice:
 
     def __init__(self, clock: SimulatedClock, seed: int, stalls: float) -> None:
         self._clock = clock
-        self._draw = random.Random(seed)
+        self._rng = random.Random(seed)
         self._stalls = stalls
         self._free_at = 0.0
         self._computed = OVERLAP_SHARE  # part of the time, lately
@@ -135,8 +134,8 @@ class SimulatedDevice:
 
     def forward(self, batch: Batch) -> None:
         load = load_of(batch)
-        seconds = self._step_ms(load) / 1000 * self._draw.uniform(0.97, 1.03)
-        if self._draw.random() < self._stalls:
+        seconds = self._step_ms(load) / 1000 * self._rng.uniform(0.97, 1.03)
+        if self._rng.random() < self._stalls:
             seconds *= 5
         self._free_at = max(self._clock.now, self._free_at) + seconds
         self.step_seconds.append((load, seconds))
@@ -228,7 +227,7 @@ def h100_config(longest: int, target_ms: float = 0.0) -> ResolvedConfig:
 
 
 def _warm_up(engine: Engine, clock: SimulatedClock, inputs: int, outputs: int) -> None:
-    """As `wavefill bench serve` does: the engine has seen steps with prompts, and without."""
+    """As `wavefill bench serve` does, so that the engine has run steps with and without prompts."""
     callers = LoadClients(engine, clock, inputs, outputs)
     for _ in range(WARM_UP):
         callers.send()
@@ -273,15 +272,15 @@ def simulate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--targets", type=float, nargs="+", default=[1e6, 0.0, 15.0, 25.0, 40.0])
-    parser.add_argument("--loads", type=int, nargs="+", help="numbers of callers", default=[])
+    parser.add_argument("--loads", type=int, nargs="+", help="numbers of clients", default=[])
     parser.add_argument("--stalls", type=float, default=0.0, help="share of steps 5 times as long")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument(
-        "--whole", action="store_true", help="count all from the first request to the last answer"
+        "--whole", action="store_true", help="measure from the first request to the last answer"
     )
     arguments = parser.parse_args()
     print(
-        f"{'callers':>7} {'in/out':>10} {'target ms':>10} {'out tok/s':>10} {'ITL p50':>9} "
+        f"{'clients':>7} {'in/out':>10} {'target ms':>10} {'out tok/s':>10} {'ITL p50':>9} "
         f"{'p99':>9} {'most':>9} {'TTFT p50':>10} {'p99':>10} {'chunk':>8}"
     )
     for clients, inputs, outputs in LOADS:

@@ -1,7 +1,7 @@
-"""The host's own work in a step, by parts, on an executor that answers at once.
+"""The host's CPU time of a step, by parts, on an executor that answers at once.
 
-schedule  what runs, as columns        queue    the block of numbers that a device would be sent
-commit    taking in the results        publish  telling two API processes
+schedule  choose what runs             queue    fill the input block for the device
+commit    process the results          publish  send outputs to two API processes
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HostStepCase:
     name: str
     waiting: int = 0  # requests that find no slot
     aligned: bool = False  # all rows need a page in the same step
-    prompts: int = 0  # long ones, fed in pieces beside the rows
+    prompts: int = 0  # long ones, in chunks in the steps of the decode rows
     cold: bool = False  # nothing is left in the caches, as after sleeping while a GPU works
 
 
@@ -46,7 +46,7 @@ CASES = (
     HostStepCase("spread page borders"),
     HostStepCase("borders in one step", aligned=True),
     HostStepCase("10000 wait", waiting=10_000),
-    HostStepCase("prompts beside", prompts=12),
+    HostStepCase("mixed with prompts", prompts=12),
     HostStepCase("caches overwritten", cold=True),
 )
 
@@ -138,7 +138,7 @@ def measure_host(rows: int, steps: int, case: HostStepCase) -> dict[str, float]:
     prompt_len = 128
     overwritten = np.zeros(CACHES_BYTES if case.cold else 0, dtype=np.uint8)
     executor = QueueingExecutor(rows + case.prompts)
-    max_tokens = steps + 160  # the first sequences decode while the last prompts are fed
+    max_tokens = steps + 160  # the first sequences decode during the last prompts' prefill
     length = prompt_len + PAGE_SIZE + max_tokens
     config = fake_config(rows + case.prompts, max(length, 20_000 if case.prompts else 0))
     # Small steps, so that the prompts last.

@@ -1,10 +1,10 @@
-"""An engine whose device is reckoned, behind the real API, scheduler and clients.
+"""An engine with a simulated device, behind the real API, scheduler and clients.
 
-    python -m benchmarks.server.bench_loads qwen3-8b --reckoned --only c128
+    python -m benchmarks.server.bench_loads qwen3-8b --simulated --only c128
 
-Steps take as long as `bench_schedule` says that they take on one H100, and every token is 1.  What
-the parts of a server do to each other can be seen so without a GPU: how requests arrive, what the
-host's delays do, how prompts are cut then.  Its figures are no measurement of a GPU.
+Steps take as long as `bench_schedule` simulates for one H100, and every token is 1.  This shows the
+interaction of a server's parts without a GPU: arrivals of requests, delays of the host, prefill
+chunks.  Its figures are no measurement of a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtime.startup.timeline import Timeline
 
 VOCAB_SIZE = 151_936
 HIDDEN_SIZE = 4096
-LONGEST = 32_768  # tokens of a request, if not said otherwise
+LONGEST = 32_768  # tokens of a request, without --max-model-len
 
 
 @dataclass
@@ -44,7 +44,7 @@ class DelayedResult:
 
 
 class DelayedDevice(SimulatedDevice):
-    """Takes the time that it reckons."""
+    """A device whose steps take their simulated time."""
 
     def forward(self, batch: Batch) -> None:
         self._clock.now = time.monotonic()
@@ -69,7 +69,7 @@ def load(
     ready = Ready(
         epoch=epoch,
         model_type="qwen3",
-        device="reckoned H100",
+        device="simulated H100",
         dtype=resolved.dtype,
         attention="none",
         vocab_size=VOCAB_SIZE,
@@ -89,14 +89,14 @@ def load(
 
 
 def main(arguments: list[str]) -> None:
-    """`wavefill` with such an engine."""
+    """Run `wavefill` with this engine."""
     from server.cli import main
     from server.process import launcher
 
-    # Its process imports this file, wherever it was started.
+    # The engine process imports this file from any working directory.
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    launcher.launch = partial(launcher.launch, engine_module="benchmarks.reckoned_engine")
+    launcher.launch = partial(launcher.launch, engine_module="benchmarks.schedule.simulated_engine")
     main.main(arguments)
 
 

@@ -1,4 +1,4 @@
-"""What a streamed token costs the API process, with an engine that computes nothing.
+"""CPU time of a streamed token in the API process, with a fake engine.
 
     python -m benchmarks.server.bench_api --streams 256 --tokens 200 --interval-ms 20
 
@@ -118,7 +118,7 @@ def measure(pid: int, port: int, streams: int, tokens: int) -> tuple[list[float]
 
 
 def client_microseconds(port: int, streams: int, tokens: int, processes: int) -> float:
-    """Processor time of `wavefill bench serve` a token, of its start and its requests none."""
+    """CPU time of `wavefill bench serve` per token, without its start and its requests."""
     spent: list[float] = []
     for length in (1, tokens):
         command = [sys.executable, "-m", "benchmarks.server.bench_serve", "--ignore-eos"]

@@ -63,10 +63,10 @@ LOADS = {
 
 @contextmanager
 def server(
-    model: Path, port: int, log: Path, options: list[str], *, reckoned: bool = False
+    model: Path, port: int, log: Path, options: list[str], *, simulated: bool = False
 ) -> Iterator[float]:
     """A server that is ready; yields the seconds from the command to that."""
-    module = "benchmarks.schedule.simulated_engine" if reckoned else "server.cli.main"
+    module = "benchmarks.schedule.simulated_engine" if simulated else "server.cli.main"
     program = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), *options]
@@ -143,11 +143,11 @@ def main() -> None:
     parser.add_argument("--serve", default="", help="more options of `wavefill serve`")
     parser.add_argument("--bench", default="", help="more options of `wavefill bench serve`")
     parser.add_argument(
-        "--reckoned", action="store_true", help="on no device: steps take what qwen3-8b's would"
+        "--simulated", action="store_true", help="no device: simulate the steps of qwen3-8b"
     )
     args = parser.parse_args()
-    if args.reckoned and args.shapes != ["qwen3-8b"]:
-        parser.error("--reckoned: only the steps of qwen3-8b are reckoned")
+    if args.simulated and args.shapes != ["qwen3-8b"]:
+        parser.error("--simulated: only the steps of qwen3-8b are simulated")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     wanted = set(filter(None, args.only.split(",")))
     with tempfile.TemporaryDirectory() as temporary:
@@ -157,11 +157,11 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             model = write_model(shape, Path(temporary) / f"{shape}.model", layers=args.layers)
             options = ["--max-model-len", "32768", *args.serve.split()]
-            if args.reckoned:
+            if args.simulated:
                 options += ["--device", "cpu"]
             log = folder / "serve.log"
-            with server(model, args.port, log, options, reckoned=args.reckoned) as ready:
-                of = " on a reckoned device, which measures no GPU" if args.reckoned else ""
+            with server(model, args.port, log, options, simulated=args.simulated) as ready:
+                of = " on a simulated device, which measures no GPU" if args.simulated else ""
                 print(f"{shape}{of}: ready after {ready:.1f} s\n{HEAD}", flush=True)
                 for seed, load in enumerate(LOADS[shape], start=int(time.time()) % 100_000):
                     if not wanted or load.name in wanted:

@@ -1,9 +1,9 @@
-"""What constrained streams cost their neighbours: `python -m benchmarks.server.bench_structured`.
+"""The cost of constrained streams to others: `python -m benchmarks.server.bench_structured`.
 
 The real engine, runner, sampler and grammar process on a CPU; the model is a table of random logits
-whose forward pass takes a fixed time, as a device's does.  64 plain streams are timed alone, beside
-16 more plain ones, and beside 16 streams under JSON schemas, in turns, because a machine is not
-equally fast all the time.  A constrained stream that ends is followed by the next at once.
+whose forward pass takes a fixed time.  64 plain streams are timed alone, with 16 more plain ones,
+and with 16 streams under JSON schemas, interleaved, because a machine's speed varies.  A
+constrained stream that ends is replaced at once.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Streams:
     engine: Engine
     vocab: int
     plain: int
-    constrained_beside: int
+    added: int
     constrained: bool
     ids: Iterator[int] = field(default_factory=itertools.count)
     answers: int = 0  # constrained ones that ended by themselves
@@ -137,9 +137,9 @@ class Streams:
     def start(self) -> None:
         for _ in range(self.plain):
             self._add("", 0.0)
-        for _ in range(self.constrained_beside):
+        for _ in range(self.added):
             self._add(self._grammar(), 1.0)
-        while self.engine.stats().step_tokens != self.plain + self.constrained_beside:
+        while self.engine.stats().step_tokens != self.plain + self.added:
             self._step()
         for _ in range(20):
             self._step()
@@ -184,30 +184,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--plain", type=int, default=64)
-    parser.add_argument("--beside", type=int, default=16)
+    parser.add_argument(
+        "--added", type=int, default=16, help="constrained, or plain for comparison"
+    )
     parser.add_argument("--forward-ms", type=float, default=20.0)
     parser.add_argument("--steps", type=int, default=200, help="timed in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    wanted = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as an engine on a CPU does
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
-        write_tokenizer(file, wanted.vocab)
-        cases = {"alone": (0, False), "beside plain": (wanted.constrained_beside, False)}
-        cases["beside constrained"] = (wanted.constrained_beside, True)
+        write_tokenizer(file, args.vocab)
+        cases = {"alone": (0, False), "with plain": (args.added, False)}
+        cases["with constrained"] = (args.added, True)
         gaps: dict[str, list[list[float]]] = {name: [] for name in cases}
         answers = 0
-        grammars = GrammarManager(file, wanted.vocab)
-        for _ in range(wanted.rounds):
-            for name, (constrained_beside, constrained) in cases.items():
-                rows = wanted.plain + constrained_beside
-                engine = make_engine(grammars, wanted.vocab, wanted.forward_ms / 1000, rows)
-                streams = Streams(
-                    engine, wanted.vocab, wanted.plain, constrained_beside, constrained
-                )
+        grammars = GrammarManager(file, args.vocab)
+        for _ in range(args.rounds):
+            for name, (added, constrained) in cases.items():
+                rows = args.plain + added
+                engine = make_engine(grammars, args.vocab, args.forward_ms / 1000, rows)
+                streams = Streams(engine, args.vocab, args.plain, added, constrained)
                 streams.start()
-                gaps[name].append(streams.gaps(wanted.steps))
+                gaps[name].append(streams.gaps(args.steps))
                 answers += streams.answers
                 for id in range(next(streams.ids)):
                     engine.abort(id)
@@ -217,7 +217,7 @@ def main() -> None:
 
 
 def report(gaps: dict[str, list[list[float]]], answers: int) -> None:
-    """The best round of each case: what others did on the machine meanwhile shall not count."""
+    """Print the best round of each case, which other load on the machine disturbed least."""
     middle: dict[str, tuple[float, float]] = {}
     print("inter-token latency of the plain streams, ms")
     for name, rounds in gaps.items():
@@ -225,8 +225,8 @@ def report(gaps: dict[str, list[list[float]]], answers: int) -> None:
         p99 = min(percentile(times, 0.99) for times in rounds)
         middle[name] = (p50, p99)
         print(f"  {name:20} p50 {p50:7.2f}  p99 {p99:7.2f}  worst {max(map(max, rounds)):7.2f}")
-    for base in ("alone", "beside plain"):
-        pairs = zip(middle["beside constrained"], middle[base], strict=True)
+    for base in ("alone", "with plain"):
+        pairs = zip(middle["with constrained"], middle[base], strict=True)
         ratios = [found / of for found, of in pairs]
         print(f"  constrained / {base:13} p50 {ratios[0]:.3f}  p99 {ratios[1]:.3f}")
     print(f"constrained answers that ended: {answers}")

@@ -1,9 +1,9 @@
-"""How often an answer depends on what runs beside it, and what it costs that none does.
+"""How often an answer depends on the batch, and the cost of batch invariance.
 
     python -m benchmarks.step.bench_batch_invariance --shape qwen3-0.6b --rows 64
 
 Each prompt is answered alone, and then all at once: greedily, and with a seed.  In exact arithmetic
-the answers are equal; in bfloat16 a product's kernel depends on the number of rows, and a tie may
+the answers are equal; in bfloat16 a GEMM's kernel depends on the number of rows, and a tie may
 fall the other way.  Random weights are a hard case: their largest logits are close to each other.
 With --deterministic, which comes second, none may differ.
 """
@@ -98,9 +98,9 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=128)
     arguments = parser.parse_args()
     each = arguments.prompt_len + arguments.tokens + 16
-    draw, vocab = random.Random(0), SHAPES[arguments.shape]["vocab_size"]
+    rng, vocab = random.Random(0), SHAPES[arguments.shape]["vocab_size"]
     prompts = {
-        id: [draw.randrange(vocab) for _ in range(arguments.prompt_len)]
+        id: [rng.randrange(vocab) for _ in range(arguments.prompt_len)]
         for id in range(arguments.rows)
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def main() -> None:
             print(f"{arguments.shape}, answers of {arguments.tokens} tokens, ", end="")
             print("--deterministic, " if deterministic else "", end="")
             differ = compare(loaded, prompts, arguments.alone, arguments.tokens)
-            assert not (deterministic and differ), "the mode does not keep its promise"
+            assert not (deterministic and differ), "--deterministic is not batch-invariant"
 
 
 if __name__ == "__main__":

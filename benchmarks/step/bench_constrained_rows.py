@@ -1,14 +1,12 @@
-"""Microseconds that rows with special wishes add to the sampling of a step, on a GPU.
+"""Microseconds that constrained rows add to the sampling of a step, on a GPU.
 
-    python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--special 0 1 16] [--calls
-    15]
+    python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--constrained 0 1 16]
 
-All rows are sampled with top-p 0.95, some have a grammar, a bias or log-probabilities.
-A step samples the others in a CUDA graph, and behind it come the special ones: by
+All rows are sampled with top-p 0.95; some have a grammar, a logit bias or log-probabilities.  A
+step samples the others in a CUDA graph, and the constrained ones after it: by
 runtime/sampling/eager.py ("eager"), or by runtime/sampling/constrained_rows.py ("kernels").  "all
-eager" has no graph:
-every row is drawn as the special ones are.  GPU times are between events while the host is far
-ahead, host times are those of the calls; both with the copies of what was drawn, medians.
+eager" has no graph and samples every row eagerly.  GPU times are between events while the host is
+far ahead, host times are those of the calls; both include the download of the tokens; medians.
 """
 
 from __future__ import annotations
@@ -43,22 +41,22 @@ KINDS: dict[str, SamplingParams] = {
 
 
 class ConstrainedCase:
-    """A batch, and what both ways need to know of its rows."""
+    """A batch, and the state of its rows for both implementations."""
 
     def __init__(self, kind: str, logits: Tensor, constrained: int) -> None:
         rows, self.vocab = logits.shape
         self.device = logits.device
         self.logits = logits
         chosen = set(np.linspace(0, rows - 1, constrained).astype(int).tolist())
-        wishes = [KINDS[kind] if row in chosen else PLAIN for row in range(rows)]
+        kinds = [KINDS[kind] if row in chosen else PLAIN for row in range(rows)]
         self.new_rows = [
-            NewRow(row, constraints, row, 400, []) for row, constraints in enumerate(wishes)
+            NewRow(row, constraints, row, 400, []) for row, constraints in enumerate(kinds)
         ]
         self.batch: Batch = make_batch(
             slots=range(rows), starts=[499] * rows, q_lens=[1] * rows, new_rows=self.new_rows
         )
         self.rows = np.array(sorted(chosen), dtype=np.int64)
-        masked = np.array([row for row in self.rows if wishes[row].grammar], dtype=np.int64)
+        masked = np.array([row for row in self.rows if kinds[row].grammar], dtype=np.int64)
         chance = np.random.default_rng(rows)
         shape = len(masked), -(-self.vocab // 8)
         bits = chance.integers(0, 256, shape, dtype=np.uint8)
@@ -76,7 +74,7 @@ class ConstrainedCase:
         return lambda: fetch(sample_tokens(self.logits.clone(), self.slots, ids, ends, self.masked))
 
     def eager(self) -> Callable[[], object]:
-        """The rows apart, as each was before there were kernels for them."""
+        """The constrained rows by the eager sampler, after the graph."""
         self.slots.begin(self.batch)
         step = self.step(SamplerState(len(self.new_rows), self.vocab, self.device), self.rows)
         ends = np.full(len(self.rows), 500)
@@ -152,14 +150,14 @@ def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Microseconds that special rows add.")
+    parser = argparse.ArgumentParser(description="Microseconds that constrained rows add.")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256])
-    parser.add_argument("--special", type=int, nargs="+", default=[0, 1, 16])
+    parser.add_argument("--constrained", type=int, nargs="+", default=[0, 1, 16])
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--calls", type=int, default=15)
     args = parser.parse_args()
     print(f"GPU us (host us), {args.vocab} bfloat16 logits")
-    print("| rows | special | kind | all eager | eager | kernels |")
+    print("| rows | constrained | kind | all eager | eager | kernels |")
     print("|---|---|---|---|---|---|")
     with torch.inference_mode():
         for rows in args.rows:

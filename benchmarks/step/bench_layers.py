@@ -1,10 +1,10 @@
-"""Times the fused kernels of a layer on a GPU, beside PyTorch's separate operations.
+"""Times the fused kernels of a layer on a GPU, and PyTorch's separate operations.
 
     python -m benchmarks.step.bench_layers [--shapes qwen3-8b] [--tokens 1,32] [--tune]
 
 Each kernel runs in a CUDA graph over more buffers than the L2 cache holds, one call after the other
-as in a step (chained), and with another kernel between that takes no part in dependent launches
-(apart; its own time is taken off).  GB/s counts what must be read and written once.  `--tune` times
+as in a step (chained), and separated by a kernel without dependent launch (isolated; its own time
+is subtracted).  GB/s counts what must be read and written once.  `--tune` times
 the kernels' possible configurations instead.
 """
 
@@ -128,7 +128,7 @@ def rope_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerS
         f"{heads} heads, {warps} warps": partial(fused, config=QKNormRopeConfig(heads, warps))
         for heads, warps in ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1), (8, 2), (16, 4), (32, 8))
     }
-    return LayerSubject("turn", num_bytes, count, fused, separate, variants)
+    return LayerSubject("rope", num_bytes, count, fused, separate, variants)
 
 
 def norm_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
@@ -187,11 +187,11 @@ def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> Layer
     return LayerSubject("embed", num_bytes, count, fused, separate, {})
 
 
-def print_times(subject: LayerSubject, title: str, chained: Timer, apart: Timer) -> None:
+def print_times(subject: LayerSubject, title: str, chained: Timer, isolated: Timer) -> None:
     calls = (subject.fused, subject.separate)
     captured = [chained.capture(call, subject.num_sets) for call in calls]
     fused, separate = (sample.us for sample in chained.replay(captured))
-    alone = apart.replay([apart.capture(subject.fused, subject.num_sets)])[0].us
+    alone = isolated.replay([isolated.capture(subject.fused, subject.num_sets)])[0].us
     rate = subject.num_bytes / fused / 1e3
     print(
         f"{title} {subject.name:<9} {fused:>8.2f} {alone:>8.2f} {separate:>9.2f} "
@@ -214,17 +214,17 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="time every configuration")
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    chained, apart = GraphTimer(REPLAYS), isolated_timer(REPLAYS)
+    chained, isolated = GraphTimer(REPLAYS), isolated_timer(REPLAYS)
     if not arguments.tune:
         print(
-            "shape       tokens kernel     chained    apart  separate   gain    GB/s   (us a call)"
+            "shape       tokens kernel     chained isolated separate   gain    GB/s   (us a call)"
         )
     for shape in map(shape_of, arguments.shapes.split(",")):
         for tokens in map(int, arguments.tokens.split(",")):
             title = f"{shape.name:<11} {tokens:>6}"
             for subject in subjects(shape, tokens, device):
                 if not arguments.tune:
-                    print_times(subject, title, chained, apart)
+                    print_times(subject, title, chained, isolated)
                 elif subject.variants:
                     print_variants(subject, title, chained)
 

@@ -1,4 +1,4 @@
-"""Microseconds that a GPU takes to sample, beside the eager sampler and the bound of its memory.
+"""Microseconds of sampling on a GPU, with the eager sampler and the memory bound.
 
     python -m benchmarks.step.bench_sampler [--rows 1 32 256] [--vocab 151936] [--replays 20]
 

@@ -1,9 +1,8 @@
-"""What a step costs without HTTP: the host's own work, or whole steps of a model.
+"""The cost of a step without HTTP: the host's CPU time, or whole steps of a model.
 
     python -m benchmarks.step.bench_step --fake               scheduler and engine CPU, no model
     python -m benchmarks.step.bench_step --model PATH         whole steps on this machine
-    python -m benchmarks.step.bench_step --shape qwen3-8b  steps from graphs on a GPU, random
-    weights
+    python -m benchmarks.step.bench_step --shape qwen3-8b     graphs on a GPU, random weights
 
 `--fake` keeps N sequences decoding on an executor that answers at once, and reports the time in
 each part of a step (host_step.py).  The target is 300 us at 256 rows.
@@ -56,7 +55,7 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
 
 
 def bench_shape(arguments: argparse.Namespace) -> None:
-    """Steps of rows that decode at each context, and of 32 such rows beside a prompt."""
+    """Steps of rows that decode at each context, and of 32 such rows with a prompt."""
     from benchmarks.shapes import write_model
     from benchmarks.step.step_parts import bench_captures, bench_engine, bench_steps
     from runtime.startup.loading import load
@@ -93,7 +92,9 @@ def main() -> None:
     which.add_argument("--shape", help="name of a published shape: random weights, on a GPU")
     parser.add_argument("--rows", default=[1, 8, 32, 128, 256], help="that decode", **numbers)
     parser.add_argument("--contexts", default=[256, 1024, 4096], help="KV lengths", **numbers)
-    parser.add_argument("--prompts", default=[33, 481, 2017], help="tokens beside rows", **numbers)
+    parser.add_argument(
+        "--prompts", default=[33, 481, 2017], help="tokens, in mixed steps", **numbers
+    )
     parser.add_argument("--layers", type=int, default=0, help="with --shape, fewer than it has")
     parser.add_argument("--gpu-memory", type=float, default=0.9, help="with --shape, its share")
     parser.add_argument(

@@ -1,8 +1,8 @@
-"""What a captured step takes on a GPU, where the time goes, and what it could not go below.
+"""The time of a captured step on a GPU, by parts, and its lower bound.
 
-A step's block is sent once and its graph replayed: tokens are drawn anew each time, lengths stay.
-Pages lie scattered over a pool of random numbers.  The floor is the time in which the step's bytes
-(weights once, keys and values of all rows) can be read at the given bandwidth, or its products be
+A step's block is sent once and its graph replayed: tokens are sampled anew, lengths stay.
+Pages are scattered over a pool of random numbers.  The floor is the time in which the step's bytes
+(weights once, keys and values of all rows) can be read at the given bandwidth, or its GEMMs
 computed, whichever is longer.
 """
 
@@ -30,7 +30,7 @@ PARTS = {
     "attention": r"decode|prefill|combine|merge|flash",
     "plan": r"prepare|plan_|apply_rows",
     "sample": r"scan_groups|filter_rows|finish_rows",
-    "products": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|swiglu_gemm_hopper|ampere|sm90|sm80",
+    "gemm": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|swiglu_gemm_hopper|ampere|sm90|sm80",
 }
 
 
@@ -57,7 +57,7 @@ def sizes_of(runner: ModelRunner) -> WeightSizes:
 
 
 def batch_of(
-    rows: list[tuple[int, int]], pages: list[int], page_size: int, vocab: int, draw: random.Random
+    rows: list[tuple[int, int]], pages: list[int], page_size: int, vocab: int, rng: random.Random
 ) -> Batch | None:
     """A step of rows (q_len, KV length), each of its own pages; None if there are too few."""
     counts = [-(-kv_len // page_size) for _, kv_len in rows]
@@ -67,7 +67,7 @@ def batch_of(
         slots=list(range(len(rows))),
         starts=[kv_len - q_len for q_len, kv_len in rows],
         q_lens=[q_len for q_len, _ in rows],
-        tokens=[draw.randrange(vocab) for q_len, _ in rows for _ in range(q_len)],
+        tokens=[rng.randrange(vocab) for q_len, _ in rows for _ in range(q_len)],
         num_new_pages=counts,
         new_pages=pages[: sum(counts)],
         sample=[True] * len(rows),
@@ -77,7 +77,7 @@ def batch_of(
 
 
 def captured(runner: ModelRunner, batch: Batch) -> Callable[[], object]:
-    """Run the batch; what comes back replays its step."""
+    """Run the batch -> a function that replays its step."""
     steps = runner.steps
     assert steps is not None
     best = steps.graphs._buckets.fit(len(batch.tokens), len(batch.slots))
@@ -115,8 +115,8 @@ def part_of(name: str) -> str:
 def parts_of(replay: Callable[[], object]) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Microseconds of one replay by part, `gaps` with them, and by kernel (times, in order).
 
-    A moment in which several kernels are there belongs to the first of them: the others have been
-    started early, and mostly wait.
+    Time in which several kernels run counts for the first of them: the others were launched early
+    (dependent launch), and mostly wait.
     """
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
@@ -157,12 +157,12 @@ def bench_steps(
     for tensor in (pool.k, pool.v):
         for layer in tensor:
             layer.normal_()
-    draw = random.Random(0)
-    pages = draw.sample(range(pool.num_pages), pool.num_pages)
+    rng = random.Random(0)
+    pages = rng.sample(range(pool.num_pages), pool.num_pages)
     heads = "".join(f"{name:>10}" for name in [*PARTS, "small", "gaps"])
     print(f"{'rows':>5} {'tokens':>6} {'context':>7} {'ms':>8}{heads}{'floor':>8} {'share':>6}")
     for rows in shape:
-        batch = batch_of(rows, pages, pool.page_size, loaded.ready.vocab_size, draw)
+        batch = batch_of(rows, pages, pool.page_size, loaded.ready.vocab_size, rng)
         if batch is None:
             continue
         replay = captured(runner, batch)

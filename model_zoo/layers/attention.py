@@ -1,4 +1,4 @@
-"""The attention block of all models here: project, turn, store, attend, project."""
+"""The attention block of all models: qkv projection, rope, KV write, attention, output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_zoo.layers.rope import rotate
 
 
 class Attention(nn.Module):
-    """q, k and v are one product; `index` is the layer's place in the KV pool."""
+    """Attention with a fused qkv projection; `index` is the layer's index in the KV pool."""
 
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class Attention(nn.Module):
         cos_sin: Tensor | None,
         logit_rows: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """x, residual [T, hidden] -> (what is to be added, or None, residual), as Linear.add.
+        """x, residual [T, hidden] -> (output or None, residual), as Linear.add.
 
-        rotation  [T, head_dim] of Rope; None for no rotation
-        wanted    [R] int64, the last token of each row: both come out for these; None: for all
+        cos_sin     [T, head_dim] of Rope; None: no rope
+        logit_rows  [R] int64, the last token of each row, to which both results are reduced
         """
         q, meta = self._prepare(self.qkv(x), inp, cos_sin), inp.meta
         if logit_rows is not None:
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         return self.out.add(mixed.flatten(1), residual)
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
-        """Norm and turn queries and keys, store keys and values -> queries [T, heads, head_dim]."""
+        """Q/k norm, rope and KV write -> queries [T, heads, head_dim]."""
         if fused_kernels.use_fused_kernels(qkv.device):
             return self._prepare_fused(qkv, inp, cos_sin)
         heads = qkv.view(len(qkv), -1, self.head_dim)

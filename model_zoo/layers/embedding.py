@@ -1,4 +1,4 @@
-"""Token embedding and the output head, which may share its weights."""
+"""Token embedding, and the LM head, which may share its weights (tied)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Embedding(nn.Module):
 def embed(
     embedding: Embedding, norm: RMSNorm, rope: Rope, tokens: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How a step begins: norm of embeddings, embeddings [T, size], rotations [T, head_dim]."""
+    """-> first layer's norm of the embeddings, embeddings [T, size], cos_sin [T, head_dim]."""
     weight = embedding.weight
     if not fused_kernels.use_fused_kernels(tokens.device):
         residual = embedding(tokens)
@@ -37,7 +37,7 @@ def embed(
 
 
 class LMHead(Linear):
-    """hidden [R, size] -> logits [R, vocab] like it; `tied` is the embedding that it shares."""
+    """hidden [R, size] -> logits [R, vocab] of its dtype; tied: the embedding to share."""
 
     def __init__(self, vocab: int, size: int, dtype: torch.dtype, tied: Embedding | None) -> None:
         super().__init__(size, vocab, bias=False, dtype=dtype)

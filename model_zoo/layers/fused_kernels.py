@@ -1,4 +1,4 @@
-"""Where layers run fused kernels: on CUDA devices.  Elsewhere, PyTorch's operations."""
+"""Whether layers run fused Triton kernels, on CUDA, or PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @cache
 def use_fused_kernels(device: torch.device) -> bool:
-    """Whether the fused kernels run on the device: Triton serves it, from 8.0 on."""
+    """Whether the fused kernels run on the device: CUDA of capability 8.0 or more, Triton."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,4 +1,4 @@
-"""Linear: y = x W^T + b, with the fast paths of CPUs, and of GPUs for few rows."""
+"""Linear: y = x W^T + b, with packed weights on CPUs and autotuned GEMMs on GPUs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 
-# Rows from which cuBLAS had better add a product to the residual: on an H100 that and a norm took
-# 2 % less of a layer of 1667 rows than a product and then sum and norm.  With 803 rows a product
-# that adds took up to 5 % longer; whether that is more than is saved has not been measured.
-MANY_ROWS = 1024
+# From this many rows on, cuBLAS adds the output to the residual (addmm): on an H100, addmm and norm
+# took 2 % less of a layer of 1667 rows than a GEMM followed by a fused sum and norm.  With 803 rows
+# addmm took up to 5 % longer than a GEMM; the total has not been measured there.
+MIN_ADDMM_ROWS = 1024
 
 
 class Linear(nn.Module):
@@ -30,15 +30,15 @@ class Linear(nn.Module):
             nn.Parameter(torch.empty(outputs, dtype=dtype), requires_grad=False) if bias else None
         )
         self._packed: Tensor | None = None
-        self._gemms: list[GemmImpl | None] = []  # by the number of rows
-        self._fallback: GemmImpl | None = None  # for more of them
+        self._gemms: list[GemmImpl | None] = []  # indexed by the number of rows
+        self._fallback: GemmImpl | None = None  # for more rows
 
     def prepare(self, *, keep_weight: bool = False) -> None:
-        """On a CPU, lay the weights out as oneDNN reads them, in place of the plain ones.
+        """On a CPU, replace the weight by oneDNN's packed layout.
 
-        `keep_weight` if another layer shares the plain ones.  Packed, a product takes a third to
-        nine tenths of the time, in float32 as in bfloat16, for one row as for 256 (Zen 5, one
-        thread).  Filling up one row to four, which helps older CPUs, costs time there.
+        keep_weight: another layer shares the plain weight.  A packed GEMM takes a third to nine
+        tenths of the time, in float32 and bfloat16, for 1 to 256 rows (Zen 5, one thread).  Padding
+        one row to four, which helps older CPUs, costs time there.
         """
         if can_pack(self.weight):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
@@ -46,10 +46,10 @@ class Linear(nn.Module):
                 self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def use_gemms(self, gemms: Mapping[int, GemmImpl], fallback: GemmImpl | None = None) -> None:
-        """From now on compute like this: BUCKETS' numbers of rows, and those below, by a product.
+        """Set the GEMM for each bucket of rows in BUCKETS; a bucket covers smaller numbers too.
 
-        beyond  what is not there, and more rows; None: cuBLAS
-        Which product serves depends on the number of rows alone, so that a graph may be captured.
+        fallback  for buckets that are not in gemms, and for more rows; None: cuBLAS
+        The GEMM depends on the number of rows only, so that a CUDA graph can capture it.
         """
         below = [0, *BUCKETS]
         self._gemms, self._fallback = [fallback], fallback
@@ -57,17 +57,17 @@ class Linear(nn.Module):
             self._gemms += [gemms.get(rows, fallback)] * (rows - before)
 
     @property
-    def is_fixed(self) -> bool:
-        """Whether every number of rows has its product, and none is left to choose."""
+    def is_batch_invariant(self) -> bool:
+        """Whether use_gemms has set a GEMM for any number of rows, so that none is autotuned."""
         return self._fallback is not None
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
-        """x [T, in], residual [T, out] -> (what is to be added, or None, residual).
+        """x [T, in], residual [T, out] -> (output or None, residual).
 
-        None: it is in residual already, added by cuBLAS with the error of a rounded product that
+        None: cuBLAS added the output to residual, in place, with the error of a rounded output that
         is added and rounded again.
         """
-        adds = self._fallback is None and self.bias is None and len(x) >= MANY_ROWS
+        adds = self._fallback is None and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
             and fused_kernels.use_fused_kernels(x.device)
@@ -87,26 +87,26 @@ class Linear(nn.Module):
 
 
 class SwigluLinear(Linear):
-    """silu(gate) * up (arXiv 2002.05202): weight [2 * out, in], gates and then ups."""
+    """silu(gate) * up (arXiv 2002.05202); weight [2 * out, in]: gate rows, then up rows."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> None:
         super().__init__(inputs, 2 * outputs, bias=bias, dtype=dtype)
-        self._ways: list[GemmImpl | None] = []  # for each of SIZES
+        self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES
 
-    def use_swiglu(self, ways: Mapping[int, GemmImpl]) -> None:
-        """From now on compute like this: SIZES' numbers of rows, and fewer, by a product.
+    def use_swiglu(self, gemms: Mapping[int, GemmImpl]) -> None:
+        """Set the fused GEMM for each number of rows in SIZES, which covers smaller numbers too.
 
-        More rows are computed as the most.  What is not there, and BUCKETS' rows, are computed as
-        Linear does.
+        More rows use that of the largest size.  Sizes that are not in gemms, and rows up to the
+        largest of BUCKETS, use Linear's GEMM and silu_mul.
         """
-        self._ways = [ways.get(size) for size in SIZES]
+        self._swiglu_gemms = [gemms.get(size) for size in SIZES]
 
     def swiglu(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
-        if self._ways and len(x) > BUCKETS[-1]:
-            way = self._ways[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
-            if way is not None:
-                return way.run(x.contiguous(), self.weight, self.bias)
+        if self._swiglu_gemms and len(x) > BUCKETS[-1]:
+            gemm = self._swiglu_gemms[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
+            if gemm is not None:
+                return gemm.run(x.contiguous(), self.weight, self.bias)
         both = self(x)
         if fused_kernels.use_fused_kernels(x.device):
             from model_zoo.layers.kernels.silu_mul import silu_mul
@@ -117,11 +117,12 @@ class SwigluLinear(Linear):
 
 
 def can_pack(weight: Tensor) -> bool:
+    """Whether `prepare` packs the weight."""
     return weight.device.type == "cpu" and cpu_packs(weight.dtype)
 
 
 def cpu_packs(dtype: torch.dtype) -> bool:
-    """Whether this CPU and this build of PyTorch have oneDNN's kernels for weights of the type."""
+    """Whether this CPU and PyTorch build have oneDNN's packed GEMM for weights of this dtype."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

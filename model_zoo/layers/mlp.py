@@ -1,4 +1,4 @@
-"""The feed-forward blocks."""
+"""MLP blocks: SwiGLU, and GPT-2's GELU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_zoo.layers.linear import Linear, SwigluLinear
 
 
 class SwigluMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (arXiv 2002.05202); gate and up are one product."""
+    """down(silu(gate(x)) * up(x)) (arXiv 2002.05202); gate and up are one Linear."""
 
     def __init__(self, size: int, inner: int, *, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -18,12 +18,12 @@ class SwigluMLP(nn.Module):
         self.down = Linear(inner, size, bias=bias, dtype=dtype)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
-        """x, residual [T, size] -> (what is to be added, or None, residual), as Linear.add."""
+        """x, residual [T, size] -> (output or None, residual), as Linear.add."""
         return self.down.add(self.gate_up.swiglu(x), residual)
 
 
 class MLP(nn.Module):
-    """down(gelu(up(x))), gelu in its tanh form, as GPT-2 was trained."""
+    """down(gelu(up(x))) with the tanh approximation of gelu, as in GPT-2."""
 
     def __init__(self, size: int, inner: int, *, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Normalisation, together with the sum of which it is the norm."""
+"""RMSNorm and LayerNorm, fused with the residual sum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
-        x  None: residual is the sum
+        x  None: residual already is the sum
         """
         if not fused_kernels.use_fused_kernels(residual.device):
             total = residual if x is None else residual + x
@@ -55,6 +55,6 @@ class LayerNorm(nn.Module):
         )
 
     def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x, residual [T, size] -> (norm of their sum, the sum); x None: residual is the sum."""
+        """x, residual [T, size] -> (norm of their sum, the sum); x None: residual is it."""
         total = residual if x is None else residual + x
         return self(total), total

@@ -11,10 +11,9 @@ from model_zoo.config import RopeConfig
 
 
 class Rope(nn.Module):
-    """cos and sin of positions.
+    """cos and sin of positions, computed in each step.
 
-    They are computed, not looked up: a table for the million positions of a long-context model
-    would take a gigabyte, and a step needs few operations to go without.
+    A table for the million positions of a long-context model would take a gigabyte.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
@@ -27,16 +26,16 @@ class Rope(nn.Module):
         self.scale = attention_factor(config)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """[T, head_dim] of positions [T]: cos of all angles, then sin; once a step, for all layers.
+        """positions [T] -> cos_sin [T, head_dim]: cos of all angles, then sin; once per step.
 
-        The angles are float32; the results have the type of what they turn, as in transformers.
+        The angles are float32; the result has the dtype of q and k, as in transformers.
         """
         angles = positions[:, None].float() * self.frequencies
         return torch.cat([angles.cos() * self.scale, angles.sin() * self.scale], -1).to(dtype)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate the halves of x [T, heads, head_dim]: the form that Hugging Face checkpoints use."""
+    """Rotate the halves of x [T, heads, head_dim] (the NeoX form of Hugging Face checkpoints)."""
     cos, sin = cos_sin[:, None].chunk(2, -1)
     low, high = x.chunk(2, -1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
@@ -52,11 +51,11 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
         return _yarn(config, plain, head_dim)
     if config.kind == "llama3":
         return _llama3(config, plain)
-    return plain  # dynamic too: within the trained length it scales nothing
+    return plain  # also dynamic, which scales nothing within the trained length
 
 
 def attention_factor(config: RopeConfig) -> float:
-    """What yarn multiplies cos and sin with, to keep the entropy of attention."""
+    """Yarn's factor of cos and sin, which keeps the entropy of attention; else 1."""
     if config.kind != "yarn":
         return 1.0
     if config.attention_factor is not None:

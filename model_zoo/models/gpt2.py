@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, no rotation; its products are stored transposed."""
+"""GPT-2: learned positions, LayerNorm, no rope; its weights are stored as [in, out]."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor, inp: ModelInput, logit_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x, the norm of residual -> what the layer adds last, and the sum of all before it.
+        """x, the norm of residual, and residual [T, hidden] -> (MLP output, residual).
 
-        wanted: as for Attention.add.
+        logit_rows: as for Attention.add.
         """
         added, residual = self.attention.add(x, residual, inp, None, logit_rows)
         x, residual = self.mlp_norm.add(added, residual)
@@ -88,6 +88,6 @@ class GPT2(Model):
 
 
 def _transposed(linear: Linear, name: str) -> Weights:
-    """The checkpoint stores [in, out]."""
+    """A checkpoint projection stored as [in, out]."""
     assert linear.bias is not None
     return {f"{name}.weight": linear.weight.T, f"{name}.bias": linear.bias}

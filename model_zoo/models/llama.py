@@ -1,6 +1,6 @@
-"""Llama and its kin: Llama 2 and 3, Mistral, Qwen2, Qwen3.
+"""The Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3.
 
-They differ in biases, in q/k norm and in rope scaling, and ModelConfig says which has what.
+They differ in biases, q/k norm and rope scaling, as ModelConfig says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model
-from model_zoo.weights import Weights, fused, shared
+from model_zoo.weights import Weights, fused, unfused
 
 
 class Layer(nn.Module):
@@ -37,9 +37,9 @@ class Layer(nn.Module):
         cos_sin: Tensor,
         logit_rows: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """x, the norm of residual -> what the layer adds last, and the sum of all before it.
+        """x, the norm of residual, and residual [T, hidden] -> (MLP output or None, residual).
 
-        None: that is in the sum already.  wanted: as for Attention.add.
+        None: it is added to the residual already.  logit_rows: as for Attention.add.
         """
         x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, cos_sin, logit_rows))
         return self.mlp.add(x, residual)
@@ -95,10 +95,10 @@ class Llama(Model):
             }
             qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
             table |= fused(attention.qkv, f"{name}.self_attn", qkv)
-            table |= shared(attention.out, f"{name}.self_attn.o_proj")
+            table |= unfused(attention.out, f"{name}.self_attn.o_proj")
             gate_up = {"gate_proj": inner, "up_proj": inner}
             table |= fused(layer.mlp.gate_up, f"{name}.mlp", gate_up)
-            table |= shared(layer.mlp.down, f"{name}.mlp.down_proj")
+            table |= unfused(layer.mlp.down, f"{name}.mlp.down_proj")
             if attention.q_norm is not None and attention.k_norm is not None:
                 table[f"{name}.self_attn.q_norm.weight"] = attention.q_norm.weight
                 table[f"{name}.self_attn.k_norm.weight"] = attention.k_norm.weight

@@ -161,7 +161,7 @@ def test_rows_that_all_decode_get_two_programs_an_sm_where_they_fit(
     changes, rows, prompts, programs
 ):
     kernel = decode_kernel("decode_hopper", replace(SHAPE, **changes), 1)
-    assert kernel.programs(rows, prompts=prompts) == programs
+    assert kernel.step_ctas_per_sm(rows, prompts=prompts) == programs
 
 
 @pytest.mark.parametrize("kernels", [FLASH1, DECODE, PREFILL])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gemm.bench_gemm import fastest, plainly
+from benchmarks.gemm.bench_gemm import fastest, cublas
 from benchmarks.gemm.bench_many_rows import calls_of, of_layer
 from benchmarks.gemm.gemm_chain import MODELS, Chain, ModelSizes, random_weights
 from model_zoo.layers.gemm.implementations import CublasGemm, SplitK
@@ -30,7 +30,7 @@ def test_a_steps_small_kernels_and_products_are_those_of_a_model(device: str):
         gate, up = F.linear(norm(residual), weights["gate_up"][layer]).chunk(2, -1)
         delta = F.linear(F.silu(gate) * up, weights["down"][layer])
     expected = F.linear(norm(residual + delta), weights["lm_head"][0])
-    torch.testing.assert_close(chain.run(plainly), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(chain.run(cublas), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_bytes_of_a_step_are_those_of_all_weights():
@@ -45,10 +45,10 @@ def test_the_fastest_way_is_cublas_unless_another_is_clearly_faster():
     assert fastest({CublasGemm(): 10.0, other: 9.7}) == other
 
 
-def test_a_layer_takes_the_faster_of_both_gated_ways():
-    times = {"qkv": 1.0, "o": 2.0, "gate_up": 50.0, "two steps": 7.0, "gated": 6.0, "down": 4.0}
+def test_a_layer_takes_the_faster_of_both_swiglu_gemms():
+    times = {"qkv": 1.0, "o": 2.0, "gate_up": 50.0, "unfused": 7.0, "swiglu": 6.0, "down": 4.0}
     assert of_layer(times, MODELS["qwen3-8b"]) == 13.0
-    assert of_layer(times | {"gated": 9.0}, MODELS["qwen3-8b"]) == 14.0
+    assert of_layer(times | {"swiglu": 9.0}, MODELS["qwen3-8b"]) == 14.0
 
 
 def test_what_is_timed_of_many_rows_computes_what_a_layer_does():

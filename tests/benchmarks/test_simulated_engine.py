@@ -1,4 +1,4 @@
-"""The engine whose device is reckoned answers as any other, and needs no model."""
+"""The engine with a simulated device answers as any other, and needs no model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 
 
-def test_every_request_gets_its_tokens_in_steps_of_the_reckoned_length() -> None:
+def test_every_request_gets_its_tokens_in_steps_of_the_simulated_length() -> None:
     loaded = load(EngineConfig(model="none", max_model_len=64), lambda phase, done, total: None)
     assert loaded.ready.max_model_len == loaded.resolved.max_model_len == 64
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)

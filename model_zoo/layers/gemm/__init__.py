@@ -1,1 +1,1 @@
-"""Products of few rows with a weight matrix, at the speed of memory."""
+"""GEMMs of linear layers: skinny, split-K, fused SwiGLU, batch-invariant, and their autotuning."""

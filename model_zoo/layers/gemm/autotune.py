@@ -1,4 +1,4 @@
-"""Chooses, for each linear layer and number of rows, how its product is computed."""
+"""Autotunes the GEMM of each linear layer and number of rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl, supports_ke
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear, SwigluLinear
 
-BETTER = 0.98  # of cuBLAS's time: what is not clearly faster is not worth another kernel
-# Of cuBLAS's and silu_mul's.  Under lasting load the power of an H100 decides, and there 6 % of the
-# lead that swiglu_gemm_hopper.py had in short runs was gone at worst.
+BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
+# Of the time of cuBLAS and silu_mul.  Under lasting load an H100 is bound by power, where up to 6 %
+# of the lead that swiglu_hopper.py has in short runs is lost.
 BETTER_SWIGLU = 0.95
 SWIGLU_SECONDS = 0.3
 log = logging.getLogger(__name__)
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GemmKey:
-    """Where one way to compute is chosen for: layers of a shape, and so many rows at most."""
+    """The unit of autotuning: layers of one shape, and at most so many rows."""
 
     outputs: int
     inputs: int
     dtype: torch.dtype
     bias: bool
     rows: int
-    swiglu: bool = False  # silu(gate) * up of the product
+    swiglu: bool = False  # silu(gate) * up of the output
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
@@ -41,21 +41,20 @@ class GemmKey:
 
 
 CandidatesOf = Callable[[GemmKey], Sequence[GemmImpl]]  # what to time, cuBLAS first
-# Microseconds of each of the products, for a number of rows, over the weights of some layers.
+# Microseconds of each GEMM, for a number of rows, over the weights of the layers.
 Times = Callable[[Sequence[Linear], Sequence[GemmImpl], int], Sequence[float]]
 
 
 def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
-    """Give each Linear of the model the fastest products, by measurement: each for up to 64 rows,
-    a SwigluLinear for more rows too.
+    """Set the fastest measured GEMMs of each Linear up to 64 rows, of SwigluLinear also above.
 
     Call it when the weights are in place, on the thread and device that run the model, and before
-    anything is captured into a graph.  Layers without a choice use cuBLAS, and so do all of other
-    devices and types than CUDA's 16-bit ones.  Choices of earlier starts are read from `file`,
-    chosen_file() if left out; what is missing is timed on the layers' own weights and added to it.
+    a CUDA graph is captured.  Layers that are not tuned use cuBLAS, as do all but 16-bit weights on
+    CUDA.  Choices of earlier starts are read from `file`, default chosen_file(); missing ones are
+    timed on the layers' own weights and added to it.
 
-    seconds  for timing few rows, beside SWIGLU_SECONDS for many: places whose turn does not come
-             stay with cuBLAS until the next start
+    seconds  time limit for few rows, in addition to SWIGLU_SECONDS for many; keys that are not
+             reached use cuBLAS until the next start
     """
     layers = layers_by_key(model)
     if not layers:
@@ -81,13 +80,13 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
         made |= choose(of_kind, candidates_of, times, limit)
     if made:
         autotune_cache.write_choices(
-            file, environment_key, {str(x): way for x, way in made.items()}
+            file, environment_key, {str(gemm_key): gemm for gemm_key, gemm in made.items()}
         )
     use(layers, choices | made)
 
 
 def run_candidates(model: nn.Module) -> None:
-    """Call every product that autotune_gemms may time once, so that all can be compiled ahead."""
+    """Run each candidate of autotune_gemms once, so that all are compiled."""
     for gemm_key, (layer, *_) in layers_by_key(model).items():
         weight = layer.weight
         x = torch.empty(gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=weight.device)
@@ -96,7 +95,7 @@ def run_candidates(model: nn.Module) -> None:
 
 
 def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl]:
-    """What is timed for the place, cuBLAS first."""
+    """The candidates for a key, cuBLAS first."""
     from model_zoo.layers.gemm.candidates import candidates
     from model_zoo.layers.gemm.swiglu import swiglu_candidates
 
@@ -107,7 +106,7 @@ def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl
 
 
 def runnable(gemms: Sequence[GemmImpl], rows: int, layer: Linear) -> list[GemmImpl]:
-    """Those whose kernels need no more shared memory and registers than the device has."""
+    """The GEMMs whose kernels fit the device's shared memory and registers."""
     from triton.runtime.errors import OutOfResources
 
     weight = layer.weight
@@ -124,13 +123,13 @@ def runnable(gemms: Sequence[GemmImpl], rows: int, layer: Linear) -> list[GemmIm
 
 
 def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
-    """The layers that have a choice; one row first, and large layers first.
+    """The layers to tune by key, in tuning order: fewest rows and largest layers first.
 
-    Then those of many rows, the most first.
+    SwiGLU keys of many rows come last, the most rows first.
     """
     layers: dict[GemmKey, list[Linear]] = defaultdict(list)
     for layer in model.modules():
-        if not isinstance(layer, Linear) or layer.is_fixed:
+        if not isinstance(layer, Linear) or layer.is_batch_invariant:
             continue
         if supports_kernels(layer.weight.device, layer.weight.dtype):
             outputs, inputs = layer.weight.shape
@@ -154,7 +153,7 @@ def choose(
     times: Times,
     seconds: float,
 ) -> dict[GemmKey, GemmImpl]:
-    """The fastest product for each place, as long as there is time; plain ones if in doubt."""
+    """The fastest GEMM for each key within the time limit; cuBLAS unless clearly slower."""
     began = time.monotonic()
     made: dict[GemmKey, GemmImpl] = {}
     for gemm_key, found in layers.items():
@@ -174,12 +173,12 @@ def choose(
 
 
 def use(layers: Mapping[GemmKey, Sequence[Linear]], choices: Mapping[GemmKey, GemmImpl]) -> None:
-    """Let the layers compute as chosen."""
-    ways: dict[tuple[Linear, bool], dict[int, GemmImpl]] = defaultdict(dict)
+    """Set the chosen GEMMs in the layers."""
+    by_layer: dict[tuple[Linear, bool], dict[int, GemmImpl]] = defaultdict(dict)
     for gemm_key, gemm in choices.items():
         for layer in layers[gemm_key]:
-            ways[layer, gemm_key.swiglu][gemm_key.rows] = gemm
-    for (layer, swiglu), by_rows in ways.items():
+            by_layer[layer, gemm_key.swiglu][gemm_key.rows] = gemm
+    for (layer, swiglu), by_rows in by_layer.items():
         if swiglu and isinstance(layer, SwigluLinear):
             layer.use_swiglu(by_rows)
         else:

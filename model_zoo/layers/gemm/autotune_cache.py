@@ -1,4 +1,4 @@
-"""The choices of earlier starts: a file under the user's cache."""
+"""The autotune cache: a file of choices under the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
 KINDS: dict[str, type[GemmImpl]] = {
     kind.__name__: kind for kind in (CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm)
 }
-Choices = dict[str, GemmImpl]  # by shape, type and rows, as choose.py names them
+Choices = dict[str, GemmImpl]  # by str(GemmKey)
 Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
-# Beside this folder: what a layer does with a product, and what products are timed beside.
+# Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
 OTHERS = ("linear.py", "kernels/silu_mul.py", "kernels/add_rms_norm.py")
 KERNELS = LAYERS.parents[1] / "attention" / "common"
-SHARED = ("hopper.py", "dependent_launch.py")  # with those of attention
-LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # another server has it for milliseconds
+SHARED = ("hopper.py", "dependent_launch.py")  # shared with attention kernels
+LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # a server holds it for milliseconds
 log = logging.getLogger(__name__)
 
 
 def chosen_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Beside what `wavefill tune` writes."""
+    """products.json in the folder of `wavefill tune`'s file."""
     return tuned_file(environment).with_name("products.json")
 
 
 @cache
 def environment_key(device: torch.device) -> str:
-    """What choices depend on: the GPU, the libraries, and the source of what is timed."""
+    """The validity of choices: GPU, library versions, and a digest of the timed sources."""
     versions = f"torch {torch.__version__}, triton {triton.__version__}"
     return f"{torch.cuda.get_device_name(device)}, {versions}, {digest(sources())}"
 
 
 def sources() -> list[Path]:
-    """All that decides how long a product takes."""
+    """The source files that a GEMM's time depends on."""
     here = sorted(Path(__file__).parent.glob("*.py"))
     return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
 
@@ -61,7 +61,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def read_choices(file: Path, environment_key: str) -> Choices:
-    """Those made under the same circumstances; none, and a line in the log, if it is damaged."""
+    """The file's choices for this environment; none, with a warning, for a damaged file."""
     made = _read(file).get(environment_key, {})
     try:
         return {gemm_key: _decoded(values) for gemm_key, values in made.items()}
@@ -71,23 +71,23 @@ def read_choices(file: Path, environment_key: str) -> Choices:
 
 
 def write_choices(file: Path, environment_key: str, choices: Choices) -> None:
-    """Add choices to the file, to which other servers may add theirs at the same time.
+    """Merge choices into the file, which other servers may write concurrently.
 
-    Those of the same GPU under other circumstances go.
+    Choices of the same GPU in other environments are dropped.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _locked(file.parent):
             text = json.dumps(_merged(file, environment_key, choices), indent=1, sort_keys=True)
-            partly = file.with_suffix(f".{os.getpid()}")
-            partly.write_text(text + "\n", encoding="utf-8")
-            partly.replace(file)
+            temporary = file.with_suffix(f".{os.getpid()}")
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(file)
     except OSError as error:
         log.warning("choices of matrix products are not kept: %s", error)
 
 
 def _merged(file: Path, environment_key: str, choices: Choices) -> dict[str, Written]:
-    """What the file holds, and these."""
+    """The file's contents with these choices."""
     gpu = environment_key.split(",")[0]
     known = {name: made for name, made in _read(file).items() if name.split(",")[0] != gpu}
     made = read_choices(file, environment_key) | choices
@@ -97,7 +97,7 @@ def _merged(file: Path, environment_key: str, choices: Choices) -> dict[str, Wri
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """No other server is in here.  Where that cannot be had, we go on: a choice may be lost."""
+    """Hold the folder's lock; after LOCK_SECONDS go on without it, and a choice may be lost."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -109,7 +109,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> bool:
-    """False if somebody else has it.  A file system without locks counts as locked."""
+    """False if another process holds it.  A file system without locks counts as locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -120,7 +120,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _read(file: Path) -> dict[str, Written]:
-    """By circumstances.  What other versions wrote is not for us to understand."""
+    """The file by environment key; entries of other environments are not parsed."""
     try:
         return dict(json.loads(file.read_bytes()).items())
     except FileNotFoundError:

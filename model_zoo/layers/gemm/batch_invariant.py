@@ -1,4 +1,4 @@
-"""Products whose bits do not depend on the number of rows: the same ones at every start."""
+"""Batch-invariant GEMMs: results do not depend on the number of rows; nothing is autotuned."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from model_zoo.layers.gemm.candidates import SKINNY_CONFIGS, whole_tiles
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.linear import Linear
 
-HEIGHT = 64  # of a tile of weights: Stream folds lower ones, which is another order of summation
-ALIGNED = 16  # bytes of a row of weights
+HEIGHT = (
+    64  # rows of a weight tile: SkinnyGemm folds smaller ones, which changes the summation order
+)
+ALIGNED = 16  # bytes: alignment of a weight row
 
 
 def use_batch_invariant_gemms(model: nn.Module) -> None:
-    """Let every Linear sum in one order whatever the number of rows; nothing is timed.
+    """Set GEMMs with one summation order for any number of rows in every Linear.
 
-    Call it before anything runs.  Raises ValueError for a layer that these products do not serve.
+    Call it before anything runs.  Raises ValueError for a layer with unaligned rows.
     """
     from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 
@@ -30,9 +32,7 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
 
 
 def _few_rows(weight: torch.Tensor, outputs: int, inputs: int) -> tuple[int, dict[int, GemmImpl]]:
-    """The device's multiprocessors, and what is faster than BatchInvariantGemm where rows are
-    few.
-    """
+    """-> (SMs of the device, GEMMs for few rows that are faster than BatchInvariantGemm)."""
     if weight.device.type != "cuda":
         return 1, {}
     properties = torch.cuda.get_device_properties(weight.device)
@@ -44,7 +44,7 @@ def _few_rows(weight: torch.Tensor, outputs: int, inputs: int) -> tuple[int, dic
 
 
 def skinny_gemms(programs: int, outputs: int, inputs: int) -> dict[int, GemmImpl]:
-    """Hopper's products for BUCKETS' numbers of rows: tiles of 64 rows of weights, none cut."""
+    """Hopper's SkinnyGemm for each of BUCKETS, with tiles of 64 weight rows without split-K."""
     found: dict[int, GemmImpl] = {}
     for rows in BUCKETS:
         rings = next(rings for limit, rings in SKINNY_CONFIGS.items() if rows <= limit)

@@ -1,12 +1,12 @@
-"""y = x W^T for any number of rows, whose bits depend on a row and on W alone.
+"""Batch-invariant y = x W^T: a row's result depends on that row and W only, bitwise.
 
-any_rows
+batch_invariant_gemm
   grid      (tiles of W's rows * tiles of x's rows)
   reads     W [N, K] and x [M, K] by tiles (TMA on Hopper), rows 16-byte aligned; bias [N] or None
   math      W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M], summed in float32 from the first
-            column to the last in one chain, whatever the tiles: no program shares a sum with
-            another.  W is the left side in every configuration, and in stream_hopper.py, which has
-            the same order if it cuts no tile
+            column to the last in one chain for every tile size, without split-K.  W is the left
+            operand in every configuration, as in skinny_hopper.py, which has the same order where
+            it splits no tile
   writes    y [M, N], contiguous
   bound     compute: 2 * M * N * K floating-point operations
   checked   tests/model_zoo/layers/gemm/test_batch_invariant_gemm.py
@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from attention.common.softmax import dot
 
-GROUP_M = 8  # tiles of x that run side by side, so that they share what L2 holds of W
+GROUP_M = 8  # adjacent tiles of x, which share W in the L2 cache
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -57,30 +57,30 @@ def _batch_invariant_gemm(
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes, and how it is compiled; no bit depends on it."""
+    """A program's tile and compile options, on which no result depends."""
 
     rows: int  # of x
     outputs: int  # rows of W
-    columns: int  # at a time
+    columns: int  # of K per stage
     warps: int
     stages: int
 
 
 SMALL = {rows: Tile(rows, 64, 128, 4, 4) for rows in (16, 32, 64)}
-# The largest first; the first one that fills the device is taken.
+# Largest first; the first one whose grid fills the device is taken.
 LARGE = (Tile(256, 128, 64, 8, 3), Tile(128, 128, 64, 8, 4), Tile(128, 64, 64, 4, 4), SMALL[64])
-FULL = Tile(64, 64, 32, 8, 2)  # float32: tensor cores would round it
+FLOAT32 = Tile(64, 64, 32, 8, 2)  # float32: tensor cores would round it
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInvariantGemm:
-    """A product of any number of rows."""
+    """A GEMM of any number of rows."""
 
-    programs: int  # that fill the device
+    programs: int  # SMs of the device
 
     def tile(self, rows: int, outputs: int, dtype: torch.dtype) -> Tile:
         if dtype == torch.float32:
-            return FULL
+            return FLOAT32
         for most, tile in SMALL.items():
             if rows <= most:
                 return tile

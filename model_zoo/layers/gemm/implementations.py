@@ -1,4 +1,4 @@
-"""The ways to compute y = x W^T for few rows, as values: what choose.py times and Linear runs."""
+"""Implementations of y = x W^T for few rows, as values that autotune.py times and Linear runs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ TILES = 1 << 14
 
 @cache
 def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
-    """(parts float32, counts int32 of each tile's parts that are there).
+    """-> (partial sums float32, arrival counts int32 of each tile).
 
-    A product finds the counts at zero and leaves them so: products must follow each other, on one
-    stream or by dependent launches, as the layers of a model do.
+    A GEMM finds the counts at zero and resets them, so that GEMMs must run one after the other, on
+    one stream or by dependent launches, as a model's layers do.
     """
     parts = torch.empty(PARTS_BYTES // 4, dtype=torch.float32, device=device)
     return parts, torch.zeros(TILES, dtype=torch.int32, device=device)
 
 
-BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that share a choice with the smaller ones
+BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that are tuned; each covers smaller ones
 MAX_ROWS = BUCKETS[-1]
 
 
 class GemmImpl(Protocol):
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or what a layer makes of it."""
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or SwiGLU of it [M, N / 2]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CublasGemm:
-    """cuBLAS; x filled up with rows of zeros to `rows`, for which it may have a faster kernel."""
+    """cuBLAS, with x zero-padded to `rows` rows, for which it may have a faster kernel."""
 
     rows: int = 0
 
@@ -53,11 +53,11 @@ class CublasGemm:
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """split_k.py: any GPU."""
+    """split_k.py: any GPU from compute capability 8.0 on."""
 
     block_n: int
     block_k: int
-    parts: int  # programs that share a tile of block_n rows of weights
+    parts: int  # split-K: programs per tile of block_n weight rows
     warps: int = 4
     stages: int = 4
 
@@ -88,25 +88,25 @@ class SplitK:
 
 @dataclass(frozen=True, slots=True)
 class SkinnyGemm:
-    """stream_hopper.py: compute capability 9.0."""
+    """skinny_hopper.py: compute capability 9.0."""
 
-    block_n: int  # 16 or 32, 64 or 128 rows of weights
+    block_n: int  # weight rows of a tile: 16, 32, 64 or 128
     block_k: int  # columns of a unit: a multiple of 64, of 128 for 32 rows, of 256 for 16
-    stages: int  # units of weights in flight in a program
+    stages: int  # units of weights in flight per program
     programs: int
-    split_units: int = 1  # units that are not cut; a divisor of a tile's
-    x_stages: int = 3  # units of x in flight, which come from L2; no more than stages
+    split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
+    x_stages: int = 3  # units of x in flight, which come from L2; at most stages
 
     @property
     def fold(self) -> int:
-        """A product has 64 rows of weights at least: they may be 16 rows' runs of columns."""
+        """Column runs of a unit that are stacked to the 64 rows of a wgmma."""
         return max(1, 64 // self.block_n)
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
         parts_bytes = 4 * 2 * self.programs * self.block_n * block_m(rows, 8)
         fits = tiles <= TILES and parts_bytes <= PARTS_BYTES and self.x_stages <= self.stages
-        width = self.fold * block_m(rows, 8)  # of a product; wider, it is slower than memory
+        width = self.fold * block_m(rows, 8)  # of a wgmma; a wider one is slower than memory
         fits = fits and rows <= MAX_ROWS and width <= 2 * MAX_ROWS
         return fits and inputs % 8 == 0 and blocks % self.split_units == 0
 
@@ -124,10 +124,8 @@ class SkinnyGemm:
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight, [self.block_n, columns]), tma_desc(x, [height, columns]), parts,
-            arrived,
-            out, bias, rows, outputs, k_blocks, self.split_units, FOLD=self.fold,
-            STAGES=self.stages,
-            X_STAGES=self.x_stages, num_warps=4,
+            arrived, out, bias, rows, outputs, k_blocks, self.split_units, FOLD=self.fold,
+            STAGES=self.stages, X_STAGES=self.x_stages, num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(x.device),
         )  # fmt: skip
@@ -135,17 +133,17 @@ class SkinnyGemm:
 
 
 def block_m(rows: int, least: int) -> int:
-    """The rows of x as a kernel has them: the next power of two, `least` at least."""
+    """The tile height for `rows` rows of x: the next power of two, at least `least`."""
     return max(least, 1 << (rows - 1).bit_length())
 
 
 def _registers(sums: int) -> int:
-    """Of a thread of Stream, for so many sums of a product: none may be spilled."""
+    """Registers per thread of SkinnyGemm for an accumulator of `sums` elements, without spills."""
     return 96 if sums < 4096 else 168 if sums < 8192 else 216
 
 
 def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products may run as SplitK, or as Stream where the device is one of Hopper's."""
+    """Whether SplitK, or SkinnyGemm on Hopper, runs on the device with this dtype."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     capable = torch.cuda.get_device_capability(device) >= (8, 0)

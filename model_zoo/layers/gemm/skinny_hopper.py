@@ -1,17 +1,17 @@
-"""y = x W^T for few rows on Hopper (sm_90), in Gluon: one warp streams weights, four multiply.
+"""y = x W^T for few rows on Hopper (sm_90), in Gluon: one warp loads, four compute.
 
-stream: the weights as an endless row of units, cut evenly over the programs.
-  unit      BLOCK_N rows of W by BLOCK_K columns; units of a tile of rows follow each other, so
-            that a program's share is whole tiles, and at most two parts of tiles
-  grid      as many programs as the caller likes; none may need another to end
-  load warp fills the ring with weights before it waits for the kernels before this one: they do not
-            depend on them.  Then x, in a ring of its own, for it comes from L2
+skinny_gemm: stream-K over the weights' units, an equal contiguous share for each program.
+  unit      BLOCK_N rows of W by BLOCK_K columns; units of a tile of rows are consecutive, so that a
+            program's share is whole tiles and at most two partial tiles
+  grid      any number of programs; no program waits for another
+  load warp fills the ring with weights before it waits for the preceding kernel, on which they do
+            not depend.  Then x, in a ring of its own, since it comes from L2
   compute   four warps: W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M] by wgmma, so that the
-            rows of x, padded to 8 at least, are the short side; float32 sums
-  fold      wgmma has 64 rows: of a tile with fewer, FOLD runs of a unit's columns are put under
-            each other, and beside each other of x; what is of different runs is thrown away
-  parts     of a tile go to a workspace; who comes last sums them, in the order of the columns, and
-            so always to the same bits
+            rows of x, padded to at least 8, are the N side; float32 accumulation
+  fold      wgmma has 64 rows: for a tile with fewer, FOLD column runs of a unit are stacked in W's
+            rows and in x's, and the products of different runs are discarded
+  parts     partial sums of split tiles go to a workspace; the last program to arrive adds them in
+            the order of the columns: deterministic
   reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
             None
   writes    y [M, N], contiguous
@@ -34,12 +34,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.hopper import cta_barrier
 
-AT_ONCE = gl.constexpr(16)  # numbers that a thread reads together where it sums parts
+AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
 
 
 @gluon.jit
 def _share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
-    """The program's first unit, and how many it has; shares begin at multiples of `grain`."""
+    """-> (the program's first unit, its units); shares begin at multiples of split_units."""
     chunks = gl.cdiv(N, BLOCK_N) * k_blocks // split_units
     program, programs = gl.program_id(0), gl.num_programs(0)
     begin = program * chunks // programs * split_units
@@ -48,7 +48,7 @@ def _share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _copy(tma_desc, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
-    """Start the copy of rows from `first` on: FOLD runs of a unit's columns, under each other."""
+    """Start the copy of rows from `first` on: FOLD stacked column runs of a unit."""
     ROWS: gl.constexpr = tma_desc.block_type.shape[0]
     COLUMNS: gl.constexpr = tma_desc.block_type.shape[1]
     mbarrier.expect(full.index(slot), FOLD * tma_desc.block_type.nbytes)
@@ -65,7 +65,7 @@ def _load(
     w_desc, x_desc, weights, rows, w_full, x_full, empty, N, k_blocks, split_units,
     FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The load warp.  Its ring of weights is full before anything has to be waited for."""
+    """The load warp.  It fills its ring of weights before the wait."""
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
@@ -91,7 +91,7 @@ def _load(
 
 @gluon.jit
 def _unfold(acc, FOLD: gl.constexpr):
-    """Sum of the runs of columns: of run j of W, the product with run j of x."""
+    """Sum over column runs j of the product of run j of W with run j of x."""
     if FOLD > 1:
         HEIGHT: gl.constexpr = acc.shape[0] // FOLD
         WIDTH: gl.constexpr = acc.shape[1] // FOLD
@@ -116,7 +116,7 @@ def _write(acc, OUT, BIAS, n, m, M, N):
 def _write_part(
     acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
 ):  # fmt: skip
-    """y of a tile, or a part of it, and then y too if all other parts are there."""
+    """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile."""
     BLOCK_N: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
     r = gl.arange(0, BLOCK_N, gl.SliceLayout(1, acc.type.layout))
@@ -140,14 +140,14 @@ def _write_part(
             for j in range(gl.cdiv(last - first + 1, TOGETHER)):
                 for i in gl.static_range(TOGETHER):
                     program = first + j * TOGETHER + i
-                    # As in _compute: its first part begins inside the tile, but for the first.
+                    # Slots as in _compute: only the first program begins at the tile's start.
                     place = 2 * program + (program == first).to(gl.int32)
                     total += gl.load(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
             _write(total, OUT, BIAS, n, m, M, N)
-            gl.store(ARRIVED + tile, 0)  # for the next product
+            gl.store(ARRIVED + tile, 0)  # for the next GEMM
 
 
 @gluon.jit
@@ -155,7 +155,7 @@ def _compute(
     weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
     FOLD: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: the products, and what becomes of them at the end of each tile."""
+    """Four warps: wgmma over the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
     HEIGHT: gl.constexpr = weights.shape[1]
@@ -169,11 +169,11 @@ def _compute(
         stage = i % STAGES
         mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
         mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
-        gemm = warpgroup_mma(
+        product = warpgroup_mma(
             weights.index(stage), rows.index(i % X_STAGES).permute((1, 0)), acc,
             use_acc=(block != 0) & (i != 0), is_async=True,
         )  # fmt: skip
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(gemm,))
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
         mbarrier.arrive(empty.index(stage), count=1)
         if (block == k_blocks - 1) | (i == count - 1):
             starts = i >= block  # whether the program has the tile's first unit

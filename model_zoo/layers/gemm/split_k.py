@@ -1,12 +1,12 @@
-"""y = x W^T for few rows, in plain Triton: each tile of W's rows is shared by several programs.
+"""Split-K y = x W^T for few rows, in plain Triton: several programs share a tile of W's rows.
 
 split_k
   grid      (tiles of BLOCK_N rows of W, parts of K)
   reads     W [N, K], x [M, K] with rows 16-byte aligned, bias [N] or None.  Weights depend on no
-            kernel before: where launches are dependent, L2 is asked for them before the wait
-  math      W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M]: the rows of x are the short
-            side; float32 sums.  Parts go to a workspace; the program that comes last sums them in
-            the order of the columns: the same bits at each run
+            preceding kernel: with dependent launch they are prefetched into L2 before the wait
+  math      W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M]: the rows of x are the N
+            side; float32 sums.  Partial sums go to a workspace; the last program to arrive adds
+            them in the order of the columns: deterministic
   writes    y [M, N], contiguous
   bound     memory: 2 * N * K bytes
   checked   tests/model_zoo/layers/gemm/test_gemm.py against float64, interpreted and on a GPU
@@ -20,8 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _ask_l2(W, n, first, last, N, K):
-    """Have columns `first` to `last` of the rows n of W brought into L2."""
+def _prefetch_l2(W, n, first, last, N, K):
+    """Prefetch columns first..last of rows n of W into L2."""
     n = tl.minimum(n, N - 1)
     run = (tl.minimum(last, K) - first) * 2
     tl.inline_asm_elementwise(
@@ -32,8 +32,8 @@ def _ask_l2(W, n, first, last, N, K):
 
 
 @triton.jit
-def _last_to_come(ARRIVED, parts):
-    """Whether the other programs of the tile have written their parts; if so for the next too."""
+def _is_last_to_arrive(ARRIVED, parts):
+    """Whether all other programs of the tile have stored partial sums; if so, reset the count."""
     tl.debug_barrier()  # of all threads, whose writes the atomic publishes
     last = tl.atomic_add(ARRIVED, 1) == parts - 1
     if last:
@@ -53,7 +53,7 @@ def _split_k(
     first, last = part * per_part * BLOCK_K, tl.minimum((part + 1) * per_part * BLOCK_K, K)
     if DEPENDENT:
         gdc_launch_dependents()
-        _ask_l2(W, n, first, last, N, K)
+        _prefetch_l2(W, n, first, last, N, K)
         gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     w_rows = W + n.to(tl.int64)[:, None] * K
@@ -69,7 +69,7 @@ def _split_k(
         within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
         slots = PARTS + tile.to(tl.int64) * parts * (BLOCK_N * BLOCK_M) + within
         tl.store(slots + part * (BLOCK_N * BLOCK_M), acc, mask=real)
-        mine = _last_to_come(ARRIVED + tile, parts)
+        mine = _is_last_to_arrive(ARRIVED + tile, parts)
         if mine:
             acc = tl.zeros_like(acc)
             for other in range(parts):

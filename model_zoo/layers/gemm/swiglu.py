@@ -1,4 +1,4 @@
-"""The ways to compute silu(gate) * up of many rows, as values: what choose.py times."""
+"""Implementations of silu(gate) * up for many rows, as values that autotune.py times."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.nn import functional as F
 
 from model_zoo.layers.gemm.implementations import GemmImpl
 
-# Numbers of rows that share a choice with the smaller ones; more share that of the last.  Steps are
-# padded to these sizes: a product's time rises by steps, at other rows for each way.
+# Numbers of rows that are tuned; each covers smaller ones, the last also larger ones.  Steps are
+# padded to these sizes: a GEMM's time rises in steps, at other rows for each implementation.
 SIZES = (96, 128, *range(192, 512, 64), *range(512, 2049, 128))
-CACHED = 20 << 20  # bytes of x that stay in the L2 cache while weights pass by
-MAX_BAND = 16  # rows of tiles: with more, x is read for too few columns at a time
-FEW_MORE = 1.03  # rounds of tiles are worth programs that keep to their rows
+CACHED = 20 << 20  # bytes of x that stay in the L2 cache while weights are streamed
+MAX_BAND = 16  # rows of tiles: with more, x is reused for too few columns at a time
+FEW_MORE = 1.03  # accepted factor of waves for programs that keep to one row of tiles
 
 
 @dataclass(frozen=True, slots=True)
 class UnfusedSwiglu:
-    """cuBLAS, and silu_mul of what it wrote."""
+    """cuBLAS, then silu_mul."""
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [2 I, K], bias [2 I] -> [M, I]."""
@@ -32,7 +32,7 @@ class UnfusedSwiglu:
 
 @dataclass(frozen=True, slots=True)
 class SwigluGemm:
-    """swiglu_gemm_hopper.py: compute capability 9.0, no bias."""
+    """swiglu_hopper.py: compute capability 9.0, no bias."""
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         """Whether rows are 16-byte aligned, and at least as long as the ring of stages."""
@@ -69,29 +69,29 @@ class SwigluGemm:
 def swiglu_candidates(
     device: torch.device, rows: int, outputs: int, inputs: int, *, bias: bool
 ) -> list[GemmImpl]:
-    """UnfusedSwiglu first, then what may be faster."""
-    tried: list[GemmImpl] = [UnfusedSwiglu()]
+    """UnfusedSwiglu first, then candidates."""
+    candidates: list[GemmImpl] = [UnfusedSwiglu()]
     hopper = torch.cuda.get_device_capability(device) == (9, 0)
     if hopper and not bias and SwigluGemm().serves(rows, outputs, inputs):
-        tried.append(SwigluGemm())
-    return tried
+        candidates.append(SwigluGemm())
+    return candidates
 
 
 @cache
 def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int, int]:
-    """(programs, rows of tiles that are computed together) for m_tiles by n_tiles.
+    """-> (programs, rows of tiles in a band) for m_tiles by n_tiles.
 
-    Where the programs are a multiple of these rows, each of them keeps to its row, and all that
-    are in a column read the same weights at the same time.  On an H100 at the limit of its power a
-    kernel with the same loop took 2 to 4 % less time so, of 2,048 to 8,192 rows, though 4 of 132
-    processors are idle (docs/lab/gemm.md, "GEMMs of many rows").
+    If the programs are a multiple of the band, each keeps to its row of tiles, and those in a
+    column read the same weights at the same time.  On an H100 at its power limit a kernel with the
+    same loop took 2 to 4 % less time so, for 2,048 to 8,192 rows, though 4 of 132 SMs are idle
+    (docs/lab/gemm.md, "GEMMs of many rows").
 
     cached  rows of tiles of x that stay in the L2 cache
     """
     tiles, most = m_tiles * n_tiles, min(m_tiles, cached)
-    fewest = -(-tiles // processors)  # rounds
+    fewest = -(-tiles // processors)  # waves
     highest = min(most, MAX_BAND, processors)
-    for band in range(highest, highest // 2, -1):  # lower ones would read the weights too often
+    for band in range(highest, highest // 2, -1):  # smaller bands reread the weights too often
         programs = processors // band * band
         if m_tiles % band == 0 and -(-tiles // programs) <= FEW_MORE * fewest:
             return min(programs, tiles), band

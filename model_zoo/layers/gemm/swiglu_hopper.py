@@ -1,15 +1,15 @@
-"""silu(gate) * up of many rows on Hopper (sm_90), in Gluon: gates, ups and their product in one.
+"""Fused SwiGLU GEMM of many rows on Hopper (sm_90), in Gluon: silu(gate) * up in the epilogue.
 
 swiglu_gemm_hopper
-  grid      one program a multiprocessor, or fewer if there are fewer tiles; program p takes tiles
-            p, p + programs and so on.  Tiles of a group of rows follow each other down the rows, so
-            that programs that run together read the same few rows of W, and x stays in the L2 cache
-  tile      128 rows of x by 128 gates and the 128 ups that belong to them, from rows of W that lie
-            `apart`: both sums of a result are in the same thread
+  grid      persistent, one CTA per SM or fewer; program p runs tiles p, p + programs and so on.
+            Tiles of a band are ordered down its rows, so that concurrent programs read the same
+            few rows of W, and x stays in the L2 cache
+  tile      128 rows of x by 128 gates and their 128 ups, whose rows of W are `up_offset` after the
+            gates': both sums of an output are in the same thread
   warps     one loads x and W by TMA into a ring of stages, running ahead into the next tile; two
-            groups of four multiply half of a tile's rows each
-  reads     x [M, K], W [2 I, K], bf16 or fp16, rows 16-byte aligned; W before the kernel waits for
-            those before it
+            consumer warpgroups compute half of a tile's rows each
+  reads     x [M, K], W [2 I, K], bf16 or fp16, rows 16-byte aligned; W before the wait
+            for the preceding kernel
   writes    silu(gate) * up [M, I], rows 16-byte aligned, by TMA
   math      float32 sums, and silu of them, rounded once
   bound     compute: 4 * M * I * K floating-point operations
@@ -31,16 +31,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.softmax import LOG2E
 
-GROUPS = gl.constexpr(2)  # of four warps that multiply
-ROWS = gl.constexpr(64)  # of x that a group has
+GROUPS = gl.constexpr(2)  # consumer warpgroups
+ROWS = gl.constexpr(64)  # of x per consumer warpgroup
 HALF = gl.constexpr(128)  # gates of a tile
 DEPTH = gl.constexpr(64)  # columns of a stage: 128 bytes, the widest swizzle
 STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def _place(tile, m_tiles, n_tiles, band):
-    """(row of tiles, column of tiles) of the tile-th one: `band` rows of tiles at a time."""
+def _tile_coords(tile, m_tiles, n_tiles, band):
+    """Tile index -> (row, column) of tiles; `band` rows of tiles at a time."""
     before = tile // (band * n_tiles) * band
     height = gl.minimum(m_tiles - before, band)
     within = tile - before * n_tiles
@@ -48,11 +48,11 @@ def _place(tile, m_tiles, n_tiles, band):
 
 
 @gluon.jit
-def _copy_weights(tma_desc, weights, full, stage, row, apart, k):
-    """Start the copies of a tile's rows of W: gates, and ups under them."""
+def _copy_weights(tma_desc, weights, full, stage, row, up_offset, k):
+    """Start the copies of a tile's rows of W: gates, followed by ups."""
     for half in gl.static_range(2):
         tma.async_copy_global_to_shared(
-            tma_desc, [row + half * apart, k * DEPTH], full.index(stage),
+            tma_desc, [row + half * up_offset, k * DEPTH], full.index(stage),
             weights.index(stage).slice(half * HALF, HALF, 0),
         )  # fmt: skip
 
@@ -68,17 +68,17 @@ def _copy_rows(tma_desc, rows, full, stage, row, k):
 
 @gluon.jit
 def _load(
-    x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band, apart,
+    x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band, up_offset,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The load warp.  Its ring has weights before anything has to be waited for."""
+    """The load warp.  It fills its ring with weights before the wait."""
     BYTES: gl.constexpr = GROUPS * x_desc.block_type.nbytes + 2 * w_desc.block_type.nbytes
     HEIGHT: gl.constexpr = GROUPS * ROWS
     first = gl.program_id(0)
-    m, n = _place(first, m_tiles, n_tiles, band)
+    m, n = _tile_coords(first, m_tiles, n_tiles, band)
     for stage in gl.static_range(STAGES):
         mbarrier.expect(full.index(stage), BYTES)
-        _copy_weights(w_desc, weights, full, stage, n * HALF, apart, stage)
+        _copy_weights(w_desc, weights, full, stage, n * HALF, up_offset, stage)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -86,13 +86,13 @@ def _load(
         _copy_rows(x_desc, rows, full, stage, m * HEIGHT, stage)
     stage, phase = 0, 0
     for tile in range(first, m_tiles * n_tiles, gl.num_programs(0)):
-        m, n = _place(tile, m_tiles, n_tiles, band)
+        m, n = _tile_coords(tile, m_tiles, n_tiles, band)
         begin = STAGES * (tile == first).to(gl.int32)
         for k in range(begin, k_blocks):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), BYTES)
             _copy_rows(x_desc, rows, full, stage, m * HEIGHT, k)
-            _copy_weights(w_desc, weights, full, stage, n * HALF, apart, k)
+            _copy_weights(w_desc, weights, full, stage, n * HALF, up_offset, k)
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -103,7 +103,7 @@ def _load(
 def _silu(x):
     """x / (1 + exp(-x)), by an approximate reciprocal: a unit or two in the last place of float32.
 
-    A division also serves denominators past 2^126, where the answer is as good as zero.
+    A division also serves denominators past 2^126, where the result is practically zero.
     """
     return x * gl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * -LOG2E)],
@@ -113,12 +113,12 @@ def _silu(x):
 
 @gluon.jit
 def _finish(acc, out_desc, results, row, column):
-    """silu(gate) * up of a group's sums; rows and columns that the result has not are left out."""
+    """silu(gate) * up of a group's sums; rows and columns out of bounds are not stored."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    # No number changes its thread.
+    # No element changes its thread.
     gate, up = gl.split(acc.reshape([ROWS, 2, HALF]).permute((0, 2, 1)))
     y = gl.convert_layout(_silu(gate) * up, layout)
-    tma.store_wait(pendings=0)  # the tile before has been read
+    tma.store_wait(pendings=0)  # the previous tile has been read
     results.store(y.to(out_desc.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out_desc, [row, column], results)
@@ -126,10 +126,10 @@ def _finish(acc, out_desc, results, row, column):
 
 @gluon.jit
 def _release_before(empty, stage, there):
-    """Let the stage before `stage` be filled again.
+    """Release the stage before `stage`.
 
-    Not by a variable that is set to `stage` before `stage` moves on: Triton takes the two for one,
-    and does not carry it through the loop.
+    Not by a variable that keeps the previous `stage`: Triton merges the two and does not carry it
+    through the loop.
     """
     mbarrier.arrive(empty.index((stage + (STAGES - 1)) % STAGES), count=1, pred=there)
 
@@ -139,7 +139,7 @@ def _multiply(
     rows, weights, results, full, empty, out_desc, m_tiles, n_tiles, k_blocks, band,
     g: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: ROWS rows of each tile."""
+    """A consumer warpgroup: ROWS rows of each tile."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF, 16])
     stage, phase = 0, 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
@@ -158,14 +158,14 @@ def _multiply(
                 phase ^= 1
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         _release_before(empty, stage, True)
-        m, n = _place(tile, m_tiles, n_tiles, band)
+        m, n = _tile_coords(tile, m_tiles, n_tiles, band)
         _finish(acc, out_desc, results.index(g), (m * GROUPS + g) * ROWS, n * HALF)
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["m_tiles", "n_tiles", "k_blocks", "band", "apart"])
+@gluon.jit(do_not_specialize=["m_tiles", "n_tiles", "k_blocks", "band", "up_offset"])
 def swiglu_gemm_hopper(
-    x_desc, w_desc, out_desc, m_tiles, n_tiles, k_blocks, band, apart,
+    x_desc, w_desc, out_desc, m_tiles, n_tiles, k_blocks, band, up_offset,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -189,7 +189,7 @@ def swiglu_gemm_hopper(
             )),
             (_load, (
                 x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band,
-                apart, DEPENDENT,
+                up_offset, DEPENDENT,
             )),
         ],
         [4, 1], [240, 24],

@@ -1,4 +1,4 @@
-"""Times products on a GPU as they stand in a step: in a graph, each after a small kernel."""
+"""GemmTimer: times GEMMs on a GPU as in a step: in a CUDA graph, each after a small kernel."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl
 from model_zoo.layers.linear import Linear
 
-COLD_BYTES = 150 << 20  # of weights a replay: nothing is left of them in the cache for the next
+COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
 MIN_CALLS, REPLAYS = 6, 5
-# Of many rows, whose time has less noise, and is longer.
+# Of many rows, which take longer and vary less.
 MIN_LONG_CALLS, LONG_REPLAYS = 3, 3
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all timers: cuBLAS keeps 32 MiB for each stream that it has ever seen."""
+    """One stream for all timers: cuBLAS keeps a workspace of 32 MiB per stream."""
     return torch.cuda.Stream(device)
 
 
 class GemmTimer:
-    """Of x [rows, K] with each of `weights` [N, K] in turn; what it captures is freed with it."""
+    """Times GEMMs of x [rows, K] with `weights` [N, K] in turn; owns the captured graphs."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, rows: int) -> None:
         self._weights, self._bias = weights, bias
@@ -39,7 +39,7 @@ class GemmTimer:
         self._stream = side_stream(weight.device)
 
     def microseconds(self, gemms: Sequence[GemmImpl]) -> list[float]:
-        """Median of a call of each; they take turns, so that what slows one slows all."""
+        """Median time of a call of each GEMM, interleaved so that disturbances affect all."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             graphs = [self._captured(gemm) for gemm in gemms]
@@ -61,7 +61,7 @@ class GemmTimer:
     def _captured(self, gemm: GemmImpl) -> torch.cuda.CUDAGraph:
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
-        gemm.run(self._x, self._weights[0], self._bias)  # compiles what has to be
+        gemm.run(self._x, self._weights[0], self._bias)  # compiles
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         for call in range(self._calls()):
@@ -79,7 +79,7 @@ class GemmTimer:
 
 
 def times(layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int) -> list[float]:
-    """Microseconds of each of the products for so many rows, over the weights of all layers."""
+    """Microseconds of each GEMM for `rows` rows, over the weights of all layers."""
     if len(gemms) == 1:
         return [0.0]
     weights = [layer.weight for layer in layers]

@@ -1,10 +1,10 @@
-# add_rms_norm: the sum that goes on to the next block, and its RMSNorm.
-#   grid      (T): a program has a row
-#   reads     x, residual [T, N] bf16, fp16 or fp32; weight [N].  No x: residual is the sum already
-#   writes    residual + x into residual, and the norm of it into x, or where there is none into out
-#   math      the sum rounded to its type; its mean square in fp32; the quotient rounded, and the
-#             product with the weight rounded again, as PyTorch's operations are
-#   launch    a small kernel: its successor starts at once.  Before it waits it reads the weight
+# add_rms_norm: the residual sum and its RMSNorm.
+#   grid      (T): a program per row
+#   reads     x, residual [T, N] bf16, fp16 or fp32; weight [N].  Without x, residual is the sum
+#   writes    residual + x into residual, and its norm into x, or without x into out
+#   math      the sum rounded to its type; its mean square in fp32; rounded after the division
+#             and after the product with the weight, as PyTorch's operations
+#   launch    dependents are launched at once; before the wait it reads the weight
 #   bound     memory: 4 * T * N * bytes, half of that without x
 #   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attention.common.dependent_launch import dependent_launch, start_successor_
 
 @triton.jit
 def rms_norm(x, weight, eps, N: tl.constexpr):
-    """The norm of a row x, in which there are zeros past its N numbers; weight in fp32."""
+    """The RMSNorm of a row x of N elements, zero-padded; weight in fp32."""
     wide = x.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
     return (weight * (wide * factor).to(x.dtype).to(tl.float32)).to(x.dtype)
@@ -46,10 +46,10 @@ def _add_rms_norm(
 
 
 def norm_warps(block: int) -> int:
-    """Warps for a row padded to `block` numbers.
+    """Warps for a row padded to `block` elements.
 
     The same for any number of rows, so that a row's sum has the same bits in every batch.  On an
-    H100 4 to 16 warps are within 3 % of each other for 4096 numbers, 2 to 8 for 1024.
+    H100 4 to 16 warps are within 3 % of each other for 4096 elements, 2 to 8 for 1024.
     """
     return max(1, min(block // 256, max(4, block // 1024)))
 

@@ -1,14 +1,14 @@
-# embed: the first kernel of a step gathers embeddings, norms them for the first layer, and makes
-# the table of rotations.
-#   grid      (T, 2): a program has a token's embedding, or its row of the table
+# embed: the first kernel of a step gathers embeddings, norms them for the first layer, and computes
+# cos and sin of the rope angles.
+#   grid      (T, 2): a program has a token's embedding, or its row of cos_sin
 #   reads     tokens, positions [T] int64; embeddings [rows, N] bf16, fp16 or fp32; weight [N] of
 #             the norm; frequencies [D / 2] fp32
-#   writes    residual [T, N], the embeddings; x [T, N], their norm; rotation [T, D] of the same
-#             type: cos(angle) * scale, then sin
+#   writes    residual [T, N], the embeddings; x [T, N], their norm; cos_sin [T, D] of the same
+#             dtype: cos(angle) * scale, then sin
 #   math      the norm as in add_rms_norm.py; angle = position * frequency rounded to fp32; cos and
 #             sin of it by libdevice's functions for fp32, exact to 2 units in the last place
 #             however large the angle is
-#   launch    a small kernel: its successor starts at once.  Before it waits it reads weights
+#   launch    dependents are launched at once; before the wait it reads weights
 #   bound     latency at few tokens; memory: T * (3 * N + D) * bytes
 #   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
@@ -42,15 +42,15 @@ def _embed(
         tl.store(X + row * N + column, rms_norm(x, weight, eps, N), mask=mask)
     else:
         dim = tl.arange(0, BLOCK_HALF)
-        there = dim < HALF
-        frequency = tl.load(FREQUENCIES + dim, mask=there, other=0.0)
+        half_mask = dim < HALF
+        frequency = tl.load(FREQUENCIES + dim, mask=half_mask, other=0.0)
         if DEPENDENT:
             start_successor_and_wait()
         angle = tl.load(POSITIONS + row).to(tl.float32) * frequency
         at = COS_SIN + row * D + dim
         dtype = COS_SIN.dtype.element_ty
-        tl.store(at, (tl.cos(angle) * scale).to(dtype), mask=there)
-        tl.store(at + HALF, (tl.sin(angle) * scale).to(dtype), mask=there)
+        tl.store(at, (tl.cos(angle) * scale).to(dtype), mask=half_mask)
+        tl.store(at + HALF, (tl.sin(angle) * scale).to(dtype), mask=half_mask)
 
 
 def embed(
@@ -62,13 +62,13 @@ def embed(
     frequencies: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of embeddings [rows, N] by tokens [T], their RMSNorm, and rotations of positions [T].
+    """Rows of embeddings [rows, N] by tokens [T], their RMSNorm, and cos_sin of positions [T].
 
     weight, eps: of the norm, weight [N]
-    frequencies: [head_dim / 2] float32, the angle that a position adds
-    scale:       what cos and sin are multiplied with
-    Returns the norm and the embeddings, [T, N] each, and the rotations [T, head_dim], cos of all
-    angles and then sin; all in the type of embeddings.
+    frequencies: [head_dim / 2] float32, rope's inverse frequencies
+    scale:       factor of cos and sin
+    Returns the norm and the embeddings, [T, N] each, and cos_sin [T, head_dim], cos of all
+    angles and then sin; all in the dtype of embeddings.
     """
     rows, size, half = len(tokens), embeddings.shape[1], len(frequencies)
     assert tokens.shape == positions.shape == (rows,) and weight.shape == (size,)

@@ -1,17 +1,17 @@
-# qk_norm_rope_write: all that a layer does between its qkv product and attention, in one launch.
+# qk_norm_rope_write: all between a layer's qkv GEMM and attention, in one launch.
 #   grid      (T, head tiles): tiles of query heads, then of key heads, then of value heads; without
-#             norm and rotation there is nothing to do for queries, and no tile of them
-#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; rotation [T, D], cos of the
-#             first D / 2 columns and sin of the rest, or none; q_weight, k_weight [D] of the norms,
+#             norm and rope there are no tiles of query heads
+#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; cos_sin [T, D], cos in the
+#             first D / 2 columns and sin in the rest, or none; q_weight, k_weight [D] of the norms,
 #             or none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
 #   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
 #   math      sums of squares in fp32; rounded to the type of qkv after the norm, after its weight,
-#             after each product of the rotation and after their sum, as PyTorch's operations are
-#   launch    a small kernel: its successor starts at once.  Before it waits it reads weights and
-#             slots.  Attention may so copy keys and values of earlier steps while this runs, which
-#             writes the positions of this step's tokens and no others
+#             after each product of the rotation and after their sum, as PyTorch's operations
+#   launch    dependents are launched at once; before the wait it reads weights and slots.
+#             Attention may copy keys and values of earlier steps while this runs, which
+#             writes only the positions of this step's tokens
 #   bound     memory: T * (heads + 2 * kv_heads) * D * 2 * bytes
 #   checked   tests/model_zoo/layers/test_qk_norm_rope_write.py against PyTorch's operations
 from __future__ import annotations
@@ -31,7 +31,7 @@ FEW_TOKENS = 64  # up to here a launch is bound by latency
 
 @triton.jit
 def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr):
-    """RMSNorm of heads given as halves [heads, D / 2]; what is masked is 0."""
+    """RMSNorm of heads given as halves [heads, D / 2]; masked elements are 0."""
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(low * low + high * high, 1, keep_dims=True)
@@ -44,7 +44,7 @@ def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr):
 
 @triton.jit
 def _rotate(low, high, cos, sin):
-    """The halves of heads turned: (low, high) * cos + (-high, low) * sin, each product rounded."""
+    """Rope of halves of heads: (low, high) * cos + (-high, low) * sin, each product rounded."""
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
@@ -84,7 +84,7 @@ def _store(
     cell_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, HALF: tl.constexpr,
     HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of a tile of heads to their place in the pages, unless the slot is negative."""
+    """Store both halves of a tile of heads in the pages, unless the slot is negative."""
     page, cell = slot // PAGE, slot % PAGE
     target = PAGES + page * page_stride + cell * cell_stride
     target += head.to(tl.int64)[:, None] * head_stride + dim
@@ -147,14 +147,14 @@ def _qk_norm_rope_write(
 
 @dataclass(frozen=True, slots=True)
 class QKNormRopeConfig:
-    """How the kernel is compiled."""
+    """Tile size and compile options."""
 
-    heads: int  # of a program's tile, a power of two
+    heads: int  # per program, a power of two
     warps: int
 
 
 def qk_norm_rope_config(tokens: int, head_dim: int) -> QKNormRopeConfig:
-    """Few tokens: a warp a program, so that many SMs share the work.  Many: larger programs."""
+    """Few tokens: small programs of a warp, to use many SMs.  Many tokens: larger programs."""
     half = triton.next_power_of_2((head_dim + 1) // 2)
     heads = max(1, (256 if tokens <= FEW_TOKENS else 1024) // half)
     return QKNormRopeConfig(heads, max(1, heads * half // 256))
@@ -175,12 +175,12 @@ def qk_norm_rope_write(
     v_scale: Tensor | None = None,
     config: QKNormRopeConfig | None = None,
 ) -> Tensor:
-    """Norm and turn the queries and keys of a layer's product; store its keys and values.
+    """RMSNorm and rope of the queries and keys of a layer's qkv; write its keys and values.
 
     qkv:      [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are changed
     k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
     slot_mapping: [T] int64; tokens with a negative slot are not stored
-    rotation: [T, head_dim], as `Rope.rows` makes it; None: queries and keys are not turned
+    cos_sin:  [T, head_dim], of `Rope.rows`; None: no rope
     q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
     Returns the queries, [T, heads, head_dim], a view of qkv.

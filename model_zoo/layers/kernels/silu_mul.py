@@ -1,9 +1,9 @@
-# silu_mul: the gate of a feed-forward block.
+# silu_mul: the activation of a SwiGLU MLP.
 #   grid      (T, blocks of columns)
-#   reads     gate_up [T, 2 * I] bf16, fp16 or fp32: gates, then what they let through
+#   reads     gate_up [T, 2 * I] bf16, fp16 or fp32: gates, then ups
 #   writes    silu(gate) * up, [T, I]
 #   math      fp32; silu(gate) is rounded to its type before the product, as PyTorch's is
-#   launch    a small kernel: its successor starts at once; it reads nothing before it waits
+#   launch    dependents are launched at once; it reads nothing before the wait
 #   bound     memory: 3 * T * I * bytes
 #   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
@@ -29,16 +29,16 @@ def _silu_mul(
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + N, mask=mask, other=0.0)
     wide = gate.to(tl.float32)
-    opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    gemm = opened.to(tl.float32) * up.to(tl.float32)
-    tl.store(OUT + row * N + column, gemm.to(gate.dtype), mask=mask)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    product = silu.to(tl.float32) * up.to(tl.float32)
+    tl.store(OUT + row * N + column, product.to(gate.dtype), mask=mask)
 
 
 def silu_mul(gate_up: Tensor, *, block: int = 1024, num_warps: int = 8) -> Tensor:
     """silu(gate) * up of gate_up [T, 2 * I], rows at any stride -> [T, I].
 
-    block, num_warps: columns of either half that a program has, and its warps.  On an H100 8 bytes
-                      a thread are as fast as 16 or, at 256 rows, 9 % faster
+    block, num_warps: columns of each half per program, and its warps.  On an H100 8 bytes
+                      per thread are as fast as 16 or, at 256 rows, 9 % faster
     """
     rows, both = gate_up.shape
     assert both % 2 == 0 and gate_up.stride(1) == 1

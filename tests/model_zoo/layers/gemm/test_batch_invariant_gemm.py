@@ -125,4 +125,4 @@ def test_a_settled_layer_leaves_nothing_to_choose_and_takes_no_other_way(
         residual = torch.zeros(rows, 16, dtype=torch.bfloat16)
         y, unchanged = layer.add(torch.zeros(rows, 16, dtype=torch.bfloat16), residual)
         assert y is not None and y.min() == 1 and unchanged.max() == 0
-    assert layer._ways == []
+    assert layer._swiglu_gemms == []

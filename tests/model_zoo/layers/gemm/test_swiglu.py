@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.swiglu import FEW_MORE, SIZES, SwigluGemm, bands
-from model_zoo.layers.linear import MANY_ROWS, Linear, SwigluLinear
+from model_zoo.layers.linear import MIN_ADDMM_ROWS, Linear, SwigluLinear
 from model_zoo.layers.norm import RMSNorm
 
 ROWS = (1, 65, 128, 500, 640, 803, 1667)
@@ -129,7 +129,7 @@ def test_what_cublas_adds_to_the_residual_is_as_exact_as_a_product_and_then_a_su
     with torch.device("cuda"):
         layer = Linear(768, 512, bias=False, dtype=dtype)
     nn.init.normal_(layer.weight, std=0.05)
-    x, residual = numbers(dtype, MANY_ROWS, 768), numbers(dtype, MANY_ROWS, 512)
+    x, residual = numbers(dtype, MIN_ADDMM_ROWS, 768), numbers(dtype, MIN_ADDMM_ROWS, 512)
     exact = residual.double() + x.double() @ layer.weight.double().T
     coarse = residual + (x.float() @ layer.weight.float().T).to(dtype)
     nothing, total = layer.add(x, residual)
@@ -140,7 +140,7 @@ def test_what_cublas_adds_to_the_residual_is_as_exact_as_a_product_and_then_a_su
 def test_on_a_cpu_a_layer_only_says_what_is_to_be_added():
     layer = Linear(8, 16, bias=False, dtype=torch.float32)
     nn.init.normal_(layer.weight)
-    x, residual = (numbers(torch.float32, MANY_ROWS, size, device="cpu") for size in (8, 16))
+    x, residual = (numbers(torch.float32, MIN_ADDMM_ROWS, size, device="cpu") for size in (8, 16))
     before = residual.clone()
     y, same = layer.add(x, residual)
     assert y is not None and torch.equal(y, layer(x))
