@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gemm.bench_gemm import fastest, cublas
+from benchmarks.gemm.bench_gemm import cublas, fastest
 from benchmarks.gemm.bench_many_rows import calls_of, of_layer
 from benchmarks.gemm.gemm_chain import MODELS, Chain, ModelSizes, random_weights
 from model_zoo.layers.gemm.implementations import CublasGemm, SplitK
