@@ -2,14 +2,23 @@
 PYTHON ?= python3
 MODEL ?= tiny-chat
 BIN := .venv/bin
+# Processes that run tests, each with one thread; 0 where there is a GPU, which tests do not share.
+WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-clients lint format clean
+.PHONY: serve test test-slow test-all test-clients lint format clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
 
 test: lint
-	$(BIN)/pytest
+	$(PYTEST) -m "not slow"
+
+# The slow cases, and the tests of random examples with all of them.
+test-slow: .venv/test.stamp
+	$(PYTEST) -m "slow or examples" --hypothesis-profile=full
+
+test-all: test test-slow
 
 # Other people's clients and frameworks, which take a while to install.
 test-clients: .venv/clients.stamp

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from examples import FULL
+from hypothesis import settings
 
 # Small tensors on few cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +16,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Without a GPU the kernels run in the interpreter, chosen before they are imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile(FULL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

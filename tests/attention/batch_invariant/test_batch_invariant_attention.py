@@ -81,10 +81,10 @@ def compare(
 
 
 FEATURES = [
-    (torch.float32, {}),
-    (torch.bfloat16, {}),
+    pytest.param(torch.float32, {}, marks=pytest.mark.slow),
+    pytest.param(torch.bfloat16, {}, marks=pytest.mark.slow),
     (torch.bfloat16, {"window": 41, "softcap": 3.0, "sinks": True}),
-    (torch.float16, {"kv_dtype": FP8}),
+    pytest.param(torch.float16, {"kv_dtype": FP8}, marks=pytest.mark.slow),
     (torch.float32, {"group": 5, "head_dim": 40}),
 ]
 

@@ -56,7 +56,9 @@ def test_rows_of_few_queries_are_served_and_others_left_untouched(device: str, m
     check(case, *decoded(case, max_q_len=max_q_len), served=most(max_q_len))
 
 
-@pytest.mark.parametrize("window", [1, 2, 16, 33, 127, 128, 4096])
+@pytest.mark.parametrize(
+    "window", [1, 33, 128, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 127, 4096))]
+)
 @pytest.mark.parametrize("planner", ["thin", "uneven"])
 def test_a_window_hides_what_is_before_it(device: str, window: int, planner: str):
     rows = [(1, 70), (5, 150), (1, 1), (4, 4), (1, 0)]
@@ -88,9 +90,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
+PAIRS = [pair for pair in combinations(FEATURES, 2) if pair != ("joint", "mixed")]
+
+
 @pytest.mark.parametrize(
     "names",
-    [pair for n in (1, 2) for pair in combinations(FEATURES, n) if pair != ("joint", "mixed")],
+    [*((name,) for name in FEATURES), *(pytest.param(p, marks=pytest.mark.slow) for p in PAIRS)],
     ids="+".join,
 )
 def test_features_alone_and_in_pairs(device: str, names: tuple[str, ...]):
@@ -230,7 +235,9 @@ def test_more_queries_than_a_tile_holds_are_refused(
         decoded(case, max_q_len=max_q_len)
 
 
-@pytest.mark.parametrize(("max_q_len", "head_dim"), [(8, 128), (4, 256)])
+@pytest.mark.parametrize(
+    ("max_q_len", "head_dim"), [(8, 128), pytest.param(4, 256, marks=pytest.mark.slow)]
+)
 def test_as_many_queries_as_a_tile_holds_are_served(device: str, max_q_len: int, head_dim: int):
     case = make_case([(max_q_len, 40)], group=16, kv_heads=1, head_dim=head_dim, device=device)
     check(case, *decoded(case, max_q_len=max_q_len))

@@ -23,13 +23,18 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 # One compilation each.  Programs: of 78, 108 and 132 SMs, and several a SM; one that cuts nothing.
 SPECS = [
-    SplitPlanSpec(8, 132),
-    SplitPlanSpec(1, 264, work_tile_cost=12, min_blocks=1),
+    pytest.param(SplitPlanSpec(8, 132), marks=pytest.mark.slow),
+    pytest.param(SplitPlanSpec(1, 264, work_tile_cost=12, min_blocks=1), marks=pytest.mark.slow),
     SplitPlanSpec(2, 396, max_q_len=8, window=1000, block=16),
-    SplitPlanSpec(5, 78, max_q_len=4, work_tile_cost=0, block=128),
+    pytest.param(
+        SplitPlanSpec(5, 78, max_q_len=4, work_tile_cost=0, block=128), marks=pytest.mark.slow
+    ),
     SplitPlanSpec(3, 108, window=64, work_tile_cost=30, min_blocks=4),
     SplitPlanSpec(4, 1),
 ]
+# (kv_heads, programs): from 1 plan (5 heads) to 12 beside each other, of 22 to 264 programs.
+HEADS = [(heads, programs) for heads in (1, 2, 5, 8, 12) for programs in (78, 132, 264)]
+FEW_HEADS = {(1, 264), (5, 78), (12, 132)}
 
 
 def batch(random: np.random.Generator, num_rows: int) -> tuple[Int32Array, Int32Array]:
@@ -86,12 +91,13 @@ def test_device_plan_equals_the_host_plan(planner: str, spec: SplitPlanSpec, dev
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("programs", [78, 132, 264])
-@pytest.mark.parametrize("kv_heads", [1, 2, 5, 8, 12])
+@pytest.mark.parametrize(
+    ("kv_heads", "programs"),
+    [pytest.param(*one, marks=() if one in FEW_HEADS else pytest.mark.slow) for one in HEADS],
+)
 def test_heads_that_are_read_abreast_are_planned_alike_on_both(
     kv_heads: int, programs: int, device: str
 ) -> None:
-    """From 1 plan (5 heads) to 12 beside each other, of 22 to 264 programs."""
     random = np.random.default_rng(kv_heads * programs)
     spec = SplitPlanSpec(kv_heads, programs, max_q_len=4)
     device_planner = make("uneven", spec, 32, device)
@@ -106,7 +112,7 @@ def test_heads_that_are_read_abreast_are_planned_alike_on_both(
 
 @pytest.mark.parametrize(
     ("device", "max_rows"),
-    [("cpu", 1), ("cpu", 256), ("cpu", 1024)]
+    [("cpu", 1), ("cpu", 256), pytest.param("cpu", 1024, marks=pytest.mark.slow)]
     + [pytest.param("cuda", n, marks=pytest.mark.gpu) for n in (1, 256, 1000, 1024, 2500)],
 )
 @pytest.mark.parametrize("planner", HOST)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import PLANNERS, batches, specs, units_of
 
@@ -25,7 +26,7 @@ from attention.planner.stream_k import interleaved_heads, plan_stream_k
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batch=batches(), spec=specs())
 def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, spec):
     cu_seqlens_q, cache_seqlens = batch
@@ -51,7 +52,7 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batch=batches(), spec=specs())
 def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
     plan = PLANNERS[name](*batch, spec)
@@ -66,7 +67,7 @@ def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
     assert (np.diff(plan.starts) >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batch=batches(), spec=specs())
 def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec):
     plan = plan_stream_k(*batch, spec)
@@ -83,7 +84,7 @@ def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec
     assert (partials <= 2).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batch=batches(), spec=specs())
 def test_neighbouring_heads_are_read_alike_by_programs_that_run_abreast(batch, spec):
     plan = plan_stream_k(*batch, spec)
@@ -105,7 +106,7 @@ def test_as_many_heads_are_abreast_as_divide_heads_and_programs():
 
 
 @pytest.mark.parametrize("name", ["fa3", "greedy"])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(batch=batches(), spec=specs())
 def test_a_queue_holds_the_longest_pieces_first(name, batch, spec):
     plan = PLANNERS[name](*batch, spec)
@@ -138,7 +139,7 @@ def test_fa3_cuts_no_batch_of_more_rows_than_it_plans():
     assert (fa3_counts(blocks, spec, 109) == 1).all()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(batch=batches(), spec=specs())
 def test_greedy_is_never_dearer_than_fa3_by_its_own_price(batch, spec):
     blocks = planned_rows(*batch, spec).blocks
@@ -156,7 +157,7 @@ def one_split_at_a_time(blocks: np.ndarray, counts: np.ndarray, spec: SplitPlanS
     return counts
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     blocks=st.lists(st.integers(0, 400), min_size=1, max_size=60),
     kv_heads=st.sampled_from([1, 2, 8]),

@@ -104,8 +104,14 @@ def test_a_short_step_is_not_cut_into_pieces_of_less_than_four_blocks() -> None:
     assert len(plan.merges) == 4 and lengths.min() > 3 * spec.block_n
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("max_rows", [3, 60])
+@pytest.mark.parametrize(
+    ("name", "max_rows"),
+    [
+        *((name, 3) for name in SPECS),
+        *((name, 60) for name in SPECS if "64" not in name),
+        pytest.param("group 64, small tiles", 60, marks=pytest.mark.slow),
+    ],
+)
 def test_plan_on_the_device_is_the_one_in_numpy(name: str, max_rows: int, device: str) -> None:
     spec, rng = SPECS[name], np.random.default_rng(max_rows)
     longest, steps = (300, 60) if device == "cuda" else (30, 6)

@@ -41,7 +41,12 @@ def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> BatchInvar
 
 @pytest.mark.usefixtures("ordered_dot")
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("qwen3", torch.bfloat16), ("gpt2", torch.float32)], ids=str
+    ("kind", "dtype"),
+    [
+        ("qwen3", torch.bfloat16),
+        pytest.param("gpt2", torch.float32, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_token_of_an_answer_has_the_bits_of_one_of_a_prompt(
     kind: str,

@@ -198,6 +198,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Layout.of.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
     checkpoint: Path, device: torch.device
@@ -275,6 +276,7 @@ def check_answers(checkpoint: Path, device: torch.device, wanted: list[EngineReq
         assert torch.allclose(embedding, plain_vector, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
     checkpoint: Path, device: torch.device
 ) -> None:

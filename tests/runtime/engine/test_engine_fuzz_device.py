@@ -237,17 +237,21 @@ def run_workload(
     return engine.scheduler.num_preemptions
 
 
-def test_answers_in_plain_torch_are_those_that_each_request_has_alone(checkpoint: Path) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_answers_in_plain_torch_are_those_that_each_request_has_alone(
+    checkpoint: Path, count: int
+) -> None:
     device = torch.device("cpu")
     preemptions = [
         run_workload(
             checkpoint, device, seed, graph_steps=False, count=8, page_sizes=[1, 3, 4, 8, 16]
         )
-        for seed in seeds(25)
+        for seed in seeds(count)
     ]
-    assert sum(preemptions) > 10
+    assert sum(preemptions) > count // 3
 
 
+@pytest.mark.slow
 def test_answers_of_whole_steps_are_those_that_each_request_has_alone(
     checkpoint: Path, device: str
 ) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -150,7 +151,7 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(data=st.data())
 def test_any_mix_of_requests_gets_the_tokens_of_plain_decoding(
     where: Where, data: st.DataObject

@@ -139,8 +139,11 @@ def test_all_kernels_are_there_when_the_engine_looks_for_them_whichever_is_first
 
 @pytest.mark.parametrize(
     "command",
-    [("/nowhere",), (sys.executable, "-c", "pass"), (sys.executable, "-c", ONE_ANSWER)],
-    ids=["cannot be started", "dies at once", "dies later"],
+    [
+        pytest.param(("/nowhere",), id="cannot be started", marks=pytest.mark.slow),
+        pytest.param((sys.executable, "-c", "pass"), id="dies at once", marks=pytest.mark.slow),
+        pytest.param((sys.executable, "-c", ONE_ANSWER), id="dies later"),
+    ],
 )
 def test_without_the_process_the_engine_compiles(tmp_path: Path, command: tuple[str, ...]):
     kept = compiled(tmp_path, ("write_kv d128 bf16", "write_kv d64 bf16"), command)
@@ -175,6 +178,7 @@ def test_what_is_begun_after_the_end_is_sent_to_no_other_file_of_that_number():
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
     kept = run(tmp_path, PREDICTION, str(tmp_path))

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from constrained_rows_cases import Behind, Masks
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sampler_cases import SamplerRow, is_right, params
@@ -207,7 +208,7 @@ some_rows = st.builds(
 fixture_is_a_name = [HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=fixture_is_a_name)
+@examples(25, derandomize=True, suppress_health_check=fixture_is_a_name)
 @given(rows=st.lists(some_rows, min_size=1, max_size=4), seed=st.integers(0, 2**32))
 def test_every_row_gets_the_token_that_the_definitions_give(
     device: str, rows: list[SamplerRow], seed: int

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from examples import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sampler_cases import Kernels, SamplerRow, draw_eagerly, is_right, params
 from torch import Tensor
@@ -113,7 +114,7 @@ some_rows = st.builds(
 fixture_is_a_name = [HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=fixture_is_a_name)
+@examples(25, derandomize=True, suppress_health_check=fixture_is_a_name)
 @given(
     rows=st.lists(some_rows, min_size=1, max_size=4),
     dtype=st.sampled_from(TYPES),

@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -112,7 +113,7 @@ some_rows = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(rows=some_rows, noise=st.integers(0, 2**32))
 def test_every_row_gets_the_token_that_the_definitions_give(
     rows: list[tuple[SamplingParams, int, list[int], int]], noise: int
@@ -125,7 +126,7 @@ def test_every_row_gets_the_token_that_the_definitions_give(
         assert token in expected(logits[row].tolist(), *rows[row])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(rows=some_rows, noise=st.integers(0, 2**32), data=st.data())
 def test_a_row_alone_gets_the_same_token_as_in_a_batch(
     rows: list[tuple[SamplingParams, int, list[int], int]], noise: int, data: st.DataObject

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from examples import examples
 from fake_engine import fake_server
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.apis.anthropic.checks import UNSUPPORTED as ANTHROPIC_UNSUPPORTED
@@ -111,7 +112,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
 
 
-@settings(deadline=None, max_examples=250)
+@examples(250)
 @given(
     route=st.sampled_from(list(BASE)),
     change=st.dictionaries(st.sampled_from(NAMES), values, max_size=3),

@@ -53,9 +53,13 @@ async def server(tmp_path: Path):
         yield server
 
 
+_paths: dict[str, Any] = {}  # of the document, which takes longer to make than a test
+
+
 def schema_of(server: BatchServer, method: str, path: str) -> dict[str, Any]:
-    paths = create_app(server.state).openapi()["paths"]
-    answers = paths[path][method]["responses"]["200"]["content"]
+    if not _paths:
+        _paths.update(create_app(server.state).openapi()["paths"])
+    answers = _paths[path][method]["responses"]["200"]["content"]
     return answers["application/json"]["schema"]
 
 

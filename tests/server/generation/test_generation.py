@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from examples import examples
 from fake_engine import CONTEXT, GREETING, FakeServer, ready
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.messages import Progress
@@ -51,7 +52,7 @@ def streamed(fake: FakeServer, **change: object) -> tuple[str, str]:
 stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=500)
+@examples(500)
 @given(text=st.text("abc", max_size=20), stops=stops, cuts=st.lists(st.integers(0, 5)))
 def test_a_stop_string_ends_the_text_alike_for_every_split(
     text: str, stops: list[str], cuts: list[int]

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from examples import examples
 from fake_engine import TEMPLATE, write_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
@@ -83,7 +84,7 @@ cuts = st.lists(st.integers(1, 9), max_size=20)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(tokens=ids, cuts=cuts, skip=st.booleans())
 def test_any_split_of_any_ids_gives_the_text_of_all_at_once(
     byte_level: ChatTokenizer, tokens: list[int], cuts: list[int], skip: bool
@@ -93,7 +94,7 @@ def test_any_split_of_any_ids_gives_the_text_of_all_at_once(
     assert "".join(pieces(detokenizer, tokens, list(cuts))) == whole
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(text=text, cuts=cuts)
 def test_a_piece_never_ends_in_half_a_character(
     byte_level: ChatTokenizer, text: str, cuts: list[int]
@@ -105,7 +106,7 @@ def test_a_piece_never_ends_in_half_a_character(
     assert "\ufffd" not in "".join(parts) or "\ufffd" in text
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(text=text.map(lambda text: text.replace("\ufffd", "")), cuts=cuts)
 def test_a_decoder_of_another_kind_gives_the_same_text_for_every_split(
     spm: ChatTokenizer, text: str, cuts: list[int]
@@ -158,7 +159,7 @@ def test_ids_beyond_the_vocabulary_have_no_text(byte_level: ChatTokenizer):
     assert byte_level.token_bytes(5000) == b""
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(text=text)
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(byte_level: ChatTokenizer, text: str):
     tokens = byte_level.encode(text)

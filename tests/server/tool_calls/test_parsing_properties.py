@@ -5,7 +5,8 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answer import joined, parser, split_chunks
 from parsing_cases import CALLS, CASES
@@ -35,7 +36,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(places)]
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(
     texts,
     st.lists(st.integers(0, 1 << 16), max_size=20),
@@ -58,7 +59,7 @@ def test_any_text_is_split_the_same_however_it_is_cut(
     assert split_chunks(text, tools, reasoning, **options) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.text(st.characters(exclude_characters="<[{H", codec="utf-8")),
     st.lists(st.integers(0, 1 << 16), max_size=8),
@@ -71,7 +72,7 @@ def test_text_without_delimiters_comes_out_as_it_is(
     assert split_chunks(pieces_of(text, cuts), tools, reasoning) == (text, "", ())
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.text(max_size=40), st.sampled_from(sorted({"<", "<tool", "<tool_call", "<think", "[T"})))
 def test_text_with_half_a_delimiter_comes_out_as_it_is(text: str, half: str):
     whole = f"x{text}{half}"
@@ -80,7 +81,7 @@ def test_text_with_half_a_delimiter_comes_out_as_it_is(text: str, half: str):
         assert split_chunks(whole, "mistral", "mistral") == (whole, "", ())
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.sampled_from(CALLS),
     st.lists(st.text("abc .é\n", min_size=1), min_size=2, max_size=4),
@@ -104,7 +105,7 @@ values = st.recursive(
 arguments = st.dictionaries(words, values, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(arguments, st.sampled_from([None, 1]), st.booleans())
 def test_json_arguments_are_passed_on_to_the_byte(
     meant: dict[str, object], indent: int | None, ascii: bool
@@ -119,7 +120,7 @@ def test_json_arguments_are_passed_on_to_the_byte(
         assert split_chunks([answer % text], tools).calls == (("now", text),)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,5}", fullmatch=True), values, max_size=4))
 def test_python_arguments_become_the_same_json(meant: dict[str, object]):
     inside = ", ".join(f"{key}={value!r}" for key, value in meant.items())
@@ -128,7 +129,7 @@ def test_python_arguments_become_the_same_json(meant: dict[str, object]):
     assert json.loads(found.calls[0][1]) == meant
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.dictionaries(st.from_regex("[a-z]{1,5}", fullmatch=True), values, max_size=4))
 def test_arguments_between_delimiters_become_the_same_json(meant: dict[str, object]):
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}

@@ -8,7 +8,8 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from malformed_requests import BASE, CHAT, JSON, TEXT, check, messages
 
@@ -180,7 +181,7 @@ values = st.recursive(
 names = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *CHAT_UNSUPPORTED})
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(
     route=st.sampled_from(list(BASE)),
     change=st.dictionaries(st.sampled_from(names), values, max_size=3),
@@ -198,7 +199,7 @@ def test_no_json_makes_the_server_fail(
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(place=st.integers(0, len(GOOD)), junk=st.binary(max_size=3), cut=st.integers(0, 3))
 def test_no_bytes_make_the_server_fail(http: httpx.Client, place: int, junk: bytes, cut: int):
     body = GOOD[:place] + junk + GOOD[place + cut :]

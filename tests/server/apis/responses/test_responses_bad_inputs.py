@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from examples import examples
 from fake_engine import CONTEXT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from malformed_requests import REMOVED
 
@@ -279,7 +280,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(changes=st.dictionaries(st.sampled_from(sorted(ResponsesRequest.model_fields)), JSON))
 def test_no_json_is_a_fault_of_ours(http: httpx.Client, changes: dict[str, Any]):
     answer = http.post(URL, json=BASE | changes | {"background": False})
