@@ -1,4 +1,4 @@
-"""The walls: who may import whom, what is never imported, and what the wheel ships."""
+"""Package boundaries: which imports are allowed, which are not, and what the wheel ships."""
 
 from __future__ import annotations
 

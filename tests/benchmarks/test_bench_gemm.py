@@ -1,4 +1,4 @@
-"""The benchmark of products: its step computes what it says, and it chooses as the server does."""
+"""The GEMM benchmark: its step computes what it says, and it chooses as the server does."""
 
 from __future__ import annotations
 

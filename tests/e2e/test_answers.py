@@ -1,4 +1,4 @@
-"""The built-in model answers through the real `openai` client, alone and in company."""
+"""The built-in model answers through the real `openai` client, alone and among others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom tools, short thoughts and stored answers of the built-in model, by the `openai` client."""
+"""Custom tools, short reasoning and stored answers of the built-in model, by `openai`'s client."""
 
 from __future__ import annotations
 

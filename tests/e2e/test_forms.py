@@ -1,4 +1,4 @@
-"""Answers of a prescribed form, from the built-in model through the real `openai` client."""
+"""Structured outputs of the built-in model through the real `openai` client."""
 
 from __future__ import annotations
 

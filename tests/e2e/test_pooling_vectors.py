@@ -1,4 +1,4 @@
-"""Vectors of the built-in model through the real server, among answers that are generated."""
+"""Embeddings of the built-in model through the real server, among generated answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in model's calls, thoughts and JSON through the other APIs, by their own clients."""
+"""The built-in model's tool calls, reasoning and JSON through the other APIs' own clients."""
 
 from __future__ import annotations
 

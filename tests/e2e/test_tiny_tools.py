@@ -1,4 +1,4 @@
-"""The built-in model's own calls, thoughts and JSON in chat completions, by OpenAI's client."""
+"""The built-in model's tool calls, reasoning and JSON in chat completions, by OpenAI's client."""
 
 from __future__ import annotations
 

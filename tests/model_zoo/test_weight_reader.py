@@ -1,4 +1,4 @@
-"""The path of weights to a GPU: threads, staging buffers, pieces.  A CPU takes it here as well."""
+"""Reading weights for a GPU: threads, staging buffers, chunks.  A CPU takes that path here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the operator's wishes."""
+"""The requested configuration, resolved or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the fixed kernel over a case, or over steps that feed parts of its rows."""
+"""Runs the batch-invariant kernel over a case, or over steps that hold parts of its rows."""
 
 from __future__ import annotations
 

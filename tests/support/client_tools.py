@@ -1,4 +1,4 @@
-"""What the clients' tests ask, the function that the model calls in them, and what it must say."""
+"""Prompts of the clients' tests, the function that the model calls, and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that ask for more than a step does, drawn behind one that there was not."""
+"""Constrained rows for tests of runtime/sampling, sampled without the step that precedes them."""
 
 from __future__ import annotations
 

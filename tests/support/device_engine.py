@@ -1,4 +1,4 @@
-"""An engine on a real model and a real runner, for random workloads; and a grammar made up."""
+"""An engine with a real model and runner for random workloads, and a fake grammar."""
 
 from __future__ import annotations
 

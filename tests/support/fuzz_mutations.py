@@ -1,4 +1,4 @@
-"""Mistakes that we might make: each takes the true function and returns a wrong one."""
+"""Mutations of the scheduler: each takes a function and returns one with a bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Good requests to spoil, and what the answer to a spoilt one must look like."""
+"""Valid requests to corrupt, and what the response to a corrupt one must look like."""
 
 from __future__ import annotations
 

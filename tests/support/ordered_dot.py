@@ -1,4 +1,4 @@
-"""Products of the interpreter that are summed in the order of their columns, like a GPU's.
+"""The interpreter's tl.dot with sums in the order of the columns, like a GPU's.
 
 NumPy's library takes rows of one product by different ways, which round differently: no GPU does.
 """

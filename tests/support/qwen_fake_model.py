@@ -1,4 +1,4 @@
-"""A fake model that writes calls and thoughts as Qwen's do, and what its tests have in common."""
+"""A fake model with the tool calls and reasoning of Qwen's, and what its tests share."""
 
 from __future__ import annotations
 

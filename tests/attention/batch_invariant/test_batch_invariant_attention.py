@@ -1,4 +1,4 @@
-"""The fixed kernel: right, and with the same bits whatever else a step holds."""
+"""The batch-invariant kernel: right, and with the same bits whatever else a step holds."""
 
 from __future__ import annotations
 

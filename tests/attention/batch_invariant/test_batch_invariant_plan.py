@@ -1,4 +1,4 @@
-"""The plan of the fixed kernel: every key once, in whole pieces, and the same on the device."""
+"""The batch-invariant plan: every key once, in whole splits, and the same on the device."""
 
 from __future__ import annotations
 

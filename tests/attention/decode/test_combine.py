@@ -1,4 +1,4 @@
-"""The combine kernel by itself: partial results written by hand, and no pieces to attend to."""
+"""The combine kernel alone: partial results written by hand, and no work tiles to attend to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planners charge: shipped, measured on the device, and read from the file of it."""
+"""The planners' costs: shipped, measured on the device, and read from that device's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole model with the attention and the products of --deterministic: one row in any steps."""
+"""A whole model with the attention and GEMMs of --deterministic: one row in any steps."""
 
 from __future__ import annotations
 

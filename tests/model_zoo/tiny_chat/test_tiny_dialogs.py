@@ -1,4 +1,4 @@
-"""What tiny-chat learns of tools, JSON and thinking is right, and held out where it is asked."""
+"""tiny-chat's training data of tools, JSON and reasoning is right, and held out where tested."""
 
 from __future__ import annotations
 

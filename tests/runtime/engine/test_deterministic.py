@@ -1,4 +1,4 @@
-"""--deterministic: the same bits alone, in a crowd, in other chunks, cached and preempted."""
+"""--deterministic: the same bits alone, in a batch, in other chunks, cached and preempted."""
 
 from __future__ import annotations
 

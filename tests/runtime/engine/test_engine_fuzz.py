@@ -1,4 +1,4 @@
-"""Random workloads against the strict fake model, and proof that it would see our mistakes."""
+"""Random workloads against the strict fake model, and proof that it detects seeded bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random workloads on a real model: what a request is told does not depend on who else is there.
+"""Random workloads on a real model: a request's answer does not depend on other requests.
 
 Each request's tokens, scores and end are those that it has alone, in a pool with room for all of
 it, computed by PyTorch's operations.

@@ -1,4 +1,4 @@
-"""Batches become tensors: prefix sums, positions, page tables, write slots, tokens."""
+"""Batches become tensors: prefix sums, positions, page tables, slot mapping, tokens."""
 
 from __future__ import annotations
 

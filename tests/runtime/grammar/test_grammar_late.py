@@ -1,4 +1,4 @@
-"""A grammar process that is late or hangs holds back those who wait for it, and nobody else."""
+"""A grammar process that is late or hangs holds back the rows that wait for it, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mailboxes: outputs that wait are merged, a reader that pours gets them at once and in order."""
+"""Mailboxes: waiting outputs are merged; a reader that drains gets each at once, in order."""
 
 from __future__ import annotations
 

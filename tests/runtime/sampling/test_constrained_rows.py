@@ -1,4 +1,4 @@
-"""Rows that ask for more than a step does get the tokens and scores that runtime/sampling/eager.py
+"""Constrained rows get the tokens and scores that runtime/sampling/eager.py
 gives.
 
 It is asked on a CPU, where tests/runtime/sampling/test_sampler.py holds it to the definitions.

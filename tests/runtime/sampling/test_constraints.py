@@ -1,4 +1,4 @@
-"""Allowed tokens and banned sequences, drawn through the sampler."""
+"""Allowed tokens and banned sequences, sampled by the sampler."""
 
 from __future__ import annotations
 

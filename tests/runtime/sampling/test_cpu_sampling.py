@@ -1,4 +1,4 @@
-"""Rows that ask for a temperature alone are drawn in another way on a CPU: to the same tokens."""
+"""Rows with nothing but a temperature take a faster path on a CPU, to the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are drawn a few at a time, which nobody can tell but the memory."""
+"""Rows are sampled a few at a time, which changes the memory in use and no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device is told of a slot's sampling, and which requests the kernels leave to others."""
+"""The sampling state of a slot on the device, and which requests are constrained rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How prompts are cut while others decode, seen in the steps of a device that is only reckoned."""
+"""How prompts are chunked while others decode, seen in the steps of a simulated device."""
 
 from __future__ import annotations
 

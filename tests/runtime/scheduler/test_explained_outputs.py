@@ -1,4 +1,4 @@
-"""What the last Output of a request tells about the way it took."""
+"""What a request's last RequestOutput says of its queueing, preemptions and steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU whose memory is short: before the start, or taken by somebody else after it."""
+"""A GPU whose memory is short: before the start, or taken by another process after it."""
 
 from __future__ import annotations
 

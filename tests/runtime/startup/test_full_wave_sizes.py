@@ -1,4 +1,4 @@
-"""Steps are cut to sizes whose products fill the device's waves, if those are nearly as large."""
+"""Steps are cut to sizes whose GEMMs fill the device's waves, if those are nearly as large."""
 
 from __future__ import annotations
 

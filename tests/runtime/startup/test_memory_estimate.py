@@ -1,4 +1,4 @@
-"""What is reckoned of a start: exact where it says so."""
+"""The memory estimate of a start: exact where it says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading does for a GPU, on a CPU: the steps are run, the counters of memory are made up."""
+"""Memory profiling as for a GPU, on a CPU: the steps run, the memory counters are fake."""
 
 from __future__ import annotations
 

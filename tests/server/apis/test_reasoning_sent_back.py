@@ -1,4 +1,4 @@
-"""What a model thought, sent back by the caller: it reaches the chat template on every route."""
+"""Reasoning that the caller sends back reaches the chat template on every route."""
 
 from __future__ import annotations
 

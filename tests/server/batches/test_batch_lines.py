@@ -1,4 +1,4 @@
-"""When lines run, beside other requests and with engines that fail."""
+"""When lines run, among other requests and with engines that fail."""
 
 from __future__ import annotations
 

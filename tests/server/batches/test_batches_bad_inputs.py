@@ -1,4 +1,4 @@
-"""What wrong uploads, wrong batches and wrong lines are told."""
+"""The errors of wrong uploads, wrong batches and wrong lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an answer of a prescribed form may begin with a thought: as the chat template has it."""
+"""Whether a structured output may begin with reasoning: as the chat template has it."""
 
 from __future__ import annotations
 

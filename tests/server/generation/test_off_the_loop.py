@@ -1,4 +1,4 @@
-"""What takes long for a large request is done beside the event loop, on which all streams wait."""
+"""Long work for a large request is done off the event loop, on which all streams wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that does not read: its tokens wait together, nobody else's do."""
+"""A client that does not read: its tokens wait together, those of other clients do not."""
 
 from __future__ import annotations
 

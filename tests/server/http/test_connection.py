@@ -1,4 +1,4 @@
-"""What a connection may send before its request is let in, and how long it may take."""
+"""What a connection may send before its request is admitted, and how long it may take."""
 
 from __future__ import annotations
 

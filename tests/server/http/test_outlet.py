@@ -1,4 +1,4 @@
-"""Parts of an answer written without waiting: the same bytes, and a stop when nobody reads."""
+"""Parts of an answer written without waiting: the same bytes, and a stop without a reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator reads: the start-up report, the line while busy, the log."""
+"""What the operator reads: the start-up report, the status line of a busy server, the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How linear layers come to their products: timed, chosen, kept in a file, used by rows."""
+"""How linear layers choose their GEMM kernels: timed, chosen, kept in a file, used by rows."""
 
 from __future__ import annotations
 

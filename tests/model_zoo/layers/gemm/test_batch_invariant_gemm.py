@@ -1,4 +1,4 @@
-"""Products of --deterministic: right, and with the same bits for a row among any number of rows."""
+"""GEMMs of --deterministic: right, and with the same bits for a row in any number of rows."""
 
 from __future__ import annotations
 

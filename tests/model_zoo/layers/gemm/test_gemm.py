@@ -1,4 +1,4 @@
-"""Products with few rows: the kernels against float64."""
+"""GEMMs with few rows: the kernels against float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""silu(gate) * up of many rows: the kernel against float64, and which way is taken when."""
+"""silu(gate) * up of many rows: the kernel against float64, and when it is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each wrong body of /v1/messages is told."""
+"""The error of each wrong body of /v1/messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each wrong body of Ollama's routes is told."""
+"""The error of each wrong body of Ollama's routes."""
 
 from __future__ import annotations
 

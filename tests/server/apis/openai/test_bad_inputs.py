@@ -1,4 +1,4 @@
-"""What each wrong field is told: status, code, param and the words that help."""
+"""The error of each wrong field: status, code, param and a message that helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each wrong request for vectors is told: code, param and the words that help."""
+"""The error of each wrong request for embeddings: code, param and a message that helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each wrong value of a parameter is told, beside those of test_bad_inputs.py."""
+"""The error of each wrong value of a parameter, in addition to test_bad_inputs.py."""
 
 from __future__ import annotations
 

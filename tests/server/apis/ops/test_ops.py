@@ -1,4 +1,4 @@
-"""What probes, operators and browsers are told, whatever state the engine is in."""
+"""Answers to probes, operators and browsers, whatever state the engine is in."""
 
 from __future__ import annotations
 

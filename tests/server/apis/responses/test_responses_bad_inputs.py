@@ -1,4 +1,4 @@
-"""What each wrong request to /v1/responses is told: status, code, param, words that help."""
+"""The error of each wrong request to /v1/responses: status, code, param, a message that helps."""
 
 from __future__ import annotations
 
