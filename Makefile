@@ -2,9 +2,9 @@
 PYTHON ?= python3
 MODEL ?= tiny-chat
 BIN := .venv/bin
-# Processes that run tests, each with one thread; 0 where there is a GPU, which tests do not share.
+# Processes that run tests, whole files each; 0 where there is a GPU, which tests do not share.
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
-PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: serve test test-slow test-all test-clients lint format clean
 

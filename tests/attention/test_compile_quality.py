@@ -22,6 +22,9 @@ from attention.decode.decode import decode_config
 FP8 = torch.float8_e4m3fn
 NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
 
+# A minute or more where Triton has not yet compiled the kernels and kept them in its cache.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, dict[str, Any]]:
