@@ -18,7 +18,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LayerSubject]:
 
 def test_subjects_count_what_is_read_and_written_once(prepared: list[LayerSubject]):
     """Of bfloat16: 8 heads of 16; a residual and what is added; 2 * 24 gates; 32 embedded."""
-    wanted = {"turn": 2 * 8 * 16, "add_norm": 4 * 32, "silu_mul": 3 * 24, "embed": 3 * 32 + 16}
+    wanted = {"rope": 2 * 8 * 16, "add_norm": 4 * 32, "silu_mul": 3 * 24, "embed": 3 * 32 + 16}
     assert {s.name: s.num_bytes for s in prepared} == {n: 3 * 2 * b for n, b in wanted.items()}
 
 

@@ -79,9 +79,9 @@ def device_engine(
 
 
 class FitRules:
-    """In place of Grammars.  The grammar "N": N tokens, of which no neighbours are equal modulo 3.
+    """Stands for the GrammarManager.
 
-    The tokens that N allows first are those that N does not divide.  Some masks are late.
+    The grammar "N" allows N tokens, of which no neighbours are equal modulo 3.  The tokens that N allows first are those that N does not divide.  Some masks are late.
     """
 
     compiling = False
@@ -101,15 +101,15 @@ class FitRules:
         return self._said
 
     @property
-    def open(self) -> bool:
+    def has_live(self) -> bool:
         return bool(self._said)
 
-    def begin(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> None:
         self._begun.append((request, None, False))
         self._said[request.id], self._most[request.id] = [], int(request.params.grammar)
         self.compiling = True
 
-    def compiled(self, wait_seconds: float) -> list[tuple[EngineRequest, str | None, bool]]:
+    def take_compiled(self, wait_seconds: float) -> list[tuple[EngineRequest, str | None, bool]]:
         begun, self._begun, self.compiling = self._begun, [], False
         return begun
 

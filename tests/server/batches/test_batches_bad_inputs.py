@@ -291,7 +291,7 @@ async def test_a_wrong_file_fails_the_batch(
 
 WRONG_BODIES = [
     # fields of a body, status, code, param, a word of the message
-    ({"stream": True}, 400, "unsupported_parameter", "stream", "one piece"),
+    ({"stream": True}, 400, "unsupported_parameter", "stream", "not streamed"),
     ({"priority": 3}, 400, "unsupported_parameter", "priority", "after all"),
     ({"model": "gpt-9"}, 404, "model_not_found", "model", "`fake`"),
     ({"messages": []}, 400, "invalid_value", "messages", "at least 1"),
@@ -299,7 +299,7 @@ WRONG_BODIES = [
     ({"temperature": 3}, 400, "invalid_value", "temperature", "at most 2"),
     ({"temprature": 1}, 400, "unknown_parameter", "temprature", "temperature"),
     ({"max_tokens": 10**6}, 400, "context_length_exceeded", "messages", "256"),
-    ({"stream": "yes"}, 400, "unsupported_parameter", "stream", "one piece"),
+    ({"stream": "yes"}, 400, "unsupported_parameter", "stream", "not streamed"),
     ({"n": 129}, 400, "invalid_value", "n", "at most 128"),
 ]
 

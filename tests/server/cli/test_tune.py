@@ -19,6 +19,6 @@ def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path: Path):
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path)},
     )
     assert done.returncode == 1 and done.stdout == ""
-    assert "run it on the machine that is to serve" in done.stderr
+    assert "run it on the serving machine" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

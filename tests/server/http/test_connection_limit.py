@@ -64,7 +64,7 @@ def ask(fake: FakeServer) -> httpx.Response:
 def test_idle_connections_make_room_for_others(fake: FakeServer, said: tuple[bytes, ...]):
     idle = [connection(fake, *said) for _ in range(3 * MOST)]
     for path in (*sorted(WATCHING_PATHS), "/v1/models"):
-        assert httpx.get(fake.url + path, timeout=1).status_code == 200, path
+        assert httpx.get(fake.url + path, timeout=5).status_code == 200, path
     assert ask(fake).status_code == 200
     assert all(is_closed(one) for one in idle[:MOST])
     last = idle[-1]
@@ -92,7 +92,7 @@ def test_requests_in_flight_leave_room_for_probes_and_for_a_proper_refusal(fake:
         for _ in range(3 * MOST):
             connection(fake)
         for path in sorted(WATCHING_PATHS):
-            assert httpx.get(fake.url + path, timeout=1).status_code == 200, path
+            assert httpx.get(fake.url + path, timeout=5).status_code == 200, path
         refused = ask(fake)
         metrics = httpx.get(f"{fake.url}/metrics", timeout=1).text
         fake.engine.held = False
