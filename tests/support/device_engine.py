@@ -81,7 +81,8 @@ def device_engine(
 class FitRules:
     """Stands for the GrammarManager.
 
-    The grammar "N" allows N tokens, of which no neighbours are equal modulo 3.  The tokens that N allows first are those that N does not divide.  Some masks are late.
+    The grammar "N" allows N tokens, of which no neighbours are equal modulo 3.  The tokens that N
+    allows first are those that N does not divide.  Some masks are late.
     """
 
     compiling = False
