@@ -16,9 +16,9 @@ from runtime.startup.engine_spec import resolve_engine_spec
 FACTS = ModelFacts(model_type="fake", max_position=512, vocab_size=100, kv_bytes_per_token=1024)
 
 
-def resolve_config(*, budget: int = 1 << 30, **wishes: int) -> ResolvedConfig:
+def resolve_config(*, budget: int = 1 << 30, **requested: int) -> ResolvedConfig:
     return resolve(
-        EngineConfig(model="", **wishes),
+        EngineConfig(model="", **requested),
         FACTS,
         device="cpu",
         dtype="float32",
@@ -80,10 +80,10 @@ MIB = 2**20
 TIGHT = MemoryPlan(free=1750 * MIB, share=0.8, weights=500 * MIB, activations=800 * MIB)
 
 
-def settle_tight(memory: MemoryPlan = TIGHT, **wishes: int) -> ResolvedConfig:
+def settle_tight(memory: MemoryPlan = TIGHT, **requested: int) -> ResolvedConfig:
     """A page of 16 tokens is 16 MiB: 100 MiB hold 6."""
     return resolve(
-        EngineConfig(model="", max_batched_tokens=4096, max_num_seqs=8, **wishes),
+        EngineConfig(model="", max_batched_tokens=4096, max_num_seqs=8, **requested),
         msgspec.structs.replace(FACTS, kv_bytes_per_token=MIB),
         device="cuda",
         dtype="bfloat16",
@@ -135,10 +135,10 @@ def test_where_all_that_is_missing_is_in_steps_fewer_rows_and_tokens_are_named()
     assert re.search(r"--max-num-seqs 2, --max-batched-tokens 1024$", str(caught.value))
 
 
-@pytest.mark.parametrize("wish", [{"max_num_seqs": 65_537}, {"max_batched_tokens": 1 << 30}])
-def test_absurd_steps_are_refused_before_anything_is_loaded(wish: dict[str, int]) -> None:
+@pytest.mark.parametrize("requested", [{"max_num_seqs": 65_537}, {"max_batched_tokens": 1 << 30}])
+def test_absurd_steps_are_refused_before_anything_is_loaded(requested: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"a step has at most \d+"):
-        check(EngineConfig(model="", **wish), FACTS)
+        check(EngineConfig(model="", **requested), FACTS)
 
 
 def test_more_sequences_than_a_plan_of_attention_holds_are_refused_before_anything_is_loaded() -> (
@@ -147,19 +147,19 @@ def test_more_sequences_than_a_plan_of_attention_holds_are_refused_before_anythi
     most = BackendChoice("flash2").max_rows
     assert most is not None and BackendChoice("fixed").max_rows == most
     check(EngineConfig(model="", max_num_seqs=most), FACTS, "flash2", most)
-    wish = EngineConfig(model="", max_num_seqs=most + 1)
+    requested = EngineConfig(model="", max_num_seqs=most + 1)
     with pytest.raises(ConfigError, match=f"--max-num-seqs {most + 1}: .*flash2.* at most {most}"):
-        check(wish, FACTS, "flash2", most)
+        check(requested, FACTS, "flash2", most)
     for unplanned in ("flash1", "mha"):
-        check(wish, FACTS, unplanned, BackendChoice(unplanned).max_rows)
+        check(requested, FACTS, unplanned, BackendChoice(unplanned).max_rows)
 
 
 def test_an_engine_whose_plans_hold_fewer_sequences_is_not_drawn_up() -> None:
-    wish = EngineConfig(
+    requested = EngineConfig(
         model="model_zoo/tiny_chat", device="cpu", attention="flash2", max_num_seqs=9000
     )
     with pytest.raises(ConfigError, match="--max-num-seqs 9000"):
-        resolve_engine_spec(wish)
+        resolve_engine_spec(requested)
 
 
 def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:
