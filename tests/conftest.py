@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from examples import FULL
 from hypothesis import settings
+
+from tests.support.examples import FULL
 
 # Small tensors on few cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

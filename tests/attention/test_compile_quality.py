@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from paths import ROOT, SUPPORT
 
 from attention.decode.decode import decode_config
+from tests.support.paths import ROOT
 
 FP8 = torch.float8_e4m3fn
 NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
@@ -29,10 +29,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, dict[str, Any]]:
     """Each kernel of each shipped call, by `call: kernel`; compiled by a process of its own."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{SUPPORT}"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, SUPPORT / "compile_for_hopper.py"],
+        [sys.executable, "-m", "tests.support.kernels.compile_for_hopper"],
         env=environment,
         capture_output=True,
         text=True,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, OracleCase, check, make_case
 from torch import Tensor
+
+from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
 
 ROWS = [(1, 70), (1, 5), (33, 80), (4, 4), (0, 9), (1, 0), (2, 16)]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, OracleCase, check, make_case
-from backend_step import meta_of, pool_of
 
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from attention.reference import ReferenceBackend
+from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
+from tests.support.attention.backend_step import meta_of, pool_of
 
 DECODING = [(1, 70), (1, 1), (1, 16), (1, 33), (1, 0)]
 ROWS = [*DECODING, (5, 5), (0, 9), (3, 40), (1, 21), (0, 0), (2, 17)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, check, make_case
-from backend_step import attended, back_end, meta_of, pool_of
 
 from attention.backend import UnsupportedAttention
 from attention.triton_backend import TritonPlan
+from tests.support.attention.attention_oracle import FP8, check, make_case
+from tests.support.attention.backend_step import attended, back_end, meta_of, pool_of
 
 DECODING = [(1, 70), (1, 1), (1, 33)]
 MIXED = [*DECODING, (5, 5), (3, 40), (1, 21), (2, 17)]  # a chunk of a prompt may be one token

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from server_process import Server, start_server, stop_server
+
+from tests.support.server.server_process import Server, start_server, stop_server
 
 # None of these may speak to anyone but the server that is tested.
 os.environ |= {

@@ -6,8 +6,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from client_tools import ANNA, FRANCE, MODEL, RESULT, TEXT, TOLD, WEATHER, Person
-from server_process import Server
+
+from tests.support.server.client_tools import (
+    ANNA,
+    FRANCE,
+    MODEL,
+    RESULT,
+    TEXT,
+    TOLD,
+    WEATHER,
+    Person,
+)
+from tests.support.server.server_process import Server
 
 agents = pytest.importorskip("agents")
 

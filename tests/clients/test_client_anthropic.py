@@ -6,8 +6,9 @@ from typing import Any
 
 import anthropic
 import pytest
-from client_tools import FRANCE, MODEL, SCHEMA, TOLD, WEATHER, weather
-from server_process import Server
+
+from tests.support.server.client_tools import FRANCE, MODEL, SCHEMA, TOLD, WEATHER, weather
+from tests.support.server.server_process import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
 TOOLS: list[Any] = [{"name": "get_weather", "input_schema": SCHEMA}]

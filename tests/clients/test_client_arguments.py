@@ -9,8 +9,9 @@ import anthropic
 import httpx2 as httpx
 import openai
 import pytest
-from client_tools import FRANCE, MODEL
-from server_process import Server
+
+from tests.support.server.client_tools import FRANCE, MODEL
+from tests.support.server.server_process import Server
 
 OPENAI = openai.OpenAI(base_url="http://127.0.0.1", api_key="none")
 ANTHROPIC = anthropic.Anthropic(base_url="http://127.0.0.1", api_key="none")

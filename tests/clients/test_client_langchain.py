@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_tools import FRANCE, MODEL, TEXT, TOLD, WEATHER, Person, is_anna, weather
-from server_process import Server
+
+from tests.support.server.client_tools import (
+    FRANCE,
+    MODEL,
+    TEXT,
+    TOLD,
+    WEATHER,
+    Person,
+    is_anna,
+    weather,
+)
+from tests.support.server.server_process import Server
 
 langchain = pytest.importorskip("langchain_openai")
 messages = pytest.importorskip("langchain_core.messages")

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_tools import FRANCE, FUNCTION, MODEL, TEXT, TOLD, WEATHER, Person, is_anna, weather
-from server_process import Server
-from tiny_chat_tools import HARD, HARD_ANSWER, HARD_THOUGHT
+
+from tests.support.server.client_tools import (
+    FRANCE,
+    FUNCTION,
+    MODEL,
+    TEXT,
+    TOLD,
+    WEATHER,
+    Person,
+    is_anna,
+    weather,
+)
+from tests.support.server.server_process import Server
+from tests.support.server.tiny_chat_tools import HARD, HARD_ANSWER, HARD_THOUGHT
 
 litellm = pytest.importorskip("litellm")
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]

@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from client_tools import (
+
+from tests.support.server.client_tools import (
     ANNA,
     FRANCE,
     FUNCTION,
@@ -20,7 +21,7 @@ from client_tools import (
     is_anna,
     weather,
 )  # fmt: skip
-from server_process import Server
+from tests.support.server.server_process import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
 ASKED: list[Any] = [{"role": "user", "content": WEATHER}]

@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
 from hypothesis import HealthCheck, Phase, given, settings
-from qwen_fake_model import TEMPLATE
 
 from server.batches.store import BatchStore
+from tests.support.server.fake_engine import FakeServer, fake_server
+from tests.support.server.qwen_fake_model import TEMPLATE
 
 schemathesis = pytest.importorskip("schemathesis")
 checks = pytest.importorskip("schemathesis.checks")

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from server_process import Server, start_server, stop_server
+
+from tests.support.server.server_process import Server, start_server, stop_server
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 QUESTIONS = [
     ("What is the capital of France?", "Paris"),

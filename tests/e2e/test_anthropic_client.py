@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anthropic
 import ollama
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

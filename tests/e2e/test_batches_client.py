@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 
 def lines(count: int, **fields: Any) -> bytes:

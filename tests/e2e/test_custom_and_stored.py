@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 SUM: Any = [{"role": "user", "content": "What is 23 + 45?"}]
 THINKING: Any = {"enable_thinking": True}

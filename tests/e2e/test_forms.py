@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 CITY = {
     "type": "object",

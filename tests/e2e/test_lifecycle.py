@@ -12,7 +12,8 @@ import httpx2 as httpx
 import psutil
 import pytest
 from openai import APIError
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 Start = Callable[..., Server]
 ENDLESS = {"model": "tiny-chat", "prompt": "once upon", "max_tokens": 1500, "ignore_eos": True}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2 as httpx
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 
 def complete(server: Server, **fields: Any) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import httpx2 as httpx
 import ollama
 import pytest
 from openai import AsyncOpenAI
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 TEXTS = ["The capital of France is Paris.", "Two and two are four.", "Good morning!"]
 TIMES = 40

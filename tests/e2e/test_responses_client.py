@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openai import OpenAI
-from server_process import Server
+
+from tests.support.server.server_process import Server
 
 FRANCE = "What is the capital of France?"
 

@@ -9,8 +9,9 @@ from typing import Any
 import anthropic
 import ollama
 import pytest
-from server_process import Server
-from tiny_chat_tools import (
+
+from tests.support.server.server_process import Server
+from tests.support.server.tiny_chat_tools import (
     ANNA,
     HARD,
     HARD_ANSWER,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from server_process import Server
-from tiny_chat_tools import (
+from tests.support.server.server_process import Server
+from tests.support.server.tiny_chat_tools import (
     ANNA,
     HARD,
     HARD_ANSWER,

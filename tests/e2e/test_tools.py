@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server_process import Server
+from tests.support.server.server_process import Server
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import ModelError, read_config
 from model_zoo.kv_scales import read_kv_scales
 from runtime.config import EngineConfig
 from runtime.startup.loading import load
+from tests.support.models.loaded_model import load_model
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 LAYER = "model.layers.1.self_attn"
 

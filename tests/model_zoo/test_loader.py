@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from paged_forward import PagedRow
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import ModelError, read_config
 from model_zoo.layers.linear import Linear, can_pack
+from tests.support.models.loaded_model import load_model
+from tests.support.models.paged_forward import PagedRow
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
 

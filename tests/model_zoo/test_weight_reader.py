@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
 from safetensors.torch import save_file
-from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelError, read_config
 from model_zoo.weight_reader import WeightChunk, WeightReader, weight_chunks
+from tests.support.models.loaded_model import load_model
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
+
+from tests.support.server.fake_engine import FakeServer, fake_server
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
-"""Where the checkout and the helpers of its tests are."""
+"""The root folder of the checkout."""
 
 from pathlib import Path
 
-SUPPORT = Path(__file__).parent
-ROOT = SUPPORT.parents[1]
+ROOT = Path(__file__).parents[2]

@@ -101,5 +101,5 @@ def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int
 @cache
 def _programs(device: torch.device) -> int:
     if device.type != "cuda":
-        return 132  # compiled for no device: tests/support/compile_for_hopper.py
+        return 132  # compiled for no device: tests/support/kernels/compile_for_hopper.py
     return torch.cuda.get_device_properties(device).multi_processor_count

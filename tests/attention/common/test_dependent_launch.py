@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention_oracle import make_case
-from backend_step import back_end, meta_of, newest, pool_of
+
+from tests.support.attention.attention_oracle import make_case
+from tests.support.attention.backend_step import back_end, meta_of, newest, pool_of
 
 BATCHES, ROWS, REPLAYS = 40, 24, 20
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_oracle import FP8, OracleCase, check, make_case
 
 from attention.common import flash1 as module
 from attention.common.flash1 import flash1
+from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
 
 # Rows that decode, prompts with and without a prefix, an empty row, a row without KV.
 ROWS = [(1, 70), (1, 1), (5, 5), (0, 9), (3, 40), (1, 0), (0, 0), (2, 17)]

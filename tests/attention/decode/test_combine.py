@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from attention_oracle import OracleCase, make_case
 from torch import Tensor
 
 from attention.decode.decode import decode
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
+from tests.support.attention.attention_oracle import OracleCase, make_case
 
 NAN = float("nan")
 PROGRAMS, GROUP, HEADS, DIM = 4, 3, 2, 80

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import FP8, OracleCase, check, make_case
-from decode_kernel_runner import make_plan, most, poison
 from torch import Tensor
 
 from attention.common.write_kv import write_kv
 from attention.decode.decode_hopper import decode_hopper
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
+from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
+from tests.support.attention.decode_kernel_runner import make_plan, most, poison
 
 BF16, FP16 = torch.bfloat16, torch.float16
 OVER_FP8 = [(BF16, FP8), (FP16, FP8)]  # queries, pages

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import FP8, check, make_case
-from decode_kernel_runner import PLANNERS, decoded, make_plan, most, poison, run
 
 from attention.decode.decode import decode
+from tests.support.attention.attention_oracle import FP8, check, make_case
+from tests.support.attention.decode_kernel_runner import (
+    PLANNERS,
+    decoded,
+    make_plan,
+    most,
+    poison,
+    run,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EDGES = [(1, n) for n in (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129)]

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_oracle import FP8, OracleCase, check, make_case
-from compute_sanitizer import check_sanitized
-from decode_kernel_runner import decoded, make_plan, most, run
-from poisoned_kv_pool import read
 
 from attention.decode.decode import decode
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.split_plan import SplitPlanSpec
+from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
+from tests.support.attention.decode_kernel_runner import decoded, make_plan, most, run
+from tests.support.attention.poisoned_kv_pool import read
+from tests.support.kernels.compute_sanitizer import check_sanitized
 
 pytestmark = pytest.mark.gpu
 
@@ -292,4 +292,4 @@ PLAIN = ["decode", "flash1", "prefill"]
 )
 def test_compute_sanitizer_finds_nothing(tool: str, kernels: list[str]):
     """No access out of bounds, and no two threads that write different values to one place."""
-    check_sanitized(tool, "sanitized_attention.py", kernels)
+    check_sanitized(tool, "tests.support.attention.sanitized_attention", kernels)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import PLANNERS, batches, specs, units_of
 
 from attention.planner.fa3 import fa3_counts, plan_fa3, split_cap
 from attention.planner.greedy import greedy_counts, largest_part, price
@@ -23,6 +21,8 @@ from attention.planner.split_plan import (
     planned_rows,
 )
 from attention.planner.stream_k import interleaved_heads, plan_stream_k
+from tests.support.attention.plan_cases import PLANNERS, batches, specs, units_of
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize("name", PLANNERS)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import PLANNERS, batches, specs
 
 from attention.planner.fa3 import plan_fa3
 from attention.planner.greedy import plan_greedy
@@ -15,6 +14,7 @@ from attention.planner.split_counts import plan_of_counts
 from attention.planner.split_plan import HostSplitPlan, SplitPlanSpec, planned_rows
 from attention.planner.stream_k import plan_stream_k
 from benchmarks.attention import bench_planner
+from tests.support.attention.plan_cases import PLANNERS, batches, specs
 
 
 def equal_rows(num_rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from model_shapes import QWEN3_8B, shape_of
 
 from attention.backend import Capacity
 from attention.common import dependent_launch
@@ -18,6 +16,8 @@ from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
+from tests.support.models.loaded_model import load_model
+from tests.support.models.model_shapes import QWEN3_8B, shape_of
 
 PAGE, LAYERS, REPLAYS = 16, 6, 25
 CUDA = torch.device("cuda")

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from ordered_dot import ordered_dot  # noqa: F401
-from paged_forward import PAGE, PagedRow
-from tiny_checkpoints import write_checkpoint
 
 from attention.backend import Capacity, Shape
 from attention.batch_invariant import backend, kernel
@@ -20,6 +16,10 @@ from attention.batch_invariant.plan import BatchInvariantSpec
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import linear
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
+from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
+from tests.support.models.loaded_model import load_model
+from tests.support.models.paged_forward import PAGE, PagedRow
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 LENGTH = 22
 # A prompt at once; a part, and then one after the other, as if each had been sampled; both in turn.

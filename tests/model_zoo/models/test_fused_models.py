@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from model_shapes import QWEN3_8B, shape_of
-from paged_forward import PagedRow
-from paths import ROOT
-from tiny_checkpoints import KINDS, write_checkpoint
 from torch import Tensor
 
 from attention.backend import Capacity
@@ -23,6 +18,11 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm
 from model_zoo.layers.linear import SwigluLinear
 from model_zoo.model import Model
+from tests.support.models.loaded_model import load_model
+from tests.support.models.model_shapes import QWEN3_8B, shape_of
+from tests.support.models.paged_forward import PagedRow
+from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
+from tests.support.paths import ROOT
 
 CPU = torch.device("cpu")
 LENGTH = 40

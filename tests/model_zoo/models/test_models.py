@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from paged_forward import PagedRow
-from tiny_checkpoints import KINDS, write_checkpoint
 
 from model_zoo.config import read_config
+from tests.support.models.loaded_model import load_model
+from tests.support.models.paged_forward import PagedRow
+from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
 
 CPU = torch.device("cpu")
 LENGTH = 100

@@ -11,7 +11,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from parsed_answer import Split, joined
 
 import model_zoo.tiny_chat
 from model_zoo.tiny_chat.training.dialogs import (
@@ -28,6 +27,7 @@ from model_zoo.tiny_chat.training.skills import is_held
 from server.prompt.chat_template import ChatTemplate
 from server.tool_calls.detect import detect
 from server.tool_calls.parser.answer import AnswerParser
+from tests.support.parsing.parsed_answer import Split, joined
 
 FOLDER = Path(model_zoo.tiny_chat.__file__).parent
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE, {})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from compute_sanitizer import check_sanitized
+
+from tests.support.kernels.compute_sanitizer import check_sanitized
 
 PLAIN = ["layers", "split_k", "sample", "special"]
 
@@ -22,4 +23,4 @@ PLAIN = ["layers", "split_k", "sample", "special"]
     ids=["memcheck-kernels", "memcheck-step", "racecheck", "initcheck"],
 )
 def test_sanitizer_finds_nothing_in_a_step(tool: str, names: list[str]) -> None:
-    check_sanitized(tool, "sanitized_step.py", names)
+    check_sanitized(tool, "tests.support.kernels.sanitized_step", names)

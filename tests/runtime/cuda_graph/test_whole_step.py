@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from tiny_checkpoints import write_checkpoint
 
 from attention.backend import Capacity, Shape
 from attention.dispatch import choose
@@ -28,6 +26,8 @@ from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.eager import AllowedMasks
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import Batch
+from tests.support.models.loaded_model import load_model
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 # A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
 pytestmark = [

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tiny_checkpoints import write_checkpoint
 
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams, TokenLogprob
 from runtime.startup.deterministic import requested_attention
 from runtime.startup.loading import Loaded, load
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 VOCAB = 5003
 # Widths at which bfloat16 answers do differ by what runs beside them.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_model import VOCAB_SIZE, Bench, request
 
 from runtime.messages import TokenLogprob
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
+from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
 
 
 def prompt(length: int, *, first: int = 1) -> list[int]:

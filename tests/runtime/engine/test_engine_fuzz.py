@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import hypothesis
 import pytest
-from examples import examples
-from fuzz_mutations import (
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.support.engine.fuzz_mutations import (
     MISTAKES,
     SCHEDULERS,
     held_for_ever,
@@ -17,8 +18,8 @@ from fuzz_mutations import (
     left_out_row_committed,
     means_without_their_prefix,
 )
-from fuzz_workloads import FuzzWorkload, Play, workloads
-from hypothesis import HealthCheck, Phase, given, settings
+from tests.support.engine.fuzz_workloads import FuzzWorkload, Play, workloads
+from tests.support.examples import examples
 
 
 @examples(500, suppress_health_check=[HealthCheck.too_slow], database=None)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engine import POISON, device_engine, sizes
-from tiny_checkpoints import write_checkpoint
 
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
@@ -27,6 +25,8 @@ from runtime.messages import (
     SamplingParams,
     TokenLogprob,
 )
+from tests.support.engine.device_engine import POISON, device_engine, sizes
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 # A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
 pytestmark = [

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import KINDS, write_checkpoint
 from transformers import AutoModelForCausalLM
 
 from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import load
+from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
 
 STEPS = 64
 PROMPT_LENS = (1, 5, 16, 33, 47)

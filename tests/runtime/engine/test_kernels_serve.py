@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import write_checkpoint
 
 from runtime.config import AttentionOption, DType, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, SamplingParams
 from runtime.startup.loading import Loaded, load
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 PROMPTS = [[5, 9, 60], [44, 3, 17, 17, 80, 9, 12, 30, 7, 51, 29]]
 STEPS = 5

@@ -16,8 +16,6 @@ import msgspec
 import psutil
 import pytest
 import torch
-from paths import ROOT
-from tiny_checkpoints import write_checkpoint
 
 from runtime.config import EngineConfig
 from runtime.engine.process import one_line_errors
@@ -34,6 +32,8 @@ from runtime.messages import (
     StepOutput,
     ToEngine,
 )
+from tests.support.models.tiny_checkpoints import write_checkpoint
+from tests.support.paths import ROOT
 
 WAIT_SECONDS = 60
 GREEDY = SamplingParams(max_tokens=5, temperature=0)

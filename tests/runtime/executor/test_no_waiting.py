@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import SHAPE
 
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, SamplingParams
 from runtime.startup.loading import load
+from tests.support.models.tiny_checkpoints import SHAPE
 
 FEATURES = (
     SamplingParams(max_tokens=40, temperature=0),

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import write_checkpoint
 from transformers import AutoModelForCausalLM
 
 from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.startup.loading import load
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 LENGTHS = (1, 5, 16, 33, 47)
 SHARED = 32  # tokens that all longer prompts begin with: two pages

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -25,6 +24,7 @@ from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import ModelRunner
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.scheduler.batch import LAST, NewRow, make_batch
+from tests.support.examples import examples
 
 CPU = torch.device("cpu")
 VOCAB = 61

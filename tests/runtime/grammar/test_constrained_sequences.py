@@ -12,8 +12,13 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from fake_engine import VOCAB
-from grammar_engine import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.engine.loop import Engine
+from runtime.grammar.manager import GrammarManager
+from runtime.messages import EngineRequest, RequestOutput
+from tests.support.engine.grammar_engine import (
     STOP_ID,
     Texts,
     ask,
@@ -24,12 +29,7 @@ from grammar_engine import (
     run,
     tokens_of,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from runtime.engine.loop import Engine
-from runtime.grammar.manager import GrammarManager
-from runtime.messages import EngineRequest, RequestOutput
+from tests.support.server.fake_engine import VOCAB
 
 
 @pytest.fixture(scope="module")

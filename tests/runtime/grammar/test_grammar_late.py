@@ -9,15 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_engine import VOCAB
-from fake_grammar_process import FakeGrammars
-from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, request, resolved
-from grammar_engine import Texts, ask, make_engine, regex_grammar, run, tokens_of
 
 from runtime.engine.loop import Engine
 from runtime.grammar.manager import REPLY_TIMEOUT_SECONDS, SILENT, STEP_WAIT_SECONDS, GrammarManager
 from runtime.messages import EngineRequest, RequestOutput
 from runtime.scheduler.scheduler import HELD_SECONDS
+from tests.support.engine.fake_grammar_process import FakeGrammars
+from tests.support.engine.fake_model import (
+    VOCAB_SIZE,
+    FakeExecutor,
+    plain_decoding,
+    request,
+    resolved,
+)
+from tests.support.engine.grammar_engine import (
+    Texts,
+    ask,
+    make_engine,
+    regex_grammar,
+    run,
+    tokens_of,
+)
+from tests.support.server.fake_engine import VOCAB
 
 HUNG = 1000.0  # seconds to an answer: there will be none
 

@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fake_engine import VOCAB
-from grammar_engine import Texts, ask, json_grammar, make_engine, run
 
 from runtime.grammar.manager import GrammarManager
 from server.process.launcher import MAX_DIRECTORY_BYTES
+from tests.support.engine.grammar_engine import Texts, ask, json_grammar, make_engine, run
+from tests.support.server.fake_engine import VOCAB
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_engine import VOCAB
-from grammar_engine import Texts, ask, make_engine, regex_grammar
 
 from runtime.engine.loop import MISSING_MASK
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import RequestOutput
+from tests.support.engine.grammar_engine import Texts, ask, make_engine, regex_grammar
+from tests.support.server.fake_engine import VOCAB
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from paths import ROOT, SUPPORT
 
 from benchmarks.shapes import SHAPES
 from runtime.config import EngineConfig
 from runtime.precompile import pool, preimport
 from runtime.precompile.predict import PredictedKernels, predicted_kernels
+from tests.support.paths import ROOT
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
@@ -27,8 +27,8 @@ NAMES = ("write_kv d128 bf16", "decode d128 bf16", "prefill d128 bf16")
 PROGRAM = """
 import json
 import sys
-from compile_for_hopper import CompileOnly
-from shipped_kernels import SHIPPED
+from tests.support.kernels.compile_for_hopper import CompileOnly
+from tests.support.kernels.shipped_kernels import SHIPPED
 from triton import knobs
 from triton.runtime.driver import driver
 
@@ -61,8 +61,8 @@ process = Compilers()
 for prediction in predicted_kernels(EngineConfig(model=sys.argv[1]), (9, 0)):
     process.begin(prediction)
 
-from compile_for_hopper import CompileOnly
-from shipped_kernels import *
+from tests.support.kernels.compile_for_hopper import CompileOnly
+from tests.support.kernels.shipped_kernels import *
 from attention.common import dependent_launch
 from runtime.precompile.compiling import compiling_only
 from triton import knobs
@@ -121,7 +121,7 @@ def run(folder: Path, program: str, *arguments: str) -> Any:
     file.write_text(program)
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
+        "PYTHONPATH": str(ROOT),
     }
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, str(file), *arguments]

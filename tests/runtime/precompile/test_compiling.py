@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT, SUPPORT
 
 from runtime.config import ConfigError
 from runtime.precompile.compiling import check_cache
+from tests.support.paths import ROOT
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
 NAMES = ("planner", "write_kv d128 bf16", "write_kv d64 bf16")
 PROGRAM = f"""
 import json
-from compile_for_hopper import CompileOnly
-from shipped_kernels import SHIPPED
+from tests.support.kernels.compile_for_hopper import CompileOnly
+from tests.support.kernels.shipped_kernels import SHIPPED
 from triton import knobs
 from triton.runtime.driver import driver
 
@@ -50,8 +50,8 @@ print(json.dumps([launched_inside, ready_inside, ready, len(device.launched)]))
 """
 BROKEN = """
 import triton
-from compile_for_hopper import CompileOnly
-from shipped_kernels import tensor
+from tests.support.kernels.compile_for_hopper import CompileOnly
+from tests.support.kernels.shipped_kernels import tensor
 from triton.runtime.driver import driver
 
 from runtime.precompile.compiling import compiling_only
@@ -88,7 +88,7 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     file.write_text(program)
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
+        "PYTHONPATH": str(ROOT),
     }
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, str(file)]

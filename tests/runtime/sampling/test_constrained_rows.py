@@ -12,12 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from constrained_rows_cases import Behind, Masks
-from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sampler_cases import SamplerRow, is_right, params
 from torch import Tensor
 
 from runtime.executor.slots import SequenceSlots
@@ -27,6 +24,9 @@ from runtime.sampling.logprobs import LogprobsTensors, token_logprobs
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.sampling.state import is_constrained
 from runtime.scheduler.batch import LAST, make_batch
+from tests.support.examples import examples
+from tests.support.kernels.constrained_rows_cases import Behind, Masks
+from tests.support.kernels.sampler_cases import SamplerRow, is_right, params
 
 VOCAB = 1111  # some groups of 256, the last one cut, as is the last byte of a mask
 MANY = tuple(range(40, 60))  # stop ids, more than a step can hold

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import Bench, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from runtime.sampling.eager import sample_tokens
 from runtime.sampling.logprobs import token_logprobs
 from runtime.scheduler.batch import NewRow, make_batch
 from runtime.scheduler.waiting_queue import validation_error
+from tests.support.engine.fake_model import Bench, request
 
 VOCAB = 7
 

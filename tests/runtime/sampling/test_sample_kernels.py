@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from sampler_cases import Kernels, SamplerRow, draw_eagerly, is_right, params
 from torch import Tensor
 
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.state import IN_PROMPT
+from tests.support.examples import examples
+from tests.support.kernels.sampler_cases import Kernels, SamplerRow, draw_eagerly, is_right, params
 
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 KINDS = [

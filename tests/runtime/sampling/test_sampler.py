@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,6 +19,7 @@ from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.rng import philox, uniform
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.scheduler.batch import LAST, NewRow, make_batch
+from tests.support.examples import examples
 
 VOCAB = 97  # odd, so that no padding can hide
 CPU = torch.device("cpu")

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from sampler_cases import params
 
 from runtime.messages import SamplingParams
 from runtime.sampling.kernels.row import ROW
 from runtime.sampling.state import IN_PROMPT, ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import NewRow
+from tests.support.kernels.sampler_cases import params
 
 
 def state_on(device: str, slots: int = 4, vocab: int = 50) -> SamplerState:

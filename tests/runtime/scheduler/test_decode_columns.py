@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_model import VOCAB_SIZE, Bench, request
 
 from runtime.scheduler.batch import LAST, Batch
 from runtime.scheduler.batch_builder import BatchBuilder
 from runtime.scheduler.decode_columns import DecodeRows, RequestColumns
+from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
 
 
 def prompt(length: int, first: int = 1) -> list[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_model import Bench, request
 
 from runtime.ipc.client import merged
 from runtime.messages import RequestOutput
+from tests.support.engine.fake_model import Bench, request
 
 
 def last(bench: Bench, id: int) -> RequestOutput:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from fake_model import Bench, request
 
 from runtime.messages import BACKGROUND
 from runtime.scheduler.batch import LAST
+from tests.support.engine.fake_model import Bench, request
 
 
 def order_of_ends(bench: Bench) -> list[int]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engine import FitRules
 
 from benchmarks.shapes import SHAPES
 from model_zoo.config import read_config
@@ -21,6 +20,7 @@ from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.startup.loading import Loaded, load
 from runtime.startup.memory_estimate import StepSizes, estimate
+from tests.support.engine.device_engine import FitRules
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded_model import load_model
-from model_shapes import QWEN3_8B
-from tiny_checkpoints import write_checkpoint
 
 from model_zoo.config import read_config
 from runtime.config import EngineConfig
@@ -18,6 +15,9 @@ from runtime.startup import loading
 from runtime.startup.fit_report import TargetDevice, resolve_config
 from runtime.startup.loading import load
 from runtime.startup.memory_estimate import StepSizes, copy_bytes, estimate, weight_bytes
+from tests.support.models.loaded_model import load_model
+from tests.support.models.model_shapes import QWEN3_8B
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 MIB = 2**20
 STEPS = StepSizes(tokens=8192, rows=256, max_len=40_960, page_size=16)

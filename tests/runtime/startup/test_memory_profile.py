@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from msgspec.structs import replace
-from tiny_checkpoints import write_checkpoint
 
 from runtime.config import ConfigError, EngineConfig, ResolvedConfig
 from runtime.memory_plan import MemoryPlan
@@ -19,6 +18,7 @@ from runtime.startup import loading, memory_profile
 from runtime.startup.engine_spec import EngineSpec, resolve_engine_spec
 from runtime.startup.timeline import Timeline
 from runtime.startup.warm_up import all_batch_kinds, largest
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 MIB = 2**20
 

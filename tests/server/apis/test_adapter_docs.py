@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from paths import ROOT
 
 from server.apis.anthropic.schema import MessagesRequest
 from server.apis.ollama.embeddings import EmbedBody, EmbeddingsBody
 from server.apis.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from server.http.validation import Body
+from tests.support.paths import ROOT
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from examples import examples
-from fake_engine import fake_server
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +30,8 @@ from server.apis.ollama.schema import (
     OllamaMessage,
     OllamaOptions,
 )
+from tests.support.examples import examples
+from tests.support.server.fake_engine import fake_server
 
 # Mentions all that a template can, so that nothing is refused for its sake.
 TEMPLATE = (

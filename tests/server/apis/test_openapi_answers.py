@@ -8,11 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from batch_server import BatchServer, batch_server, line
 
 from server.apis.error_format import in_error_format
 from server.app import PARTS, create_app
 from server.errors import error_body
+from tests.support.server.batch_server import BatchServer, batch_server, line
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ALL = {"return_token_ids": True, "prompt_logprobs": 1, "timings": True}

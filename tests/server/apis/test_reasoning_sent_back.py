@@ -9,10 +9,10 @@ import anthropic
 import httpx2 as httpx
 import ollama
 import pytest
-from fake_engine import FakeServer, fake_server
 
 from server.apis.responses.schema import ResponsesRequest
 from server.apis.responses.translate import conversation_of
+from tests.support.server.fake_engine import FakeServer, fake_server
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"

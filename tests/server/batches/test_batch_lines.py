@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from batch_server import CHAT, BatchServer, batch_server, line
 from msgspec.structs import replace
 
 from runtime.messages import BACKGROUND
 from server.batches.background import BatchSlots
+from tests.support.server.batch_server import CHAT, BatchServer, batch_server, line
 
 DAY = 86400
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_server import CHAT, BatchServer, FakeClock, batch_server, line
 from openai import AsyncOpenAI
 
 from server.batches.background import ENDPOINTS
+from tests.support.server.batch_server import CHAT, BatchServer, FakeClock, batch_server, line
 
 DAY = 86400
 

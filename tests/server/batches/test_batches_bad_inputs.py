@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from batch_server import CHAT, BatchServer, batch_server, line
+
+from tests.support.server.batch_server import CHAT, BatchServer, batch_server, line
 
 BOUNDARY = {"content-type": "multipart/form-data; boundary=b"}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_server import ENDED, BatchServer, batch_server, line
 
 from server.batches import results
 from server.batches.database import BatchDatabase
 from server.batches.results import BatchResult, BatchResults
+from tests.support.server.batch_server import ENDED, BatchServer, batch_server, line
 
 NAMES = [f"a{index}" for index in range(6)]
 BAD = "wrong"  # a line that its route refuses

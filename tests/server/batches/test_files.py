@@ -9,8 +9,6 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from batch_server import BatchServer, FakeClock, batch_server
-from failing_commit import fail_commits_of
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
@@ -19,6 +17,8 @@ from server.batches.database import BatchDatabase, DataError
 from server.batches.files import FileStore
 from server.batches.multipart import MultipartReader, boundary_of
 from server.errors import NotFound, RateLimited, RequestError
+from tests.support.server.batch_server import BatchServer, FakeClock, batch_server
+from tests.support.server.failing_commit import fail_commits_of
 
 DAY = 86400
 

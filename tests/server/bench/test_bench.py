@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from bench_workload import workload
-from paths import ROOT
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -26,6 +24,8 @@ from starlette.routing import Route
 from server.bench.share import Share, shares
 from server.cli.commands.bench import with_version
 from server.cli.main import main
+from tests.support.paths import ROOT
+from tests.support.server.bench_workload import workload
 
 
 class BenchFakeServer:

@@ -7,13 +7,13 @@ import json
 import random
 
 import pytest
-from bench_workload import workload
 
 from server.bench.client import Lines, Recorder
 from server.bench.metrics import Failure, Objectives, RequestResult, percentile, spread, summarize
 from server.bench.workload import poisson_arrivals
 from server.cli.commands.bench import read_objectives
 from server.cli.main import UsageError
+from tests.support.server.bench_workload import workload
 
 
 def answer(start: float, *deliveries: float, prompt: int = 10, output: int = 3) -> RequestResult:

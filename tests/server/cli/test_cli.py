@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from paths import ROOT
-from server_process import free_port
 
 from runtime.config import EngineConfig
 from server.cli.commands import serve
@@ -20,6 +18,8 @@ from server.cli.main import Parser, UsageError, main
 from server.cli.vllm_flags import REMEDIES
 from server.config import ServerConfig
 from server.process.launcher import NoSocketDirectory, socket_directory, store_lock
+from tests.support.paths import ROOT
+from tests.support.server.server_process import free_port
 
 COMMAND = Path(sys.executable).parent / "wavefill"
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub, fake_hub
 
 from server.cli.model_source import ModelNotFound, logged_progress, resolve_model
+from tests.support.server.fake_hub import FakeHub, fake_hub
 
 FILES = {
     "config.json": b'{"model_type": "qwen3"}',

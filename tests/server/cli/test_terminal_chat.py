@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fake_engine
 import pytest
-from fake_engine import GREETING, FakeServer, fake_server
 from msgspec.structs import replace
-from server_process import free_port
+
+from tests.support.server import fake_engine
+from tests.support.server.fake_engine import GREETING, FakeServer, fake_server
+from tests.support.server.server_process import free_port
 
 
 def chat(url: str, *lines: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

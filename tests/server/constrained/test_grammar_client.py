@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fake_engine import write_tokenizer
 
 from server.constrained import grammar_client
 from server.constrained.grammar_client import GrammarChecker
 from server.constrained.response_format import Grammar
 from server.errors import RequestError
 from server.prompt.tokenizer import ChatTokenizer
+from tests.support.server.fake_engine import write_tokenizer
 
 VOCABULARY = 512
 

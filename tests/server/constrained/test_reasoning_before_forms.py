@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import write_tokenizer
-from qwen_fake_model import CAN_BE_QUIET, qwen_server
 from tokenizers import Tokenizer
+
+from tests.support.server.fake_engine import write_tokenizer
+from tests.support.server.qwen_fake_model import CAN_BE_QUIET, qwen_server
 
 SWITCH = "{% if enable_thinking %}<think>\n{% endif %}"
 LEVEL = "{% if (reasoning_effort or 'none') != 'none' %}<think>\n{% endif %}"

@@ -8,11 +8,16 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
 from llguidance import LLMatcher, LLTokenizer
-from qwen_fake_model import CAN_BE_QUIET, QUESTION, qwen_server
 from tokenizers import Tokenizer
-from tool_grammars import (
+
+from server.constrained.grammar_text import GrammarLiterals
+from server.constrained.reasoning_grammar import after_limited_reasoning, in_final_message
+from server.constrained.response_format import json_grammar
+from server.errors import UnsupportedParameter
+from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
+from server.tool_calls.grammar import tool_grammar
+from tests.support.parsing.tool_grammars import (
     EOS,
     PARAMETERS,
     accepts,
@@ -21,13 +26,8 @@ from tool_grammars import (
     tokenizer_with_special,
     tool,
 )
-
-from server.constrained.grammar_text import GrammarLiterals
-from server.constrained.reasoning_grammar import after_limited_reasoning, in_final_message
-from server.constrained.response_format import json_grammar
-from server.errors import UnsupportedParameter
-from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
-from server.tool_calls.grammar import tool_grammar
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import CAN_BE_QUIET, QUESTION, qwen_server
 
 THINK = REASONING_FORMATS["think"]
 SEED = REASONING_FORMATS["seed_oss"]

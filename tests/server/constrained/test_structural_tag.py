@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
+
+from tests.support.server.fake_engine import FakeServer
 
 TAGS: dict[str, Any] = {
     "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],

@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import VOCAB, FakeServer, write_tokenizer
 from tokenizers import Tokenizer
 
 from runtime.grammar.matchers import Matchers, Vocabulary
 from runtime.grammar.messages import Compile, Compiled
 from server.constrained.grammar_worker import Check, Checker, GrammarCheckArgs
 from server.constrained.response_format import json_grammar
+from tests.support.server.fake_engine import VOCAB, FakeServer, write_tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -11,9 +11,6 @@ from typing import Any, get_args
 
 import httpx2 as httpx
 import pytest
-from batch_server import CHAT, BatchServer, batch_server, line
-from fake_engine import FakeEngine
-from paths import ROOT
 from starlette.types import Message
 
 from runtime.ipc.client import Mailbox
@@ -26,6 +23,9 @@ from server.generation.embeddings import EmbeddingInput
 from server.http import middleware
 from server.http.connection import CONNECTIONS_FULL
 from server.prompt.tokenizer import ChatTokenizer
+from tests.support.paths import ROOT
+from tests.support.server.batch_server import CHAT, BatchServer, batch_server, line
+from tests.support.server.fake_engine import FakeEngine
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 HELLO: dict[str, Any] = {"model": "fake", "messages": MESSAGES}

@@ -11,8 +11,6 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from examples import examples
-from fake_engine import CONTEXT, GREETING, FakeServer, ready
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +18,8 @@ from runtime.messages import Progress
 from server.generation.chat_request import GeneratedAnswer, ParsedChunk
 from server.generation.stop import StopStrings
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
+from tests.support.examples import examples
+from tests.support.server.fake_engine import CONTEXT, GREETING, FakeServer, ready
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}

@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
-from malformed_requests import CHAT, TEXT, VALUE, check, spoilt
 
 from runtime.messages import SamplingParams
 from server.apis.openai.chat_schema import ChatRequest
 from server.generation import logprobs
 from server.generation.logprobs import check_scores
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.malformed_requests import CHAT, TEXT, VALUE, check, spoilt
 
 SCORED = {"logprobs": True, "top_logprobs": 4, "max_tokens": 10}
 

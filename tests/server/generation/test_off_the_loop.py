@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
 
 from server.apis.ollama.request import to_chat_request
 from server.apis.ollama.schema import OllamaChatBody
 from server.apis.responses.tools_schema import ResponsesFunctionTool
 from server.batches.store import BatchStore
 from server.prompt.template_messages import template_tools
+from tests.support.server.fake_engine import FakeServer, fake_server
 
 TURNS = [{"role": role, "content": "Hello"} for role in ("user", "assistant")] * 500
 TURNS += [{"role": "user", "content": "Hello"}]

@@ -14,7 +14,6 @@ import msgspec
 import orjson
 import pytest
 import uvicorn
-from fake_engine import FakeEngine, FakeServer, fake_config, write_tokenizer
 
 from runtime.messages import EngineRequest, RequestOutput
 from server.app import create_app
@@ -23,6 +22,7 @@ from server.http.request_context import exchange
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
+from tests.support.server.fake_engine import FakeEngine, FakeServer, fake_config, write_tokenizer
 
 TIMES = {
     "queue_seconds",

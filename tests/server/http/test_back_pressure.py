@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, fake_config, write_tokenizer
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
@@ -19,6 +18,7 @@ from server.http.validation import parse
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
+from tests.support.server.fake_engine import FakeEngine, fake_config, write_tokenizer
 
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 

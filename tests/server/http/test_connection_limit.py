@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
 
 from server.http.connection_limit import ConnectionLimit
 from server.http.middleware import WATCHING_PATHS
+from tests.support.server.fake_engine import FakeServer, fake_server
 
 MOST = 12  # three of them for probes
 MAX_BUSY = 9

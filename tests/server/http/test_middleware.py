@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import fake_engine
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer, fake_server
 from msgspec.structs import replace
 
 from server.app import create_app
 from server.errors import INVALID_REQUEST
 from server.http import middleware
 from server.state import ServerState
+from tests.support.server import fake_engine
+from tests.support.server.fake_engine import FakeServer, fake_server
 
 PROBES = {"/health", "/livez", "/readyz", "/ready", "/ping"}
 KEYS = ("first-key", "second-key")

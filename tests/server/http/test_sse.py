@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import GREETING, FakeServer
 
 from server.errors import RequestError
 from server.http import sse
 from server.http.sse import DeltaFrame, EventStream, EventWriter, frame
+from tests.support.server.fake_engine import GREETING, FakeServer
 
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import httpx2 as httpx
 import psutil
 import pytest
-from paths import ROOT, SUPPORT
-from server_process import free_port
 
 from server.process.child import MAX_DEATHS, Child
 from server.process.launcher import StoreInUse, store_lock
+from tests.support.paths import ROOT
+from tests.support.server.server_process import free_port
 
 REQUEST = {"model": "tiny-chat", "prompt": "once upon", "ignore_eos": True, "temperature": 0}
 ENDLESS = {**REQUEST, "max_tokens": 2000, "stream": True}
@@ -60,6 +60,7 @@ class LaunchedServer:
         return any(module in child.cmdline() for child in self.children())
 
 
+STUB_ENGINE = "tests.support.server.stub_engine"
 Start = Callable[..., LaunchedServer]
 
 
@@ -91,7 +92,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, SUPPORT / "stub_launcher.py"),
+                    *(sys.executable, "-m", "tests.support.server.stub_launcher"),
                     *map(str, (port, drain_seconds, api_workers, store)),
                 ],
                 stdout=sink,
@@ -99,7 +100,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 env={
                     **os.environ,
                     "STUB_ENGINE": mode,
-                    "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}",
+                    "PYTHONPATH": str(ROOT),
                     "TMPDIR": str(sockets),
                 },
                 start_new_session=True,
@@ -181,7 +182,7 @@ def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
     stream = LineStream(launched)
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: launched.status() == 503)
-    launched.child("stub_engine").kill()
+    launched.child(STUB_ENGINE).kill()
     assert launched.process.wait(10) == 0
     lines = stream.ended()
     assert lines[-1] == "data: [DONE]" and not stream.broken
@@ -203,7 +204,7 @@ def test_a_second_signal_ends_everything_at_once(start: Start):
 def test_a_second_signal_ends_an_engine_that_hears_none(start: Start):
     launched = serving(start)
     family, api = launched.children(), launched.child("server.process.api_process")
-    launched.child("stub_engine").suspend()
+    launched.child(STUB_ENGINE).suspend()
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: not alive(api))
     launched.process.send_signal(signal.SIGTERM)
@@ -215,13 +216,13 @@ def test_a_second_signal_ends_an_engine_that_hears_none(start: Start):
 def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
     launched = serving(start)
     stream = LineStream(launched)
-    engine = launched.child("stub_engine")
+    engine = launched.child(STUB_ENGINE)
     engine.kill()
     launched.wait_until(lambda: launched.status() == 503, 1)
     assert launched.status("/livez") == 200
     assert "SIGKILL" in stream.ended()[-2]
     launched.wait_until(lambda: launched.status() == 200)
-    assert launched.child("stub_engine").pid != engine.pid
+    assert launched.child(STUB_ENGINE).pid != engine.pid
     answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3
     info = launched.get("/server_info").json()
@@ -230,12 +231,12 @@ def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: S
 
 def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
     launched = serving(start)
-    engine = launched.child("stub_engine")
+    engine = launched.child(STUB_ENGINE)
     first = launched.child("server.process.api_process")
     first.kill()
     first.wait(5)
     launched.wait_until(lambda: launched.status() == 200)
-    assert launched.child("stub_engine").pid == engine.pid
+    assert launched.child(STUB_ENGINE).pid == engine.pid
     answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_engine import ready
 from msgspec.structs import replace
 
 from runtime.config import EngineConfig
@@ -17,6 +16,7 @@ from runtime.messages import Progress, Ready, Stats
 from server.config import ServerConfig
 from server.process.logs import JsonFormatter
 from server.process.start_report import Reporter, busy_line, start_report
+from tests.support.server.fake_engine import ready
 
 FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len=512)
 

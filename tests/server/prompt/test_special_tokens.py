@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 import httpx2 as httpx
 import pytest
-from examples import examples
-from fake_engine import FakeServer, fake_server, write_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -20,6 +18,8 @@ from server.config import ServerConfig
 from server.process.api_process import tokenizer_of
 from server.prompt.special_tokens import SEPARATOR
 from server.prompt.tokenizer import ChatTokenizer
+from tests.support.examples import examples
+from tests.support.server.fake_engine import FakeServer, fake_server, write_tokenizer
 
 # It puts what a caller wrote right beside its own text, trims contents, and names some tokens that
 # are not special, as DeepSeek's does.

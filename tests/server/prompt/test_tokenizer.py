@@ -8,8 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from examples import examples
-from fake_engine import TEMPLATE, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
@@ -17,6 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from server.errors import RequestError
 from server.generation.detokenizer import Detokenizer, WindowDetokenizer
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
+from tests.support.examples import examples
+from tests.support.server.fake_engine import TEMPLATE, write_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

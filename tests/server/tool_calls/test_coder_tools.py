@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_engine import FakeServer
-from qwen_fake_model import PARAMETERS, QUESTION, prompt_of, qwen_server
+
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import PARAMETERS, QUESTION, prompt_of, qwen_server
 
 CODER = "{# <tool_call> <function=example> <parameter=key> #}"
 CALL = (

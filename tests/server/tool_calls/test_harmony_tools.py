@@ -8,8 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from fake_engine import FakeServer
-from qwen_fake_model import PARAMETERS, QUESTION, qwen_server
+
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import PARAMETERS, QUESTION, qwen_server
 
 HARMONY = "{# <|channel|>commentary to=functions.example #}"
 # The fake model has a token <|end|> of its own, which ends answers.

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from parsed_answer import joined, parser, split_chunks
-from parsing_cases import CALLS, CASES
-from parsing_texts import HERMES_OSLO, OSLO, ParsingCase
 
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.deltas import ToolCallDelta
+from tests.support.parsing.parsed_answer import joined, parser, split_chunks
+from tests.support.parsing.parsing_cases import CALLS, CASES
+from tests.support.parsing.parsing_texts import HERMES_OSLO, OSLO, ParsingCase
 
 each_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 

@@ -2,13 +2,13 @@
 """Formats are chosen by the chat template's text, and by name."""
 
 import pytest
-from format_cases import FORMAT_CASES
-from parsing_cases import CASES
-from paths import ROOT
 
 from server.tool_calls.detect import NONE, UnknownFormat, detect
 from server.tool_calls.format_types import Formats
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
+from tests.support.parsing.format_cases import FORMAT_CASES
+from tests.support.parsing.parsing_cases import CASES
+from tests.support.paths import ROOT
 
 HERMES = """
 {%- if tools %}{{ '<|im_start|>system\\n# Tools\\n<tools>' }}

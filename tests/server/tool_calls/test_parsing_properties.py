@@ -5,16 +5,16 @@ import json
 from itertools import pairwise
 
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from parsed_answer import joined, parser, split_chunks
-from parsing_cases import CALLS, CASES
-from parsing_texts import ParsingCase
 
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.source import TextSource
+from tests.support.examples import examples
+from tests.support.parsing.parsed_answer import joined, parser, split_chunks
+from tests.support.parsing.parsing_cases import CALLS, CASES
+from tests.support.parsing.parsing_texts import ParsingCase
 
 # Every way of cutting a text.
 

@@ -4,14 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from format_cases import FORMAT_CASES, NAMES, format_name, one_call, section
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from parsed_answer import joined
 
 from server.tool_calls.format_types import ToolFormat
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
+from tests.support.parsing.format_cases import FORMAT_CASES, NAMES, format_name, one_call, section
+from tests.support.parsing.parsed_answer import joined
 
 Call = tuple[str, dict[str, Any]]
 MARKS = sorted(

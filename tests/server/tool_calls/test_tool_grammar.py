@@ -6,26 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from format_cases import (
-    BETWEEN_DELIMITERS,
-    NAMES,
-    PYTHON,
-    SEVERAL,
-    call,
-    format_name,
-    one_call,
-    section,
-)
 from tokenizers import Tokenizer
-from tool_grammars import (
-    PARAMETERS,
-    accepts,
-    grammar_of,
-    literals_of,
-    request,
-    tokenizer_with_special,
-    tool,
-)
 
 from server.apis.openai.response_format_schema import StructuredOutputs
 from server.constrained.reasoning_grammar import after_reasoning
@@ -35,6 +16,25 @@ from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ToolCallDelta
+from tests.support.parsing.format_cases import (
+    BETWEEN_DELIMITERS,
+    NAMES,
+    PYTHON,
+    SEVERAL,
+    call,
+    format_name,
+    one_call,
+    section,
+)
+from tests.support.parsing.tool_grammars import (
+    PARAMETERS,
+    accepts,
+    grammar_of,
+    literals_of,
+    request,
+    tokenizer_with_special,
+    tool,
+)
 
 IN_TEXT = [name for name in NAMES if name != "harmony"]
 

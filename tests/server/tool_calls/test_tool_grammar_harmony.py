@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 from tokenizers import Tokenizer
-from tool_grammars import PARAMETERS, accepts, grammar_of, literals_of, tokenizer_with_special, tool
 
 from server.constrained.reasoning_grammar import after_reasoning, in_final_message
 from server.constrained.response_format import Grammar, json_grammar
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
+from tests.support.parsing.tool_grammars import (
+    PARAMETERS,
+    accepts,
+    grammar_of,
+    literals_of,
+    tokenizer_with_special,
+    tool,
+)
 
 REASONING = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 COMMENTARY = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"

@@ -6,14 +6,20 @@ import json
 from typing import Any
 
 import pytest
-from format_cases import PYTHON, section
 from tokenizers import Tokenizer
-from tool_grammars import accepts, grammar_of, request, tokenizer_with_special, tool
 
 from server.errors import RequestError
 from server.tool_calls.formats import TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ToolCallDelta
+from tests.support.parsing.format_cases import PYTHON, section
+from tests.support.parsing.tool_grammars import (
+    accepts,
+    grammar_of,
+    request,
+    tokenizer_with_special,
+    tool,
+)
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

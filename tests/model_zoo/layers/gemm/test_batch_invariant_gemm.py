@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ordered_dot import ordered_dot  # noqa: F401
 from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
@@ -12,6 +11,7 @@ from model_zoo.layers.gemm import autotune
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from model_zoo.layers.gemm.batch_invariant_kernel import LARGE, SMALL, BatchInvariantGemm, Tile
 from model_zoo.layers.linear import Linear, SwigluLinear
+from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ROWS = (1, 2, 8, 9, 16, 17, 32, 64, 65, 100, 128, 200, 256, 300, 512, 1000, 2048)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import fake_engine
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, GREETING, FakeServer, fake_server
 from msgspec.structs import replace
+
+from tests.support.server import fake_engine
+from tests.support.server.fake_engine import CONTEXT, GREETING, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {
     "model": "fake",

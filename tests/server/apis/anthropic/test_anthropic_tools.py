@@ -10,8 +10,12 @@ from typing import Any
 import anthropic
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
-from qwen_fake_model import (
+
+from server.apis.anthropic.request import FIELDS, anthropic_id, model_id
+from server.apis.field_names import map_error_fields
+from server.errors import RequestError
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import (
     CALL,
     CAN_BE_QUIET,
     HUGE,
@@ -22,10 +26,6 @@ from qwen_fake_model import (
     prompt_of,
     qwen_server,
 )
-
-from server.apis.anthropic.request import FIELDS, anthropic_id, model_id
-from server.apis.field_names import map_error_fields
-from server.errors import RequestError
 
 WEATHER = {
     "name": "weather",

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_engine
 import httpx2 as httpx
 import ollama
 import pytest
-from fake_engine import CONTEXT, GREETING, FakeServer, fake_server
 from msgspec.structs import replace
+
+from tests.support.server import fake_engine
+from tests.support.server.fake_engine import CONTEXT, GREETING, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 

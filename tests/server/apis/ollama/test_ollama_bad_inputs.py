@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeServer
-from malformed_requests import REMOVED
+
+from tests.support.server.fake_engine import CONTEXT, HIDDEN, FakeServer
+from tests.support.server.malformed_requests import REMOVED
 
 CHAT = "/api/chat"
 TEXT = "/api/generate"

@@ -9,10 +9,10 @@ from typing import Any
 
 import ollama
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeServer, embedding
 from msgspec.structs import replace
 
 from runtime.messages import EngineRequest, PoolingParams, SamplingParams
+from tests.support.server.fake_engine import CONTEXT, HIDDEN, FakeServer, embedding
 
 TEXT = "The quick brown fox"
 

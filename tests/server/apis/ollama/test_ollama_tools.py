@@ -7,8 +7,9 @@ from typing import Any
 
 import ollama
 import pytest
-from fake_engine import FakeServer
-from qwen_fake_model import (
+
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import (
     CALL,
     CAN_BE_QUIET,
     HUGE,

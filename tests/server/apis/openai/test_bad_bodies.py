@@ -8,13 +8,13 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from malformed_requests import BASE, CHAT, JSON, TEXT, check, messages
 
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest, Message
 from server.apis.openai.completions_schema import CompletionRequest
+from tests.support.examples import examples
+from tests.support.server.malformed_requests import BASE, CHAT, JSON, TEXT, check, messages
 
 GOOD = orjson.dumps(BASE[CHAT])
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, VOCAB, FakeServer
-from malformed_requests import (
+
+from tests.support.server.fake_engine import CONTEXT, VOCAB, FakeServer
+from tests.support.server.malformed_requests import (
     CHAT,
     JSON,
     M0,

@@ -10,11 +10,11 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import GREETING, VOCAB, FakeServer, fake_server
 
 from runtime.messages import EngineRequest, RequestOutput, TokenLogprob
 from server.apis.openai import chat_answer, completions
 from server.generation import logprobs
+from tests.support.server.fake_engine import GREETING, VOCAB, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 

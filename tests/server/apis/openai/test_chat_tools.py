@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
 from openai import BadRequestError
-from qwen_fake_model import (
+
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import (
     CALL,
     CAN_BEGIN,
     HUGE,

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import GREETING, FakeServer
+
+from tests.support.server.fake_engine import GREETING, FakeServer
 
 
 def create(fake: FakeServer, **options: Any) -> Any:

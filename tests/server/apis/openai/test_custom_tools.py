@@ -8,17 +8,17 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
-from format_cases import BETWEEN_DELIMITERS, NAMES, call
 from openai import BadRequestError
-from qwen_fake_model import QUESTION, prompt_of, qwen_server
 from tokenizers import Tokenizer
-from tool_grammars import accepts, grammar_of, tokenizer_with_special
 
 from server.constrained import request_grammar
 from server.errors import UnsupportedParameter
 from server.tool_calls.custom import CustomCalls, input_of
 from server.tool_calls.parser.deltas import ContentDelta, ToolCallDelta
+from tests.support.parsing.format_cases import BETWEEN_DELIMITERS, NAMES, call
+from tests.support.parsing.tool_grammars import accepts, grammar_of, tokenizer_with_special
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import QUESTION, prompt_of, qwen_server
 
 TEXT = 'print("Hi")\n'
 CALL = f'<tool_call>\n{{"name": "run", "arguments": {json.dumps({"input": TEXT})}}}\n</tool_call>'

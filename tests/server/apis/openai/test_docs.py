@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from paths import ROOT
 
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
 from server.apis.openai.completions_schema import COMPLETION_UNSUPPORTED, CompletionRequest
@@ -14,6 +13,7 @@ from server.app import HTTP_ERRORS, create_app
 from server.config import ServerConfig
 from server.http.validation import Body, Unsupported
 from server.state import ServerState
+from tests.support.paths import ROOT
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
 NAME = re.compile(r"`([a-z_]+)`")

@@ -11,11 +11,18 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import CONTEXT, HIDDEN, FakeEngine, FakeServer, embedding, fake_config
 from tokenizers import processors
 
 from runtime.messages import EngineRequest, PoolingParams, Ready, SamplingParams
 from server.generation.embeddings import MAX_CONCURRENT, EmbeddingInput
+from tests.support.server.fake_engine import (
+    CONTEXT,
+    HIDDEN,
+    FakeEngine,
+    FakeServer,
+    embedding,
+    fake_config,
+)
 
 
 def ask(fake: FakeServer, route: str, **fields: Any) -> dict[str, Any]:

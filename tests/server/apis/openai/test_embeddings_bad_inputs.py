@@ -7,8 +7,9 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import CONTEXT, HIDDEN, VOCAB, FakeServer
-from malformed_requests import REMOVED
+
+from tests.support.server.fake_engine import CONTEXT, HIDDEN, VOCAB, FakeServer
+from tests.support.server.malformed_requests import REMOVED
 
 EMBED = "/v1/embeddings"
 SCORE = "/v1/score"

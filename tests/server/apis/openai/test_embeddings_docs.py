@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from paths import ROOT
 
 from server.apis.openai.embeddings_schema import (
     MAX_TEXTS,
@@ -15,6 +14,7 @@ from server.apis.openai.embeddings_schema import (
 )
 from server.generation.embeddings import MAX_CONCURRENT, MAX_TOKENS
 from server.http.validation import Body
+from tests.support.paths import ROOT
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
 SECTION = DOCS.split("## Embeddings\n")[1].split("\n## ")[0]

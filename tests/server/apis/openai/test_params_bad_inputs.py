@@ -6,8 +6,10 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import CONTEXT, VOCAB, FakeServer
-from malformed_requests import (
+
+from runtime.messages import MAX_BANNED_TOKENS
+from tests.support.server.fake_engine import CONTEXT, VOCAB, FakeServer
+from tests.support.server.malformed_requests import (
     CHAT,
     M0,
     MISSING,
@@ -22,8 +24,6 @@ from malformed_requests import (
     row_name,
     spoilt,
 )  # fmt: skip
-
-from runtime.messages import MAX_BANNED_TOKENS
 
 IDS = "allowed_token_ids"
 BAD = "bad_words"

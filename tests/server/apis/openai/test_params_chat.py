@@ -9,7 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
-from fake_engine import CONTEXT, GREETING, TEMPLATE, FakeServer, fake_server
+
+from tests.support.server.fake_engine import CONTEXT, GREETING, TEMPLATE, FakeServer, fake_server
 
 EFFORT = "{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}" + TEMPLATE
 SWITCH = "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}" + TEMPLATE

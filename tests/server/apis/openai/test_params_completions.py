@@ -10,13 +10,13 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
-from fake_engine import CONTEXT, FakeServer, fake_server, write_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from runtime.messages import MAX_BANNED_TOKENS, EngineRequest, RequestOutput, TokenLogprob
 from server.errors import UnsupportedParameter
 from server.prompt.fim import FORMATS, fill_format, prompt_with_gap
 from server.prompt.tokenizer import ChatTokenizer
+from tests.support.server.fake_engine import CONTEXT, FakeServer, fake_server, write_tokenizer
 
 
 def ask(fake: FakeServer, route: str = "completions", **fields: Any) -> dict[str, Any]:

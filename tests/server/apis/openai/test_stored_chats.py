@@ -8,13 +8,13 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import GREETING, FakeServer
 
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.chat_store import ChatsQuery, ChatStore
 from server.apis.responses.database import Limits
 from server.apis.responses.store import ResponseStore
 from server.errors import Unavailable
+from tests.support.server.fake_engine import GREETING, FakeServer
 
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 KEPT: dict[str, Any] = HELLO | {"store": True}

@@ -8,9 +8,9 @@ from importlib.metadata import version
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
 
 from runtime.messages import Progress, Stats
+from tests.support.server.fake_engine import FakeServer
 
 HEALTH = ["/health", "/readyz", "/ready", "/ping"]
 

@@ -9,7 +9,8 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from fake_engine import GREETING, FakeEngine, FakeServer
+
+from tests.support.server.fake_engine import GREETING, FakeEngine, FakeServer
 
 HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
 LOGPROBS = "message.output_text.logprobs"

@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from examples import examples
-from fake_engine import CONTEXT
 from hypothesis import given
 from hypothesis import strategies as st
-from malformed_requests import REMOVED
 
 from server.apis.responses.schema import RESPONSES_UNSUPPORTED, ResponsesRequest
+from tests.support.examples import examples
+from tests.support.server.fake_engine import CONTEXT
+from tests.support.server.malformed_requests import REMOVED
 
 URL = "/v1/responses"
 BASE: dict[str, Any] = {"model": "fake", "input": "Hello"}

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
-from qwen_fake_model import prompt_of, qwen_server
+
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import prompt_of, qwen_server
 
 TEXT = 'print("Hi")\n'
 CALL = f'<tool_call>\n{{"name": "run", "arguments": {json.dumps({"input": TEXT})}}}\n</tool_call>'

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from paths import ROOT
-
 from server.apis.responses.database import Limits
 from server.apis.responses.schema import RESPONSES_UNSUPPORTED, ResponsesRequest
+from tests.support.paths import ROOT
 
 DOCS = (ROOT / "docs" / "api.md").read_text("utf-8")
 SECTION = DOCS.partition("\n## Responses\n")[2].partition("\n## ")[0]

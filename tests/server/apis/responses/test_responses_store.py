@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_engine
 import httpx2 as httpx
 import openai
 import pytest
-from failing_commit import fail_commits_of
-from fake_engine import GREETING, FakeServer, fake_server
 from msgspec.structs import replace
 
 from server.apis.responses import stored as kept
 from server.apis.responses.database import ChainTooLong, Limits, ResponsesDatabase
 from server.apis.responses.store import ResponseStore, StoreUnusable
 from server.errors import Unavailable
+from tests.support.server import fake_engine
+from tests.support.server.failing_commit import fail_commits_of
+from tests.support.server.fake_engine import GREETING, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
 ME, OTHER = b"me", b"other"

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fake_engine import FakeServer
-from qwen_fake_model import CALL, OTHER, PARAMETERS, prompt_of, qwen_server
 
 from server.apis.responses.items import input_items
 from server.apis.responses.routes import read_request
 from server.apis.responses.translate import chat_request, conversation_of
+from tests.support.server.fake_engine import FakeServer
+from tests.support.server.qwen_fake_model import CALL, OTHER, PARAMETERS, prompt_of, qwen_server
 
 WEATHER: dict[str, Any] = {
     "type": "function",

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
 from msgspec import structs
 
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams, TokenLogprob
 from runtime.scheduler.batch import LAST, Batch, Masks, ModelRunnerOutput, NewRow
+from tests.support.engine.fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
 
 SPOILT = -9  # in a cell: what was written is no number
 

@@ -3,8 +3,9 @@
 A driver that only knows the target takes the place of CUDA's: the kernels' own Python functions are
 called with tensors of no device, compile as they would before a launch, and launch nothing.
 
-    python tests/support/compile_for_hopper.py NAME ...   prints one JSON object, {NAME: [kernel,
-                                                  ...]}; no NAME: all
+    python -m tests.support.kernels.compile_for_hopper NAME ...
+
+prints one JSON object, {NAME: [kernel, ...]}; no NAME: all.
 
 Needs Triton for Linux on x86-64; TRITON_INTERPRET must not be set.
 """
@@ -150,9 +151,8 @@ def compiled(call: Callable[[], None]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    from shipped_kernels import SHIPPED
-
     from attention.common import dependent_launch
+    from tests.support.kernels.shipped_kernels import SHIPPED
 
     # Kernels are launched as on a GPU of this kind, one before the other has ended.
     dependent_launch.can_depend = lambda device: True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from attention_oracle import OracleCase
 from torch import Tensor
 
 from attention.decode.decode import decode
@@ -20,6 +19,7 @@ from attention.planner.split_plan import (
     planned_rows,
 )
 from attention.planner.stream_k import plan_stream_k
+from tests.support.attention.attention_oracle import OracleCase
 
 
 def plan_whole(

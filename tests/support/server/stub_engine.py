@@ -1,4 +1,4 @@
-"""An engine process without a model: `python -m stub_engine`, for tests of the launcher.
+"""An engine process without a model: for tests of the launcher.
 
 It speaks to the API processes as runtime.engine.process does, and answers every request with the
 token of its name until `max_tokens`.  The environment variable STUB_ENGINE chooses how it fails:

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from tiny_chat_tools import ANNA, MODEL, PERSON, RESULT, TEXT, TOLD, WEATHER
+
+from tests.support.server.tiny_chat_tools import ANNA, MODEL, PERSON, RESULT, TEXT, TOLD, WEATHER
 
 __all__ = ["ANNA", "FRANCE", "FUNCTION", "MODEL", "PERSON", "RESULT", "TEXT", "TOLD", "WEATHER"]
 FRANCE = "What is the capital of France?"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from loaded_model import load_model
 
 from attention.backend import Capacity, Shape
 from attention.dispatch import choose
@@ -22,6 +21,7 @@ from runtime.executor.torch_executor import ModelRunner
 from runtime.grammar.manager import GrammarUpdates
 from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
+from tests.support.models.loaded_model import load_model
 
 POISON = 130  # a token whose embedding is no number: whoever feeds it fails, and nobody else
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from parsed_answer import Split
+from tests.support.parsing.parsed_answer import Split
 
 OSLO = ("weather", '{"city": "Oslo"}')
 BONN = ("weather", '{"city": "Bonn", "days": 3}')

@@ -1,5 +1,6 @@
-"""Kernels over a small case, for compute-sanitizer to watch: python
-tests/support/sanitized_attention.py NAME ...
+"""The attention kernels on a small case, for compute-sanitizer.
+
+    python -m tests.support.attention.sanitized_attention NAME ...
 
 decode   by the plan of each planner, and combine
 flash1   and write_kv
@@ -14,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from attention_oracle import OracleCase, check, make_case
-from backend_step import attended, back_end
-from decode_kernel_runner import PLANNERS, decoded, most
-from prefill_kernel_runner import run as prefilled
 
 from attention.common.flash1 import flash1
 from attention.common.write_kv import write_kv
+from tests.support.attention.attention_oracle import OracleCase, check, make_case
+from tests.support.attention.backend_step import attended, back_end
+from tests.support.attention.decode_kernel_runner import PLANNERS, decoded, most
+from tests.support.attention.prefill_kernel_runner import run as prefilled
 
 # The last row is the longest, so that its pages end where the table's memory does.
 ROWS = [(1, 70), (1, 0), (3, 50), (40, 90), (0, 20), (1, 129)]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from fake_engine import GREETING, FakeEngine, fake_config, write_tokenizer
 from msgspec.structs import replace
 
 from server.app import create_app, line_app
@@ -23,6 +22,7 @@ from server.batches.store import BatchStore
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
+from tests.support.server.fake_engine import GREETING, FakeEngine, fake_config, write_tokenizer
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -1,4 +1,4 @@
-"""Runs a script of tests under compute-sanitizer."""
+"""Runs a module of tests under compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SUPPORT = Path(__file__).parent
+from tests.support.paths import ROOT
 
 
-def check_sanitized(tool: str, script: str, names: list[str], *, seconds: int = 280) -> None:
-    """Assert that `tool` has nothing to say of tests/SCRIPT NAMES, and that the script passes.
+def check_sanitized(tool: str, module: str, names: list[str], *, seconds: int = 280) -> None:
+    """Assert that `tool` reports no error in `python -m MODULE NAMES`, and that the module passes.
 
     tool  memcheck (accesses out of bounds), racecheck (threads of a program that write and read one
           place in no order) or initcheck (reads of what was never written)
@@ -27,13 +26,11 @@ def check_sanitized(tool: str, script: str, names: list[str], *, seconds: int = 
     done = subprocess.run(
         [
             *(sanitizer, "--tool", tool, "--error-exitcode", "9"),
-            *(sys.executable, SUPPORT / script, *names),
+            *(sys.executable, "-m", module, *names),
         ],
         env=os.environ
         | {
-            "PYTHONPATH": os.pathsep.join(
-                [str(SUPPORT.parents[1]), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-            ),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # each tensor ends where its memory does
         },
         capture_output=True,

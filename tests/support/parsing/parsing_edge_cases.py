@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parsed_answer import Split
-from parsing_texts import (
+from tests.support.parsing.parsed_answer import Split
+from tests.support.parsing.parsing_texts import (
     BONN,
     GLM_OSLO,
     HARMONY_CALL,

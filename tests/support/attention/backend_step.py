@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from attention_oracle import OracleCase, dequantised
 from torch import Tensor
 
 from attention.backend import Backend, Capacity, Shape
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
+from tests.support.attention.attention_oracle import OracleCase, dequantised
 
 
 def shape_of(case: OracleCase) -> Shape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sampler_cases import SamplerRow
 from torch import Tensor
 
 from runtime.executor.slots import SequenceSlots
@@ -14,6 +13,7 @@ from runtime.sampling.eager import AllowedMasks
 from runtime.sampling.sampler_output import SamplerOutput
 from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import make_batch
+from tests.support.kernels.sampler_cases import SamplerRow
 
 Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
 

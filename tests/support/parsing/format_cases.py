@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from parsing_texts import GLM_BONN, GLM_OSLO, KIMI
+from tests.support.parsing.parsing_texts import GLM_BONN, GLM_OSLO, KIMI
 
 PYTHON_ARGUMENT = "KEY=VALUE"
 

@@ -1,5 +1,6 @@
-"""The kernels of a step, for compute-sanitizer to watch: python tests/support/sanitized_step.py
-NAME ...
+"""The kernels of a step, for compute-sanitizer.
+
+    python -m tests.support.kernels.sanitized_step NAME ...
 
 layers    what stands between the products of a layer
 split_k   products of few rows, in plain Triton
@@ -18,10 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from constrained_rows_cases import Behind
-from device_engine import device_engine, sizes
-from sampler_cases import Kernels, SamplerRow, is_right, params
-from tiny_checkpoints import write_checkpoint
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,6 +32,10 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
 from runtime.messages import EngineRequest, SamplingParams
+from tests.support.engine.device_engine import device_engine, sizes
+from tests.support.kernels.constrained_rows_cases import Behind
+from tests.support.kernels.sampler_cases import Kernels, SamplerRow, is_right, params
+from tests.support.models.tiny_checkpoints import write_checkpoint
 
 KINDS = [
     params(temperature=0),

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 import hypothesis.strategies as st
-from fake_grammar_process import FakeGrammars
-from fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
 from runtime.grammar.manager import COMPILE_SECONDS, REPLY_TIMEOUT_SECONDS, SILENT
 from runtime.messages import BACKGROUND, EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.scheduler.batch_builder import SchedulerOutput
+from tests.support.engine.fake_grammar_process import FakeGrammars
+from tests.support.engine.fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 
 
 @dataclass

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fake_engine import write_tokenizer
-from format_cases import format_name
 from tokenizers import AddedToken, Tokenizer
 
 from server.apis.openai.chat_schema import ChatRequest
@@ -15,6 +13,8 @@ from server.constrained.grammar_text import GrammarLiterals
 from server.constrained.response_format import Grammar
 from server.tool_calls.formats import TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
+from tests.support.parsing.format_cases import format_name
+from tests.support.server.fake_engine import write_tokenizer
 
 EOS = "<|last|>"
 SPECIAL = [

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from fake_engine import VOCAB, write_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import ModelRunner
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
+from tests.support.server.fake_engine import VOCAB, write_tokenizer
 
 PAGE = 16
 STOP_ID = 0  # the fake tokenizer's <|end|>

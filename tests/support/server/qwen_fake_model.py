@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fake_engine import FakeServer, fake_server
+
+from tests.support.server.fake_engine import FakeServer, fake_server
 
 TEMPLATE = (
     "{% if tools %}<|system|><tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"

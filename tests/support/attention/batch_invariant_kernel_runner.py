@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
-from attention_oracle import OracleCase
 from torch import Tensor
 
 from attention.batch_invariant.kernel import BatchInvariantConfig, batch_invariant_attention
 from attention.batch_invariant.plan import BatchInvariantPlan, BatchInvariantSpec
 from attention.batch_invariant.plan_device import BatchInvariantPlanner
+from tests.support.attention.attention_oracle import OracleCase
 
 # Small tiles, so that a few tokens make several of them and the interpreter stays quick.
 SMALL = BatchInvariantConfig(block_m=32, block_n=16, split=32, warps=4, stages=2, ctas_per_sm=1)

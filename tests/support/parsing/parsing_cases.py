@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from format_cases import FORMAT_CASES, format_name, one_call, section
-from parsed_answer import Split
-from parsing_edge_cases import BROKEN, REASONING
-from parsing_texts import (
+from tests.support.parsing.format_cases import FORMAT_CASES, format_name, one_call, section
+from tests.support.parsing.parsed_answer import Split
+from tests.support.parsing.parsing_edge_cases import BROKEN, REASONING
+from tests.support.parsing.parsing_texts import (
     BONN,
     CODER_BONN,
     CODER_OSLO,

@@ -18,8 +18,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from poisoned_kv_pool import FP8, SPARE, fill, place, poisoned_layers, read
 from torch import Tensor
+
+from tests.support.attention.poisoned_kv_pool import FP8, SPARE, fill, place, poisoned_layers, read
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The real launcher around stub_engine.
 
-`python stub_launcher.py PORT DRAIN_SECONDS WORKERS STORE`
+`python -m tests.support.server.stub_launcher PORT DRAIN_SECONDS WORKERS STORE`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
         model_directory=str(built_in_directory()),
         response_store=sys.argv[4],
     )
-    return launch(config, bind(config.host, port), engine_module="stub_engine")
+    return launch(config, bind(config.host, port), engine_module="tests.support.server.stub_engine")
 
 
 if __name__ == "__main__":
