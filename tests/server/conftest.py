@@ -5,11 +5,13 @@ A test file whose model needs another template redefines `shared`; the others fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
+from tests.support.server.batch_server import BatchServer, batch_server
 from tests.support.server.fake_engine import FakeServer, fake_server
 
 
@@ -33,3 +35,10 @@ def http(shared: FakeServer) -> Iterator[httpx.Client]:
     """Connected once for all tests of a file, for those that leave the server as it is."""
     with httpx.Client(base_url=shared.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[BatchServer]:
+    """One test's server with files and batches, called without a socket."""
+    async with batch_server(tmp_path) as server:
+        yield server

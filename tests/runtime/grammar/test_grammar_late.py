@@ -28,6 +28,7 @@ from tests.support.engine.grammar_engine import (
     make_engine,
     regex_grammar,
     run,
+    step_until,
     tokens_of,
 )
 from tests.support.server.fake_engine import VOCAB
@@ -40,13 +41,6 @@ def grammars(tmp_path: Path) -> Iterator[GrammarManager]:
     grammars = GrammarManager(Texts(tmp_path).file, VOCAB)
     yield grammars
     grammars.close()
-
-
-def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:
-    outputs: list[RequestOutput] = []
-    while sum(output.id == id for output in outputs) < count:
-        outputs += engine.step()
-    return outputs
 
 
 @pytest.mark.parametrize("overlap", [False, True])

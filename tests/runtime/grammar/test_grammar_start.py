@@ -14,11 +14,6 @@ from tests.support.engine.grammar_engine import Texts, ask, json_grammar, make_e
 from tests.support.server.fake_engine import VOCAB
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
-    return Texts(tmp_path_factory.mktemp("tokenizer"))
-
-
 def test_where_there_can_be_no_process_its_request_ends_and_others_run_on(
     texts: Texts, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,7 +11,7 @@ import pytest
 from server.apis.error_format import in_error_format
 from server.app import PARTS, create_app
 from server.errors import error_body
-from tests.support.server.batch_server import BatchServer, batch_server, line
+from tests.support.server.batch_server import BatchServer, line
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ALL = {"return_token_ids": True, "prompt_logprobs": 1, "timings": True}
@@ -45,12 +44,6 @@ PLAIN = [
     "/v1/models", "/v1/models/fake", "/api/tags", "/api/ps", "/api/version", "/version",
     "/server_info", "/health", "/readyz", "/ready", "/ping", "/livez", "/v1/files", "/v1/batches",
 ]  # fmt: skip
-
-
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with batch_server(tmp_path) as server:
-        yield server
 
 
 _paths: dict[str, Any] = {}  # of the document, which takes longer to make than a test

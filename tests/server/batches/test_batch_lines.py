@@ -16,12 +16,6 @@ from tests.support.server.batch_server import CHAT, BatchServer, batch_server, l
 DAY = 86400
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with batch_server(tmp_path) as server:
-        yield server
-
-
 async def test_lines_run_behind_everything_else_and_do_not_fill_the_queue(tmp_path: Path):
     async with batch_server(tmp_path, max_queue=4) as server:
         server.engine.held = True

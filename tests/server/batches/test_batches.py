@@ -15,12 +15,6 @@ from tests.support.server.batch_server import CHAT, BatchServer, FakeClock, batc
 DAY = 86400
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with batch_server(tmp_path) as server:
-        yield server
-
-
 async def test_a_batch_answers_every_line_as_its_route_would(server: BatchServer):
     server.run_batches()
     made = await server.create(

@@ -23,12 +23,6 @@ from tests.support.server.failing_commit import fail_commits_of
 DAY = 86400
 
 
-@pytest.fixture
-async def server(tmp_path: Path):
-    async with batch_server(tmp_path) as server:
-        yield server
-
-
 def left_on_disk(server: BatchServer) -> list[str]:
     return sorted(path.name for path in (server.store.database.directory / "files").iterdir())
 

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from tests.support.server import fake_engine
 from tests.support.server.fake_engine import GREETING, FakeServer, fake_server
 from tests.support.server.server_process import free_port
 
@@ -72,9 +70,7 @@ def test_a_failed_turn_is_told_and_forgotten(fake: FakeServer):
 
 def test_a_key_that_is_missing_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WAVEFILL_API_KEY", raising=False)
-    plain = fake_engine.fake_config
-    monkeypatch.setattr(fake_engine, "fake_config", lambda f: replace(plain(f), api_keys=("k",)))
-    with fake_server(tmp_path) as server:
+    with fake_server(tmp_path, api_keys=("k",)) as server:
         done = chat(server.url, "Hello")
         assert done.returncode == 1 and "set WAVEFILL_API_KEY" in done.stderr
         monkeypatch.setenv("WAVEFILL_API_KEY", "k")

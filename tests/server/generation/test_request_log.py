@@ -269,7 +269,7 @@ def test_nobody_without_an_id_is_found():
 def guarded(tmp_path: Path) -> Iterator[str]:
     """A server with two keys; its URL."""
     folder = write_tokenizer(tmp_path)
-    config = msgspec.structs.replace(fake_config(folder), api_keys=("ann", "bob"))
+    config = fake_config(api_keys=("ann", "bob"))
     engine = FakeEngine(reply=lambda request: [1, 2])
     state = ServerState(config, engine, ChatTokenizer.load(folder), Metrics())  # type: ignore[arg-type]
     settings = uvicorn.Config(create_app(state), log_config=None, lifespan="off", port=0)

@@ -80,7 +80,7 @@ async def settled() -> None:
 async def test_tokens_wait_together_while_the_client_does_not_read(folder: Path) -> None:
     engine = HeldEngine(reply=lambda request: [])
     tokenizer = ChatTokenizer.load(folder)
-    state = ServerState(fake_config(folder), engine, tokenizer, Metrics())  # type: ignore[arg-type]
+    state = ServerState(fake_config(), engine, tokenizer, Metrics())  # type: ignore[arg-type]
     turn = await prepare_chat(state, parse(ChatRequest, dict(BODY), {}), b"")
     reader = SlowReader()
     streaming = asyncio.ensure_future(ChatAnswer(state, turn).stream(reader))  # type: ignore[arg-type]

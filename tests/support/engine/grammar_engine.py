@@ -145,3 +145,13 @@ def ask(id: int, grammar: str = "", *, max_tokens: int = 300, **params: object) 
     fields: dict[str, object] = {"stop_ids": (STOP_ID,), "seed": id, "temperature": 1.5, **params}
     wanted = SamplingParams(max_tokens=max_tokens, grammar=grammar, **fields)  # type: ignore[arg-type]
     return EngineRequest(id, 0, [1, 2, 3 + id % 50], wanted)
+
+
+def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:
+    """The outputs of the steps up to the one with output `count` of request `id`."""
+    outputs: list[RequestOutput] = []
+    for _ in range(10_000):
+        outputs += engine.step()
+        if sum(output.id == id for output in outputs) >= count:
+            return outputs
+    raise AssertionError("no progress")

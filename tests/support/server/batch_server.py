@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from msgspec.structs import replace
 
 from server.app import create_app, line_app
 from server.batches.runner import BatchRunner
@@ -124,7 +123,7 @@ async def batch_server(
     tokenizer = fake_tokenizer()
     tokens = [*tokenizer.encode(GREETING), 0]
     engine = FakeEngine(reply=lambda request: tokens)
-    settings = replace(fake_config(folder), data_dir=str(folder / "data"), **config)
+    settings = fake_config(data_dir=str(folder / "data"), **config)
     clock = clock or FakeClock()
     store = BatchStore(Path(settings.data_dir), max_bytes=settings.max_data_bytes, clock=clock)
     client: Any = engine
@@ -140,3 +139,4 @@ async def batch_server(
         finally:
             await server.stop()
             store.close()
+            state.grammars.close()

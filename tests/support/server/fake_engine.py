@@ -267,6 +267,7 @@ def fake_server(
     batches: BatchStore | None = None,
     connections: int = 1000,
     special_in_content: Literal["allow", "text"] = "allow",
+    **config: Any,
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
 
@@ -274,13 +275,13 @@ def fake_server(
     batches              where files are kept; no batch runs
     connections          that are open at most
     special_in_content   of ChatTokenizer.load
+    config               fields of ServerConfig that are set
     """
     tokenizer = ChatTokenizer.load(
         write_tokenizer(folder, template=template), special_in_content=special_in_content
     )
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
-    config = fake_config(folder)
-    state = ServerState(config, engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
+    state = ServerState(fake_config(**config), engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     protocol: Any = partial(BoundedProtocol, limit=ConnectionLimit(connections))
     settings = uvicorn.Config(
@@ -303,5 +304,5 @@ def fake_server(
     assert not thread.is_alive()
 
 
-def fake_config(folder: Path) -> ServerConfig:
-    return ServerConfig(served_names=("fake", "alias"), max_queue=200)
+def fake_config(**changes: Any) -> ServerConfig:
+    return ServerConfig(**{"served_names": ("fake", "alias"), "max_queue": 200} | changes)

@@ -49,13 +49,19 @@ def row_name(row: tuple[Any, ...]) -> str:
     return f"{route.rsplit('/', 1)[-1]}-{repr(change)[:48]}-{code}"
 
 
+def error(answer: httpx.Response) -> dict[str, Any]:
+    """The error object of an answer in OpenAI's form."""
+    body = answer.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    return body
+
+
 def check(answer: httpx.Response, status: int, code: str, param: str | None, words: str) -> None:
     """OpenAI's body, with a message that says what to do."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["code"], error["param"]) == (code, param), error
-    assert error["type"] == "invalid_request_error"
-    assert words in error["message"], error
-    assert len(error["message"]) < 600
+    found = error(answer)
+    assert (found["code"], found["param"]) == (code, param), found
+    assert found["type"] == "invalid_request_error"
+    assert words in found["message"], found
+    assert len(found["message"]) < 600

@@ -10,9 +10,7 @@ from typing import Any
 import anthropic
 import httpx2 as httpx
 import pytest
-from msgspec.structs import replace
 
-from tests.support.server import fake_engine
 from tests.support.server.fake_engine import CONTEXT, GREETING, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {
@@ -214,12 +212,9 @@ def test_a_server_that_loads_is_overloaded(fake: FakeServer):
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    plain = fake_engine.fake_config
+def guarded(tmp_path: Path) -> Iterator[FakeServer]:
     limits = {"api_keys": ("right",), "max_body_bytes": 2000, "max_header_bytes": 4000}
-    limits["allowed_origins"] = ("http://own",)
-    monkeypatch.setattr(fake_engine, "fake_config", lambda folder: replace(plain(folder), **limits))
-    with fake_server(tmp_path) as server:
+    with fake_server(tmp_path, allowed_origins=("http://own",), **limits) as server:
         yield server
 
 

@@ -224,13 +224,8 @@ def test_no_content_type_is_needed_and_a_foreign_page_is_refused(fake: FakeServe
     assert answer.status_code == 403 and "--allowed-origins" in answer.json()["error"]
 
 
-def test_what_stands_before_the_route_answers_in_the_same_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    plain = fake_engine.fake_config
-    limits = {"api_keys": ("right",), "max_body_bytes": 2000}
-    monkeypatch.setattr(fake_engine, "fake_config", lambda folder: replace(plain(folder), **limits))
-    with fake_server(tmp_path) as guarded:
+def test_what_stands_before_the_route_answers_in_the_same_form(tmp_path: Path):
+    with fake_server(tmp_path, api_keys=("right",), max_body_bytes=2000) as guarded:
         with ollama.Client(guarded.url) as client:
             with pytest.raises(ollama.ResponseError) as refused:
                 client.list()

@@ -8,9 +8,16 @@ import pytest
 
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
 from server.apis.openai.completions_schema import COMPLETION_UNSUPPORTED, CompletionRequest
+from server.apis.openai.embeddings_schema import (
+    MAX_TEXTS,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from server.apis.openai.sampling_schema import StreamOptions
 from server.app import HTTP_ERRORS, create_app
 from server.config import ServerConfig
+from server.generation.embeddings import MAX_CONCURRENT, MAX_TOKENS
 from server.http.validation import Body, Unsupported
 from server.state import ServerState
 from tests.support.paths import ROOT
@@ -116,3 +123,35 @@ def test_every_route_is_told():
         # Those of one kind are listed behind each other, the first one in full.
         short = told.removeprefix("/v1/responses").removeprefix("/v1")
         assert f"`{told}`" in DOCS or f" {told}`" in DOCS or f"`{short}`" in DOCS, path
+
+
+EMBEDDINGS = DOCS.split("## Embeddings\n")[1].split("\n## ")[0]
+EMBEDDING_ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in EMBEDDINGS.splitlines()
+    if line.startswith("| `")
+]
+EMBEDDING_ROUTES: dict[str, tuple[int, type[Body]]] = {
+    "embeddings": (2, EmbeddingRequest),
+    "score": (3, ScoreRequest),
+    "rerank": (4, RerankRequest),
+}
+
+
+@pytest.mark.parametrize("route", EMBEDDING_ROUTES)
+def test_every_field_of_an_embedding_route_has_a_row_and_every_row_a_field(route: str):
+    column, model = EMBEDDING_ROUTES[route]
+    listed = [
+        name
+        for row in EMBEDDING_ROWS
+        if row[column] == "yes"
+        for name in re.findall(r"`(\w+)`", row[0])
+    ]
+    assert sorted(listed) == sorted(model.model_fields)
+
+
+def test_the_limits_of_embeddings_are_those_of_the_code():
+    text = " ".join(EMBEDDINGS.split())  # wherever its lines end
+    assert f"up to {MAX_TEXTS}" in text
+    assert f"at most {MAX_CONCURRENT}" in text
+    assert f"{MAX_TOKENS:,} tokens" in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -123,7 +122,7 @@ def test_a_prompt_may_fill_the_whole_context(fake: FakeServer):
 
 def test_more_texts_than_the_queue_holds_are_answered_in_turn(fake: FakeServer):
     found = embed(fake, [[token % 300 + 1] for token in range(2048)])
-    assert len(found) == 2048 > fake_config(Path()).max_queue
+    assert len(found) == 2048 > fake_config().max_queue
     assert found[0] == expected(fake, [1], PoolingParams("last"))
     assert found[2047] == expected(fake, [2047 % 300 + 1], PoolingParams("last"))
 
@@ -136,7 +135,7 @@ def test_one_request_has_only_a_window_of_its_texts_in_the_engine(fake: FakeServ
             json={"model": "fake", "input": [[1]] * 1000},
             timeout=0.5,
         )
-    assert len(fake.engine.requests) == min(MAX_CONCURRENT, fake_config(Path()).max_queue)
+    assert len(fake.engine.requests) == min(MAX_CONCURRENT, fake_config().max_queue)
     until_left(fake)  # else its next texts would come while another test runs
 
 
