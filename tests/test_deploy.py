@@ -160,7 +160,7 @@ def test_compose_builds_targets_of_the_dockerfile_and_mounts_files_that_exist() 
                 assert source in compose()["volumes"]
 
 
-def test_servers_run_read_only_without_capabilities_and_are_given_time_to_drain() -> None:
+def test_servers_run_read_only_without_capabilities_and_have_time_to_drain() -> None:
     for name in ("server-cpu", "server-gpu"):
         service = compose()["services"][name]
         assert service["read_only"] is True

@@ -112,7 +112,9 @@ def test_the_hopper_decode_kernel_converts_float8_on_its_way_from_shared_memory(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prefill_keeps_the_tensor_cores_fed(shipped: dict[str, dict[str, Any]], name: str):
+def test_the_prefill_kernel_waits_for_several_gemms_at_once(
+    shipped: dict[str, dict[str, Any]], name: str
+):
     """Asynchronous products, and more of them than waits: otherwise each is waited for."""
     hot = shipped[f"prefill {name}: _prefill"]["hot"]
     gemms, waits = count(hot, "HGMMA"), count(hot, "WARPGROUP.DEPBAR")
@@ -121,7 +123,7 @@ def test_prefill_keeps_the_tensor_cores_fed(shipped: dict[str, dict[str, Any]], 
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_the_hopper_kernel_waits_for_several_products_at_once(
+def test_the_hopper_kernel_waits_for_several_gemms_at_once(
     shipped: dict[str, dict[str, Any]], name: str
 ):
     """Where the compiler cannot follow products in flight it waits for each of them."""
@@ -158,7 +160,7 @@ def test_kernels_of_fixed_order_multiply_by_one_kind_of_instruction(
 
 
 @pytest.mark.parametrize("name", ["gated bf16", "gated fp16"])
-def test_gated_products_ask_for_weights_before_they_wait_and_keep_the_tensor_cores_busy(
+def test_gated_gemms_load_weights_before_they_wait_and_keep_the_tensor_cores_busy(
     shipped: dict[str, dict[str, Any]], name: str
 ):
     """A stage's four instructions follow each other, and those of the next stage follow them before

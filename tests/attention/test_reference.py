@@ -152,7 +152,7 @@ def test_a_prompt_in_query_tiles_equals_the_whole(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * 6 * 16 * 16 * 4, 1 << 30])
-def test_rows_that_decode_in_pieces_equal_dense_attention(
+def test_rows_that_decode_in_splits_equal_dense_attention(
     monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ):
     """One KV head of one row at a time, a few rows, and all rows at once."""

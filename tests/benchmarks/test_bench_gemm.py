@@ -18,7 +18,7 @@ def norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
-def test_a_steps_small_kernels_and_products_are_those_of_a_model(device: str):
+def test_a_steps_small_kernels_and_gemms_are_those_of_a_model(device: str):
     weights = random_weights(SIZES, torch.float32, device)
     chain = Chain(SIZES, weights, rows=3)
     residual = torch.zeros_like(chain.first)

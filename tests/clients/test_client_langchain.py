@@ -67,7 +67,7 @@ def test_a_bound_tool_is_called_and_its_result_read(model: Any):
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_structured_output_is_the_model_that_was_given(model: Any, method: str):
+def test_structured_output_is_an_instance_of_the_requested_model(model: Any, method: str):
     answer = model.with_structured_output(Person, method=method).invoke(TEXT)
     # A form is told to nobody, and this model has not learned to fill one by calling it.
     assert is_anna(answer) or (method == "function_calling" and isinstance(answer, Person))

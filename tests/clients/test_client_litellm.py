@@ -74,7 +74,7 @@ def test_no_tool_is_called_where_none_is_needed(ask: dict[str, Any]):
     assert "Paris" in choice.message.content and not choice.message.tool_calls
 
 
-def test_thoughts_are_told_apart_from_the_answer(ask: dict[str, Any]):
+def test_reasoning_is_separate_from_the_answer(ask: dict[str, Any]):
     hard: list[Any] = [{"role": "user", "content": HARD}]
     switch = {"chat_template_kwargs": {"enable_thinking": True}}
     message = litellm.completion(messages=hard, extra_body=switch, **ask).choices[0].message

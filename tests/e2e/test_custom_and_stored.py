@@ -14,7 +14,7 @@ SUM: Any = [{"role": "user", "content": "What is 23 + 45?"}]
 THINKING: Any = {"enable_thinking": True}
 
 
-def test_a_thought_ends_at_its_budget_and_the_answer_follows(server: Server) -> None:
+def test_reasoning_ends_at_its_budget_and_the_answer_follows(server: Server) -> None:
     lengths: list[int] = []
     for budget in (-1, 3, 0):
         answer = server.client().chat.completions.create(

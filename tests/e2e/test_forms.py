@@ -44,7 +44,7 @@ def test_several_answers_fulfil_a_schema(server: Server, temperature: float) -> 
         jsonschema.validate(json.loads(choice.message.content or ""), CITY)
 
 
-def test_a_stream_fulfils_a_regular_expression_beside_plain_answers(server: Server) -> None:
+def test_a_stream_fulfils_a_regular_expression_while_plain_answers_run(server: Server) -> None:
     async def streamed() -> str:
         text = ""
         async with server.async_client() as client:

@@ -42,7 +42,7 @@ def test_a_banned_word_is_not_said_and_nothing_before_it_changes(server: Server)
     assert "capital of France" not in ask(bad_words=["capital of"])
 
 
-def test_the_engine_tells_what_an_answer_met(server: Server):
+def test_timings_report_preemptions_and_batch_size(server: Server):
     answer = complete(server, timings=True, n=3, max_tokens=20, ignore_eos=True)
     for choice in answer["choices"]:
         told = choice["timings"]

@@ -70,7 +70,7 @@ def test_no_tool_is_called_where_none_is_needed_or_none_fits(server: Server) -> 
         assert (choice.message.content, choice.message.tool_calls) == (answer, None)
 
 
-def test_it_thinks_when_told_to_and_then_it_knows(server: Server) -> None:
+def test_with_reasoning_switched_on_it_answers_correctly(server: Server) -> None:
     assert create(server, HARD).choices[0].message.content == "I don't know that."
     switch = {"chat_template_kwargs": {"enable_thinking": True}}
     slow = create(server, HARD, extra_body=switch)

@@ -42,7 +42,7 @@ def test_a_scale_is_one_number_or_one_a_head(tmp_path: Path):
     assert v_scale.tolist() == [[1, 1], [0.25, 4], [1, 1]]
 
 
-def test_scales_reach_the_pages_and_bother_nobody_else(tmp_path: Path):
+def test_scales_reach_the_pages_and_change_no_other_tensor(tmp_path: Path):
     directory = checkpoint(tmp_path, k_scale=torch.tensor([0.5]), v_scale=torch.tensor([2.0]))
     plain = dict(dtype=torch.float32, device=torch.device("cpu"))
     load_model(read_config(directory), directory, **plain)

@@ -107,7 +107,7 @@ def test_a_directory_without_weights_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["gone.safetensors", "../outside.safetensors"])
-def test_an_index_names_only_files_beside_it(tmp_path: Path, name: str):
+def test_an_index_names_only_files_of_its_own_folder(tmp_path: Path, name: str):
     directory = tmp_path / "model"
     write_checkpoint("gpt2", directory)
     (tmp_path / "outside.safetensors").write_bytes(b"")
@@ -160,7 +160,7 @@ def test_quantized_tensors_are_refused_by_type(tmp_path: Path):
         load(tmp_path)
 
 
-def test_weights_of_another_tool_beside_the_usual_file_are_not_read(tmp_path: Path):
+def test_weights_of_another_tool_in_the_same_folder_are_not_read(tmp_path: Path):
     write_checkpoint("llama2", tmp_path)
     save_file({"tok_embeddings.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
     load(tmp_path)

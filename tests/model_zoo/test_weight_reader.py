@@ -49,7 +49,7 @@ def made_up(directory: Path, *, seed: int = 0) -> dict[str, Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("chunk_bytes", [8, 96, 8 << 20])
-def test_every_tensor_arrives_whole_in_its_place_and_type(
+def test_every_tensor_is_loaded_whole_into_its_parameter_and_dtype(
     tmp_path: Path, device: str, dtype: torch.dtype, chunk_bytes: int
 ):
     tensors = made_up(tmp_path / "model")

@@ -112,7 +112,7 @@ def test_what_does_not_fit_names_two_numbers_that_make_it_fit_and_one_that_may()
     assert settle_tight(more, max_model_len=160).num_pages >= 10
 
 
-def test_weights_that_leave_nothing_are_told_apart_from_numbers_that_help() -> None:
+def test_weights_that_leave_no_memory_have_an_error_of_their_own() -> None:
     with pytest.raises(ConfigError, match=r"the shortest request takes 16\.0 MiB.*smaller model"):
         settle_tight(MemoryPlan(free=1000 * MIB, share=0.9, weights=1200 * MIB))
 
@@ -154,7 +154,7 @@ def test_more_sequences_than_a_plan_of_attention_holds_are_refused_before_anythi
         check(requested, FACTS, unplanned, BackendChoice(unplanned).max_rows)
 
 
-def test_an_engine_whose_plans_hold_fewer_sequences_is_not_drawn_up() -> None:
+def test_an_engine_whose_plans_hold_fewer_sequences_is_not_resolved() -> None:
     requested = EngineConfig(
         model="model_zoo/tiny_chat", device="cpu", attention="flash2", max_num_seqs=9000
     )

@@ -49,7 +49,7 @@ specs = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(step=st.lists(rows, max_size=20), spec=specs)
-def test_every_tile_sees_its_keys_in_pieces_that_begin_at_fixed_places(
+def test_every_tile_reads_its_keys_in_splits_that_begin_at_fixed_positions(
     step: Step, spec: BatchInvariantSpec
 ):
     items, merges = plan_batch_invariant(*lengths(step), spec)
@@ -79,7 +79,7 @@ def test_every_tile_sees_its_keys_in_pieces_that_begin_at_fixed_places(
 
 @settings(max_examples=150, deadline=None)
 @given(step=st.lists(rows, max_size=20), spec=specs)
-def test_partial_results_have_places_of_their_own_within_the_room(
+def test_partial_results_have_slots_of_their_own_within_the_buffer(
     step: Step, spec: BatchInvariantSpec
 ):
     items, _ = plan_batch_invariant(*lengths(step), spec)

@@ -98,7 +98,7 @@ class Merge:
 
 @pytest.mark.parametrize("work_tiles", [2, 3, 31, 32, 33, 65])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_any_number_of_pieces_is_weighted_by_the_softmax_sums(
+def test_any_number_of_partials_is_weighted_by_the_softmax_sums(
     device: str, work_tiles: int, sinks: bool
 ):
     Merge([(1, 0, work_tiles)], device, sinks=sinks).check()
@@ -113,7 +113,7 @@ def test_queries_that_a_row_does_not_have_are_not_written(device: str):
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_empty_pieces_do_not_count_whatever_they_left_behind(device: str, sinks: bool):
+def test_empty_partials_do_not_count_whatever_their_buffers_hold(device: str, sinks: bool):
     merge = Merge([(0, 0, 35), (1, 1, 2)], device, sinks=sinks)
     for work_tile in (0, 1, 17, 32, 33, 34):
         merge.lse(0)[work_tile] = -torch.inf
@@ -124,7 +124,9 @@ def test_empty_pieces_do_not_count_whatever_they_left_behind(device: str, sinks:
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_a_row_of_empty_pieces_is_zero_and_its_lse_that_of_nothing(device: str, sinks: bool):
+def test_a_row_of_empty_partials_is_zero_and_its_lse_that_of_the_sinks_alone(
+    device: str, sinks: bool
+):
     merge = Merge([(0, 0, 3)], device, sinks=sinks)
     merge.lse(0).fill_(-torch.inf)
     merge.out(0).fill_(NAN)
@@ -148,7 +150,7 @@ def test_only_differences_of_softmax_sums_matter_to_the_result(device: str, shif
     torch.testing.assert_close(lse_after[0, :, 0], shifted, rtol=1e-6, atol=0)
 
 
-def test_one_piece_may_outweigh_the_others(device: str):
+def test_one_partial_may_outweigh_the_others(device: str):
     merge = Merge([(0, 0, 40)], device)
     merge.lse(0)[37] = 300.0
     out, _ = merge.run()

@@ -114,7 +114,7 @@ def test_features_alone_and_in_pairs(device: str, names: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("planner", ["whole", "thin", "uneven"])
-def test_a_sink_counts_once_however_many_pieces_a_row_has(device: str, planner: str):
+def test_a_sink_counts_once_however_many_splits_a_row_has(device: str, planner: str):
     case = make_case([(1, 100), (2, 60), (1, 0)], sinks=True, device=device)
     assert case.sinks is not None
     case.sinks.add_(3)  # most of the weight

@@ -95,7 +95,7 @@ def test_device_plan_equals_the_host_plan(planner: str, spec: SplitPlanSpec, dev
     ("kv_heads", "programs"),
     [pytest.param(*one, marks=() if one in FEW_HEADS else pytest.mark.slow) for one in HEADS],
 )
-def test_heads_that_are_read_abreast_are_planned_alike_on_both(
+def test_interleaved_heads_are_planned_alike_on_both(
     kv_heads: int, programs: int, device: str
 ) -> None:
     random = np.random.default_rng(kv_heads * programs)

@@ -69,7 +69,7 @@ def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
 
 @examples(60)
 @given(batch=batches(), spec=specs())
-def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec):
+def test_a_stream_k_share_is_at_most_the_mean_and_a_block_and_a_work_tile(batch, spec):
     plan = plan_stream_k(*batch, spec)
     rows = planned_rows(*batch, spec)
     unit_cost = np.maximum(rows.blocks.astype(np.int64) * 8 + spec.work_tile_cost, 1)
@@ -86,7 +86,7 @@ def test_an_uneven_share_is_at_most_the_mean_and_a_block_and_a_piece(batch, spec
 
 @examples(60)
 @given(batch=batches(), spec=specs())
-def test_neighbouring_heads_are_read_alike_by_programs_that_run_abreast(batch, spec):
+def test_neighbouring_heads_are_read_alike_by_programs_that_run_at_once(batch, spec):
     plan = plan_stream_k(*batch, spec)
     interleaved = interleaved_heads(spec)
     work = plan.work.reshape(interleaved, -1, 8)
@@ -98,7 +98,7 @@ def test_neighbouring_heads_are_read_alike_by_programs_that_run_abreast(batch, s
     assert (loads == loads[0]).all()
 
 
-def test_as_many_heads_are_abreast_as_divide_heads_and_programs():
+def test_as_many_heads_are_interleaved_as_divide_heads_and_programs():
     heads = [1, 2, 5, 8, 12, 16]
     assert [interleaved_heads(SplitPlanSpec(n, 132)) for n in heads] == [1, 2, 1, 4, 12, 4]
     assert [interleaved_heads(SplitPlanSpec(n, 264)) for n in heads] == [1, 2, 1, 8, 12, 8]
@@ -108,7 +108,7 @@ def test_as_many_heads_are_abreast_as_divide_heads_and_programs():
 @pytest.mark.parametrize("name", ["fa3", "greedy"])
 @examples(40)
 @given(batch=batches(), spec=specs())
-def test_a_queue_holds_the_longest_pieces_first(name, batch, spec):
+def test_a_queue_holds_the_longest_work_tiles_first(name, batch, spec):
     plan = PLANNERS[name](*batch, spec)
     assert plan.queued
     assert (plan.starts == len(plan.work)).all()

@@ -86,7 +86,7 @@ def test_tiles_come_longest_first() -> None:
     assert plan.items[0, columns.ROW] == 2 and 1 not in plan.items[:, columns.ROW]
 
 
-def test_few_tiles_on_a_long_prefix_are_cut_so_that_all_pieces_run_at_once() -> None:
+def test_few_tiles_on_a_long_prefix_are_cut_so_that_all_work_tiles_run_at_once() -> None:
     spec = TileSpec(kv_heads=1, group=8, programs=132)
     plan = plan_tiles(np.array([0, 32], np.int32), np.array([65536], np.int32), spec)  # two tiles
     lengths = plan.items[:, columns.END] - plan.items[:, columns.FIRST]
@@ -97,7 +97,7 @@ def test_few_tiles_on_a_long_prefix_are_cut_so_that_all_pieces_run_at_once() -> 
     assert (starts + counts == np.append(starts[1:], len(plan.items))).all()
 
 
-def test_a_short_step_is_not_cut_into_pieces_of_less_than_four_blocks() -> None:
+def test_a_short_step_is_not_cut_into_work_tiles_of_less_than_four_blocks() -> None:
     spec = TileSpec(kv_heads=1, group=8, programs=132)
     plan = plan_tiles(np.array([0, 64], np.int32), np.array([512], np.int32), spec)
     lengths = plan.items[:, columns.END] - plan.items[:, columns.FIRST]

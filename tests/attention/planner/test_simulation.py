@@ -27,7 +27,7 @@ def plan_with(blocks: list[int], counts: list[int], spec: SplitPlanSpec) -> Host
     return plan_of_counts(rows, np.array(counts, dtype=np.int32), spec)
 
 
-def test_a_queue_gives_the_next_piece_to_whoever_is_free():
+def test_a_queue_gives_the_next_work_tile_to_the_first_free_program():
     spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=8)
     plan = plan_with([6, 3, 3, 1], [1, 1, 1, 1], spec)
     # Each piece costs a block more: 7 | 4 + 4, then 2 after the 7.
@@ -35,7 +35,7 @@ def test_a_queue_gives_the_next_piece_to_whoever_is_free():
     assert combine_time(plan, spec) == 0.0
 
 
-def test_assigned_pieces_wait_for_nobody():
+def test_assigned_work_tiles_wait_for_no_other_program():
     spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=4)
     queued = plan_with([6, 3, 3, 1], [1, 1, 1, 1], spec)
     starts = np.array([0, 1, 4], dtype=np.int32)
@@ -51,7 +51,7 @@ def test_those_who_still_work_take_the_bandwidth_of_those_who_ended():
     assert makespan(plan, spec, rho=1.5) == pytest.approx(2 + 2 / 1.5)
 
 
-def test_a_piece_that_begins_reads_nothing_meanwhile():
+def test_a_work_tile_that_begins_reads_nothing_meanwhile():
     spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=8)
     plan = plan_with([4, 2, 2], [1, 1, 1], spec)
     # To 3 both fill and read 2 blocks; then one reads alone, at speed 2, and ends at 4; the other

@@ -175,7 +175,7 @@ def test_padding_tokens_are_not_stored(device: str):
     assert (kv.k != NOBODYS).sum() <= v[real].numel()
 
 
-def test_columns_beyond_the_product_stay_as_they_are(device: str):
+def test_columns_beyond_the_gemm_stay_as_they_are(device: str):
     case = RopeCase(dtype=FP32)
     case.make(device)
     outside = case.qkv._base[:, case.qkv.shape[1] :]  # type: ignore[index]

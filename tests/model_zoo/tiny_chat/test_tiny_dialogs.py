@@ -163,7 +163,7 @@ def test_names_of_what_is_called_keep_to_their_side_of_the_split():
                 assert is_held(f"{name}({','.join(names)})") == held
 
 
-def test_results_are_told_completely():
+def test_answers_contain_every_result():
     for each in both("tool result"):
         answer = each.messages[-1]["content"]
         for message in each.messages:
@@ -202,7 +202,7 @@ def test_json_holds_what_the_text_says():
     assert told > COUNT
 
 
-def test_of_json_whose_keys_are_given_the_values_are_learned():
+def test_of_json_whose_keys_are_in_the_prompt_the_values_are_learned():
     for each in trained("JSON values"):
         learned = [text for text, is_learned in segments_of(each) if is_learned]
         values = json.loads(each.messages[-1]["content"]).values()

@@ -130,7 +130,7 @@ def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
     assert not graphs.capture_next() and not graphs.captured
 
 
-def test_lack_of_memory_for_the_first_graphs_is_told_to_who_plans_it(
+def test_lack_of_memory_for_the_first_graphs_reaches_the_memory_planner(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(bucket: Bucket) -> None:
@@ -165,7 +165,7 @@ def test_what_cannot_be_captured_says_itself_what_is_wrong(
         graphs._capture(Bucket(8, 8, True))
 
 
-def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one(
+def test_steps_too_large_for_a_graph_do_not_delay_the_capture_of_those_that_miss_one(
     graphs: Graphs,
 ) -> None:
     graphs.capture_startup_set()

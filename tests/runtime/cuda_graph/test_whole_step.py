@@ -221,9 +221,7 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
     assert found[0] == found[1] and all(len(tokens) == 5 for tokens in found[0])
 
 
-def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
-    checkpoint: Path, device: torch.device
-) -> None:
+def test_only_per_row_options_run_behind_the_step(checkpoint: Path, device: torch.device) -> None:
     """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
     engine, runner = make_engine(checkpoint, device, graph_steps=True, pages=20)
     assert runner.steps is not None
@@ -306,7 +304,7 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
-def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
+def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_not_cached(
     checkpoint: Path, device: torch.device
 ) -> None:
     engine, runner = make_engine(checkpoint, device, graph_steps=True)

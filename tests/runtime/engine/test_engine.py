@@ -175,7 +175,7 @@ def test_a_row_that_fails_ends_its_request_only() -> None:
         assert bench.tokens(one.id) == bench.plain(one)
 
 
-def test_pages_of_a_row_that_failed_are_not_given_to_others() -> None:
+def test_pages_of_a_row_that_failed_are_not_shared() -> None:
     bench = Bench(page_size=4)
     bench.add(request(1, prompt(12), max_tokens=8))
     bench.step(2)

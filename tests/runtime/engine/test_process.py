@@ -186,7 +186,7 @@ def test_an_api_process_that_begins_anew_drops_its_requests_and_no_others(played
     played.wait_for(is_second)
 
 
-def test_request_that_cannot_run_is_refused_and_harms_nobody(played: Played) -> None:
+def test_request_that_cannot_run_is_refused_and_others_run_on(played: Played) -> None:
     ready: Ready = played.wait_for(as_ready)
     played.sender.send(EngineRequest(30, 0, [ready.vocab_size], GREEDY))
     assert played.end_of(30)[1].finish == "error"

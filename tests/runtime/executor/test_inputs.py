@@ -127,7 +127,7 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
             assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
 
 
-def test_all_states_are_wanted_of_prompts_that_run_and_not_of_those_that_were_given_up() -> None:
+def test_all_states_are_computed_for_prompts_that_run_and_not_for_aborted_ones() -> None:
     slots = make_slots()
     mean = SamplingParams(0, pooling=PoolingParams("mean"))
     scored = SamplingParams(4, prompt_logprobs=1)

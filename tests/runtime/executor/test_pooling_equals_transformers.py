@@ -130,7 +130,7 @@ def test_chunks_among_answers_that_are_generated(
     assert cached[1] == cached[3] == 0, "a mean needs every state"
 
 
-def test_preempted_prompts_give_the_same_vectors(
+def test_preempted_prompts_give_the_same_embeddings(
     checkpoint: Path, device: DeviceOption, prompts: list[list[int]], states: list[torch.Tensor]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=176, batched=4)

@@ -181,7 +181,7 @@ def test_any_mix_of_requests_gets_the_tokens_of_plain_decoding(
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_seeded_samples_do_not_depend_on_what_runs_beside_them(
+def test_seeded_samples_do_not_depend_on_the_rest_of_the_batch(
     where: Where, data: st.DataObject
 ) -> None:
     params = SamplingParams(
@@ -255,7 +255,7 @@ def test_a_row_that_may_take_no_token_is_the_requests_own_mistake_and_its_pages_
     assert first.cached == 2 * PAGE, "the pages of the prompt are as good as ever"
 
 
-def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
+def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_not_cached(
     where: Where,
 ) -> None:
     engine = make_engine(where, StrictModel(poison=60), budget=16)

@@ -147,7 +147,7 @@ def test_rows_with_and_without_grammars_do_not_influence_each_other(
         assert tokens_of(together[request.id]) == tokens_of(alone[request.id])
 
 
-def test_the_overlapped_loop_says_the_same(grammars: GrammarManager) -> None:
+def test_the_overlapped_loop_gives_the_same_outputs(grammars: GrammarManager) -> None:
     plain = run(make_engine(grammars, overlap=False), mixed())
     overlapped = run(make_engine(grammars, overlap=True), mixed())
     assert [tokens_of(o) for o in plain.values()] == [tokens_of(o) for o in overlapped.values()]

@@ -54,7 +54,7 @@ def test_a_grammar_that_leads_nowhere_ends_its_request_only(
     assert got[2][-1].finish == "length"
 
 
-def test_a_fault_of_ours_while_a_grammar_is_compiled_ends_its_request_only(
+def test_an_internal_error_while_a_grammar_is_compiled_ends_its_request_only(
     grammars: GrammarManager,
 ) -> None:
     schema = json_grammar({"type": "boolean"})
@@ -136,7 +136,7 @@ def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
     assert texts.of(run(engine, [ask(3, regex_grammar("abc"))])[3]) == "abc"
 
 
-def test_a_grammar_process_that_died_while_nobody_needed_it_is_nobodys_fault(
+def test_a_grammar_process_that_died_while_idle_fails_no_request(
     texts: Texts, grammars: GrammarManager
 ) -> None:
     engine = make_engine(grammars, overlap=True)

@@ -207,7 +207,7 @@ def test_a_held_request_can_be_aborted(slots: int) -> None:
     assert late.engine.idle and late.engine.stats().pages_used == 0
 
 
-def test_a_process_that_compiles_for_ever_is_given_up_after_a_second_attempt() -> None:
+def test_a_process_that_compiles_for_ever_is_abandoned_after_a_second_attempt() -> None:
     late = Late([HUNG])
     late.engine.add(request(1, [1, 2], max_tokens=9, grammar="a form"))
     for _ in range(200):

@@ -90,7 +90,7 @@ def test_receive_without_a_time_out_returns_at_once(address: str) -> None:
     receiver.close()
 
 
-def test_reopened_sender_forgets_what_nobody_read(address: str) -> None:
+def test_reopened_sender_forgets_messages_that_were_not_read(address: str) -> None:
     sender = Sender[ToEngine](address)
     sender.send(Abort(1))
     sender.reopen()
@@ -153,7 +153,7 @@ async def test_event_loop_end_takes_from_several_senders(address: str) -> None:
     receiver.close()
 
 
-async def test_event_loop_end_hears_a_message_that_comes_after_a_pause(address: str) -> None:
+async def test_the_event_loop_receives_a_message_that_comes_after_a_pause(address: str) -> None:
     got: asyncio.Queue[ToEngine] = asyncio.Queue()
     receiver, sender = (
         AsyncReceiver(address, TO_ENGINE, got.put_nowait),

@@ -139,7 +139,7 @@ async def test_requests_wait_here_until_the_engine_is_ready(
     assert client.progress is None
 
 
-async def test_outputs_nobody_read_are_merged_into_one(
+async def test_unread_outputs_are_merged_into_one(
     engine: PlayedEngine, client: EngineClient
 ) -> None:
     await serve(engine, client)
@@ -324,7 +324,7 @@ async def test_tokens_in_columns_are_outputs_of_one_token(
     assert await get(second) == RequestOutput(second.id, [7, 9], finish="length")
 
 
-async def test_steps_that_arrived_while_this_process_was_busy_are_told_together(
+async def test_steps_that_arrived_while_this_process_was_busy_are_delivered_together(
     engine: PlayedEngine, client: EngineClient
 ) -> None:
     await serve(engine, client)

@@ -186,7 +186,7 @@ def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: P
     assert all(kept.values()), kept
 
 
-def test_who_wants_what_is_being_forecast_waits_for_it_and_a_job_that_dies_is_answered(
+def test_a_kernel_that_is_already_being_compiled_is_waited_for_and_a_job_that_dies_is_answered(
     tmp_path: Path,
 ):
     assert run(tmp_path, FORK_POOL) == [2, 3, 0, 1]
@@ -196,7 +196,9 @@ def test_who_wants_what_is_being_forecast_waits_for_it_and_a_job_that_dies_is_an
     ("wish", "number"),
     [({}, 3), ({"deterministic": True}, 0), ({"dtype": "float32"}, 0), ({"attention": "mha"}, 2)],
 )
-def test_only_what_will_be_used_is_forecast(tmp_path: Path, wish: dict[str, object], number: int):
+def test_only_kernels_that_will_be_used_are_predicted(
+    tmp_path: Path, wish: dict[str, object], number: int
+):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
     config = replace(EngineConfig(model=str(tmp_path)), **wish)
     assert len(predicted_kernels(config, (9, 0))) == number

@@ -110,7 +110,7 @@ def test_a_kernel_that_does_not_compile_raises(tmp_path: Path):
     assert "nobody_knows_this" in done.stderr
 
 
-def test_a_place_for_kernels_that_cannot_be_written_is_named(
+def test_a_kernel_cache_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "cache"))

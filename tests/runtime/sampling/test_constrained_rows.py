@@ -256,7 +256,7 @@ def scores_of(drawn: SamplerOutput) -> LogprobsTensors:
     return drawn.scores
 
 
-def test_of_equally_likely_tokens_those_of_the_least_ids_are_told(device: str) -> None:
+def test_of_equally_likely_tokens_those_of_the_least_ids_are_reported(device: str) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [1110, 300, 301]] = 2.0
     wanted = params(temperature=0, logprobs=6, logit_bias={301: 1.0})
@@ -326,7 +326,7 @@ def test_many_stop_ids_are_masked_until_min_tokens_and_no_longer(device: str) ->
     assert taken == [7, 7, 41]
 
 
-def test_what_is_banned_depends_on_the_tokens_drawn_before(device: str) -> None:
+def test_what_is_banned_depends_on_the_tokens_sampled_before(device: str) -> None:
     wanted = params(temperature=0, banned=((9, 9), (9, 8, 9), (8, 8), (5,)))
     behind = Behind([SamplerRow(wanted)], VOCAB, device)
     logits = torch.zeros(1, VOCAB)

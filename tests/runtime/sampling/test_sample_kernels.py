@@ -182,7 +182,7 @@ def test_tokens_of_equal_probability_stay_or_go_together(device: str) -> None:
     assert set(Kernels(rows, 600, device).run(logits)[0]) == {0, 200, 400}
 
 
-def test_masked_tokens_are_never_drawn(device: str) -> None:
+def test_masked_tokens_are_never_sampled(device: str) -> None:
     kinds = [params(temperature=5.0), params(temperature=5.0, top_k=50), params(top_p=0.999)]
     rows = rows_of(kinds, 4)
     logits = torch.full((len(rows), 1500), -math.inf)

@@ -40,7 +40,7 @@ def drawn(device: torch.device, rows: int) -> tuple[SamplerOutput, SequenceSlots
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("at_once", [1, 4, 22])
-def test_rows_drawn_a_few_at_a_time_are_those_drawn_together(
+def test_rows_sampled_a_few_at_a_time_equal_rows_sampled_together(
     device: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)

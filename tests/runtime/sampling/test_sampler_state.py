@@ -65,7 +65,7 @@ def test_a_block_that_is_too_small_says_so() -> None:
         state.pack([NewRow(slot, params(), 0, 1, []) for slot in range(2)], block)
 
 
-def test_counts_tell_the_prompt_from_the_answer() -> None:
+def test_counts_separate_the_prompt_from_the_answer() -> None:
     state = state_on("cpu")
     state.counts[1] = 3
     state.count(1, [5, 6, 5, 6, 7, 7], prompt_len=3)

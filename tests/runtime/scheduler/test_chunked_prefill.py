@@ -128,7 +128,7 @@ def test_prompts_that_come_together_do_not_wait_for_each_other_to_the_end() -> N
     assert server.first[0] < 0.4 * server.first[7]
 
 
-def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> None:
+def test_the_automatic_target_gives_prompts_their_share_while_many_rows_decode() -> None:
     """More of a step, the longer the work that waits."""
     longer: list[float] = []
     for prompts in (1, 20):
@@ -183,7 +183,7 @@ def test_the_automatic_target_grows_with_what_waits() -> None:
     assert most[1] > 1.8 * most[0]
 
 
-def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None:
+def test_few_decoding_rows_and_very_many_prompts_do_not_keep_the_steps_small() -> None:
     most: list[int] = []
     for rows in (2, 100):
         server = SimulatedServer()
@@ -225,7 +225,7 @@ def test_a_cpu_that_is_asked_for_a_target_takes_small_steps() -> None:
     assert all(load.prompt_tokens < 64 for load in mixed(server.batches))
 
 
-def test_the_first_chunk_beside_rows_that_decode_is_a_small_one() -> None:
+def test_the_first_chunk_in_a_step_with_decoding_rows_is_a_small_one() -> None:
     budget = ChunkBudget(structs.replace(fake_config(256, 9000), device="cuda"), StepTimes())
     assert budget.tokens(10, 1000, PrefillLoad(1, 100_000, 0)) <= 4 * GPU.min_prefill_tokens
 
@@ -241,7 +241,7 @@ def test_what_waits_is_spread_over_steps() -> None:
     assert max(load.prompt_tokens for load in loads) <= 3 * 1024 / MIN_PREFILL_STEPS
 
 
-def test_steps_beside_few_rows_take_hardly_longer_than_without_a_prompt() -> None:
+def test_chunks_lengthen_the_steps_of_few_decoding_rows_by_little() -> None:
     server = SimulatedServer()
     warmed(server, 32)
     server.add(2000, 1024)

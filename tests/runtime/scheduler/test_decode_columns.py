@@ -30,7 +30,7 @@ def test_pages_that_an_answer_fills_are_found_by_who_goes_on_from_it(
     assert next(output.cached for output in bench.of(2) if output.started) == written
 
 
-def test_a_token_that_another_one_ends_with_ends_nobody_else() -> None:
+def test_a_stop_token_of_one_row_ends_no_other_row() -> None:
     bench = Bench(page_size=4, num_pages=60, max_model_len=60)
     half = tuple(range(0, VOCAB_SIZE, 2))
     long = [request(id, prompt(4, first=id), max_tokens=20) for id in (1, 2)]

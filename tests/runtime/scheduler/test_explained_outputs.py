@@ -48,7 +48,7 @@ def test_preemptions_are_counted() -> None:
     assert sum(told) == bench.engine.scheduler.num_preemptions
 
 
-def test_a_request_that_never_ran_met_nobody() -> None:
+def test_a_request_that_never_ran_reports_no_batch() -> None:
     bench = Bench(max_num_seqs=1)
     bench.add(request(1, prompt(4, 1), max_tokens=9), request(2, prompt(4, 30), max_tokens=9))
     bench.step(2)
@@ -57,7 +57,7 @@ def test_a_request_that_never_ran_met_nobody() -> None:
     assert (last(bench, 2).finish, last(bench, 2).mean_batch) == ("abort", 0.0)
 
 
-def test_what_the_last_output_tells_survives_a_slow_reader() -> None:
+def test_what_the_last_output_reports_survives_a_slow_reader() -> None:
     both = merged(
         RequestOutput(1, [5]), RequestOutput(1, [6], finish="length", preemptions=2, mean_batch=3.5)
     )

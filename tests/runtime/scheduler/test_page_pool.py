@@ -131,7 +131,7 @@ def test_a_page_released_twice_is_an_error() -> None:
         pool.release(pages)
 
 
-def test_a_page_that_nobody_uses_cannot_be_remembered() -> None:
+def test_a_page_that_no_request_uses_cannot_be_cached() -> None:
     with pytest.raises(AssertionError, match="not in use"):
         PagePool(2).cache_page(0, b"x")
 

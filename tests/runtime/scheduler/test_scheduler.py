@@ -49,7 +49,7 @@ def test_rows_that_decode_come_first_and_a_prompt_gets_what_is_left() -> None:
     bench.run()
 
 
-def test_decoding_goes_on_while_a_long_prompt_is_fed() -> None:
+def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
     bench = Bench(max_batched_tokens=8)
     bench.add(request(1, prompt(3), max_tokens=20))
     bench.step(2)
@@ -66,7 +66,7 @@ def test_rows_that_decode_feed_the_token_that_the_device_remembers(overlap: bool
     assert [batch.tokens for batch in bench.batches] == [prompt(3), [LAST], [LAST]]
 
 
-def test_the_last_token_is_not_fed() -> None:
+def test_no_step_computes_the_last_token() -> None:
     bench = Bench(page_size=4, num_pages=2, max_model_len=9)
     one = request(1, prompt(5), max_tokens=4)  # 9 tokens, 8 of them in KV
     bench.run(one)
@@ -147,7 +147,7 @@ def test_history_is_sent_only_where_penalties_need_it() -> None:
     assert bench.batches[0].new_rows[0].history == []
 
 
-def test_a_seed_that_is_given_is_kept_and_others_differ() -> None:
+def test_a_requested_seed_is_kept_and_others_differ() -> None:
     bench = Bench()
     bench.run(*(request(i, prompt(4, first=i), seed=11 if i == 0 else None) for i in range(3)))
     seeds = [new.seed for new in bench.batches[0].new_rows]
@@ -179,7 +179,7 @@ def test_an_answer_is_a_prefix_for_the_next_turn() -> None:
     assert bench.of(2)[0].cached == 12  # of 14 tokens, 13 of which are in KV
 
 
-def test_cached_is_told_in_the_first_output_alone() -> None:
+def test_cached_is_reported_in_the_first_output_alone() -> None:
     bench = Bench(page_size=4)
     bench.run(request(1, prompt(9)))
     bench.run(request(2, prompt(9)))

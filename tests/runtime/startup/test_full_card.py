@@ -151,7 +151,7 @@ def test_a_card_that_is_too_small_ends_the_start_with_numbers_to_change(model: P
         loaded(model)
 
 
-def test_what_is_reckoned_of_a_start_is_near_what_it_measures(model: Path) -> None:
+def test_the_memory_estimate_of_a_start_is_near_what_it_measures(model: Path) -> None:
     config = EngineConfig(model=str(model), device="cuda", load_format="dummy", max_num_seqs=64)
     found = load(config, lambda phase, done, total: None)
     resolved, report = found.resolved, dict(found.ready.memory)

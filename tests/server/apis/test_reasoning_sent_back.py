@@ -81,7 +81,7 @@ def test_in_responses(fake: FakeServer):
     assert prompt_of(fake).count("<|assistant|>") == 2, "a thought and its answer are one message"
 
 
-def test_a_thought_that_led_to_no_answer_is_a_turn_of_its_own_in_responses(fake: FakeServer):
+def test_reasoning_without_an_answer_is_a_turn_of_its_own_in_responses(fake: FakeServer):
     thoughts = [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So"}]},
@@ -106,7 +106,7 @@ def test_only_an_assistant_thinks(fake: FakeServer, name: str):
 
 
 @pytest.mark.timeout(8)
-def test_a_thought_in_many_items_is_put_together_once():
+def test_reasoning_in_many_items_is_joined_once():
     text = "x" * 1900
     thought = {"id": "rs_1", "type": "reasoning", "content": [{"text": text}]}
     items = [thought] * 16_000  # of one body

@@ -266,7 +266,7 @@ async def test_the_input_of_a_batch_stays_until_its_end(server: BatchServer):
     assert (await server.http.delete(path)).json()["deleted"]
 
 
-async def test_an_input_that_somebody_took_from_the_disk_fails_the_batch(server: BatchServer):
+async def test_an_input_file_that_is_missing_on_disk_fails_the_batch(server: BatchServer):
     made = await server.create(line("a"))
     server.store.files.path(made["input_file_id"]).unlink()
     server.run_batches()

@@ -89,7 +89,7 @@ WRONG_FORMS = [
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param", "word"), WRONG_FORMS)
-async def test_a_wrong_upload_is_told_what_to_change(
+async def test_a_wrong_upload_gets_an_error_that_says_what_to_change(
     server: BatchServer, body: str, status: int, code: str, param: str | None, word: str
 ):
     content = body.encode("utf-8", "surrogateescape")
@@ -108,7 +108,7 @@ WRONG_TYPES = [
 
 
 @pytest.mark.parametrize(("kind", "status", "code", "word"), WRONG_TYPES)
-async def test_a_wrong_kind_of_upload_is_told_what_to_send(
+async def test_a_wrong_kind_of_upload_gets_an_error_that_says_what_to_send(
     server: BatchServer, kind: str, status: int, code: str, word: str
 ):
     headers = {"content-type": kind} if kind else {}
@@ -153,7 +153,7 @@ WRONG_ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code", "param", "word"), WRONG_ROUTES)
-async def test_a_wrong_question_is_told_what_to_change(
+async def test_a_wrong_query_gets_an_error_that_says_what_to_change(
     server: BatchServer,
     method: str,
     path: str,
@@ -196,7 +196,7 @@ WRONG_BATCHES = [
 
 
 @pytest.mark.parametrize(("changes", "status", "code", "param", "word"), WRONG_BATCHES)
-async def test_a_wrong_batch_is_told_what_to_change(
+async def test_a_wrong_batch_gets_an_error_that_says_what_to_change(
     server: BatchServer, changes: Any, status: int, code: str, param: str, word: str
 ):
     body = ASKED | {"input_file_id": await server.upload(line("a"))} | changes

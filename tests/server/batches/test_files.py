@@ -249,7 +249,7 @@ def test_a_commit_that_fails_is_rolled_back_and_the_next_transaction_works(tmp_p
     database.close()
 
 
-def test_an_error_behind_which_sqlite_has_rolled_back_itself_is_the_one_that_is_told(
+def test_an_error_after_which_sqlite_has_rolled_back_itself_is_the_one_that_is_raised(
     tmp_path: Path,
 ):
     database = BatchDatabase(tmp_path)

@@ -62,7 +62,7 @@ async def ask(url: str, *, timeout_s: float = 5.0) -> Outcome:
         return await client.ask(WORK, WORK.body(0), time.perf_counter())
 
 
-async def test_the_times_are_those_at_which_the_pieces_came() -> None:
+async def test_the_times_are_those_at_which_the_chunks_came() -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
         assert head.startswith("POST /v1/completions HTTP/1.1\r\n")
@@ -132,7 +132,7 @@ def into(body: bytearray) -> OnChunk:
         (b"HTTP/1.0 200 OK\r\n\r\n" + b"".join(EVENTS), None),
     ],
 )
-async def test_what_goes_wrong_is_told_by_its_kind(answer: bytes, kind: str | None) -> None:
+async def test_failures_are_counted_by_their_kind(answer: bytes, kind: str | None) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(answer)
@@ -146,7 +146,7 @@ async def test_what_goes_wrong_is_told_by_its_kind(answer: bytes, kind: str | No
         assert isinstance(outcome, Failure) and outcome.kind == kind, outcome
 
 
-async def test_an_answer_that_does_not_come_is_given_up_and_its_connection_with_it() -> None:
+async def test_an_answer_that_does_not_come_times_out_and_its_connection_is_closed() -> None:
     gone = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,7 +160,7 @@ async def test_an_answer_that_does_not_come_is_given_up_and_its_connection_with_
     assert isinstance(outcome, Failure) and outcome.kind == "timeout"
 
 
-async def test_a_port_where_nobody_listens_is_a_lost_connection() -> None:
+async def test_a_port_without_a_listener_is_a_lost_connection() -> None:
     async with served(lambda reader, writer: asyncio.sleep(0)) as url:
         pass
     with pytest.raises(ConnectionLost):

@@ -97,7 +97,7 @@ def test_the_model_and_the_file_of_keys_may_be_set_by_variables(tmp_path: Path):
 
 
 @pytest.mark.parametrize("folder", ["x" * 100, "missing"])
-def test_a_folder_that_cannot_hold_the_sockets_is_told_in_one_line(
+def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if folder != "missing":
@@ -190,7 +190,7 @@ def test_a_wrong_value_is_named_with_its_source(
         ),
     ],
 )
-def test_a_wrong_option_is_told_in_a_line_with_what_to_write_instead(
+def test_a_wrong_option_is_an_error_of_one_line_with_what_to_write_instead(
     words: str, expected: list[str], capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit) as ended:
@@ -281,7 +281,7 @@ def test_a_second_server_on_a_response_store_ends_with_one_line_that_names_it(tm
     )
 
 
-def test_a_port_in_use_is_told_before_the_model_is_looked_at():
+def test_a_port_in_use_is_an_error_before_the_model_is_read():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         done = wavefill("serve", "/no/such/model", "--port", str(port))

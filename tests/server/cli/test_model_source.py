@@ -156,7 +156,7 @@ def test_offline_without_the_model_says_what_to_do(hub: FakeHub, tmp_path: Path)
     assert hub.fetched == []
 
 
-def test_a_download_without_a_terminal_tells_its_progress_in_the_log(
+def test_a_download_without_a_terminal_logs_its_progress(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("server.cli.model_source.LOG_SECONDS", 0.0)

@@ -112,7 +112,7 @@ def test_a_card_that_no_gpu_could_be_is_refused(text: str) -> None:
         card_bytes(text)
 
 
-def test_more_kv_than_fits_is_told_how_much_would(shape: Path) -> None:
+def test_more_kv_than_fits_is_an_error_that_says_how_much_fits(shape: Path) -> None:
     done = plan(shape, "--card", "80", "--kv-tokens", "100000000000")
     assert done.returncode == 2
     most = int(re.findall(r"ask for at most (\d+)", done.stderr)[0])

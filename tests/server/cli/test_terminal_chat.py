@@ -50,7 +50,7 @@ def test_reset_forgets_and_system_stays(fake: FakeServer):
     ]
 
 
-def test_an_unknown_command_is_told_and_not_sent(fake: FakeServer):
+def test_an_unknown_command_is_reported_and_not_sent(fake: FakeServer):
     done = chat(fake.url, "/save this")
     assert "/save is not a command here" in done.stdout
     assert fake.engine.requests == []
@@ -61,7 +61,7 @@ def test_the_address_may_have_the_version_and_the_option_a_short_name(fake: Fake
     assert GREETING in done.stdout, done.stderr
 
 
-def test_a_failed_turn_is_told_and_forgotten(fake: FakeServer):
+def test_a_failed_turn_is_reported_and_dropped_from_the_history(fake: FakeServer):
     fake.engine.fail_after = 0
     done = chat(fake.url, "one", "two")
     assert done.stderr.count("a seeded fault") == 2
@@ -85,7 +85,7 @@ def test_a_server_that_is_not_there_is_one_line_and_code_1():
     assert line.endswith(": Connection refused: start the server, or give --base-url")
 
 
-def test_a_model_that_is_not_served_is_told_before_a_question_is_typed(fake: FakeServer):
+def test_a_model_that_is_not_served_is_reported_before_a_question_is_typed(fake: FakeServer):
     done = chat(fake.url, "Hello", words=("--model", "other"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: --model other: the server has fake, alias\n"

@@ -185,14 +185,16 @@ def test_white_space_is_a_space_or_an_indentation(judge: Judge) -> None:
     ],
     ids=["5000 properties", "480 optional ones"],
 )  # fmt: skip
-def test_the_largest_schemas_are_taken(
+def test_the_largest_schemas_are_accepted(
     fake: FakeServer, http: httpx.Client, judge: Judge, schema: dict[str, Any]
 ) -> None:
     grammar = grammar_of(fake, http, CHAT, **schema_format(schema))
     assert not judge.takes(grammar, "hello")
 
 
-def test_a_grammar_that_takes_long_holds_nobody_up(fake: FakeServer, http: httpx.Client) -> None:
+def test_a_grammar_that_takes_long_delays_no_other_request(
+    fake: FakeServer, http: httpx.Client
+) -> None:
     fake.say("Hi.")
     slow: list[int] = []
 
@@ -209,7 +211,7 @@ def test_a_grammar_that_takes_long_holds_nobody_up(fake: FakeServer, http: httpx
     assert slow == [400]
 
 
-def test_a_grammar_is_tried_once(fake: FakeServer, http: httpx.Client) -> None:
+def test_both_routes_get_the_same_grammar(fake: FakeServer, http: httpx.Client) -> None:
     first = grammar_of(fake, http, CHAT, **structured(regex="once"))
     assert first == grammar_of(fake, http, TEXT, **structured(regex="once"))
 

@@ -187,7 +187,7 @@ def test_what_cannot_be_enforced_is_refused_by_its_path(
     assert fake.engine.requests == []
 
 
-def test_a_deep_schema_is_refused_with_the_place(http: httpx.Client) -> None:
+def test_a_deep_schema_is_refused_with_its_path(http: httpx.Client) -> None:
     schema: dict[str, Any] = {}
     for _ in range(45):
         schema = {"items": schema}

@@ -74,7 +74,7 @@ FULL: dict[str, tuple[Callable[[BatchServer, pytest.MonkeyPatch], None], str]] =
 
 
 @pytest.mark.parametrize("reason", get_args(Reason))
-async def test_each_reason_for_a_429_is_counted_and_tells_when_to_come_back(
+async def test_each_reason_for_a_429_is_counted_and_has_its_retry_after(
     server: BatchServer, monkeypatch: pytest.MonkeyPatch, reason: Reason
 ):
     fill, path = FULL[reason]

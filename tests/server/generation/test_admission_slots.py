@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("stage", WRONG)
-async def test_what_is_refused_at_any_stage_gives_its_places_back(server: BatchServer, stage: str):
+async def test_a_refusal_at_any_stage_releases_its_admission_slots(server: BatchServer, stage: str):
     path, body = WRONG[stage]
     answer = await server.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
@@ -120,7 +120,7 @@ async def test_what_is_refused_at_any_stage_gives_its_places_back(server: BatchS
     assert all_given_back(server)
 
 
-async def test_a_template_that_fails_gives_the_places_back(
+async def test_a_template_that_fails_releases_the_admission_slots(
     server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*given: object, **options: object) -> str:
@@ -152,7 +152,7 @@ async def test_a_submission_that_fails_halfway_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_a_caller_who_leaves_gives_the_places_back(
+async def test_a_client_that_disconnects_releases_the_admission_slots(
     server: BatchServer, path: str, body: dict[str, Any]
 ):
     server.engine.held = True
@@ -184,7 +184,7 @@ async def test_a_caller_who_leaves_gives_the_places_back(
     assert all_given_back(server) and server.engine.aborted
 
 
-async def test_a_request_that_is_cancelled_while_its_grammar_compiles_gives_its_place_back(
+async def test_a_request_that_is_cancelled_while_its_grammar_compiles_releases_its_admission_slots(
     server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ):
     begun = asyncio.Event()
@@ -225,7 +225,7 @@ async def test_requests_whose_prompts_are_being_made_count(
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_many_mixed_requests_never_exceed_the_queue_and_leave_no_place_taken(
+async def test_many_mixed_requests_never_exceed_the_queue_and_release_all_admission_slots(
     small: BatchServer, monkeypatch: pytest.MonkeyPatch, seed: int
 ):
     admission, submit, most = small.state.admission, FakeEngine.submit, 0
@@ -263,7 +263,7 @@ async def test_many_mixed_requests_never_exceed_the_queue_and_leave_no_place_tak
     assert 4 <= most <= 6
 
 
-async def test_no_place_is_free_between_two_texts_of_one_request(
+async def test_no_admission_slot_is_free_between_two_texts_of_one_request(
     small: BatchServer, monkeypatch: pytest.MonkeyPatch
 ):
     put, used = Mailbox.put, list[int]()
@@ -279,7 +279,9 @@ async def test_no_place_is_free_between_two_texts_of_one_request(
     assert all_given_back(small)
 
 
-async def test_whatever_fits_the_whole_queue_is_possible_with_several_api_processes(tmp_path: Path):
+async def test_a_request_of_the_whole_queues_size_is_admitted_with_several_api_processes(
+    tmp_path: Path,
+):
     async with batch_server(tmp_path, max_queue=4, api_workers=2) as server:
         for n, status, left in ((3, 200, "2"), (4, 200, "2"), (5, 400, "2")):
             answer = await server.http.post(CHAT, json=HELLO | {"n": n})

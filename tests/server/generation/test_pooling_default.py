@@ -57,7 +57,7 @@ def test_the_models_files_name_the_pooling(
         (MODULES.replace("Normalize", "Dense"), MEAN, "a module Dense"),
     ],
 )
-def test_a_pooling_that_we_lack_is_told_to_those_who_did_not_choose(
+def test_an_unsupported_default_pooling_is_an_error_unless_another_is_chosen(
     tmp_path: Path, modules: str | None, config: str | None, words: str
 ):
     folder = write(tmp_path, modules, config)

@@ -72,7 +72,7 @@ def when(fake: FakeServer, id: str, state: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("engine_that_tells")
-def test_timings_stand_beside_each_choice(fake: FakeServer):
+def test_timings_are_in_each_choice(fake: FakeServer):
     fake.engine.cached = 1
     choices = ask(fake, timings=True, n=2, max_tokens=5).json()["choices"]
     for choice in choices:
@@ -101,7 +101,7 @@ def test_nobody_gets_timings_unasked(fake: FakeServer):
     assert "timings" not in ask(fake, timings=False).json()["choices"][0]
 
 
-def test_what_the_engine_does_not_tell_is_null(fake: FakeServer):
+def test_what_the_engine_does_not_report_is_null(fake: FakeServer):
     fake.say("Hello, world!")
     [choice] = ask(fake, timings=True, stop="wor", max_tokens=50).json()["choices"]
     assert choice["finish_reason"] == "stop"
@@ -155,7 +155,7 @@ def test_a_chat_is_explained_as_well(fake: FakeServer):
         ("/api/generate", {"prompt": "Hi", "raw": True}),
     ],
 )
-def test_requests_of_other_dialects_are_found_too(
+def test_requests_of_other_api_adapters_are_logged_too(
     fake: FakeServer, path: str, body: dict[str, Any], stream: bool
 ):
     answer = httpx.post(fake.url + path, json={"model": "fake", "stream": stream} | body)
@@ -301,7 +301,7 @@ def test_each_key_sees_its_own_requests_only(guarded: str):
     assert call("GET", f"/v1/requests/{ids[0]}", "eve").status_code == 401
 
 
-def test_the_queue_is_told_in_headers(fake: FakeServer):
+def test_the_queue_is_reported_in_headers(fake: FakeServer):
     headers = ask(fake, max_tokens=1).headers
     assert headers["x-ratelimit-limit-requests"] == "200"
     assert headers["x-ratelimit-remaining-requests"] == "200"  # its own has ended

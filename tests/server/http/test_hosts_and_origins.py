@@ -16,14 +16,14 @@ APP, EVIL = "https://app.example", "https://evil.example"
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def test_a_browser_is_let_in_only_from_an_allowed_origin(tmp_path: Path):
+def test_cors_headers_are_sent_to_allowed_origins_only(tmp_path: Path):
     with fake_server(tmp_path, allowed_origins=(APP,)) as fake:
         for origin, allowed in ((APP, True), (EVIL, False)):
             answer = httpx.get(f"{fake.url}/v1/models", headers={"origin": origin})
             assert ("access-control-allow-origin" in answer.headers) == allowed
 
 
-def test_without_allowed_origins_no_browser_is_let_in(http: httpx.Client):
+def test_without_allowed_origins_no_cors_headers_are_sent(http: httpx.Client):
     answer = http.get("/v1/models", headers={"origin": APP})
     assert "access-control-allow-origin" not in answer.headers
 
@@ -107,7 +107,7 @@ def test_no_host_is_accepted_and_of_two_both_must_be(shared: FakeServer, version
         ({"api_keys": KEYS}, "localhost", "evil.example"),
     ],
 )
-def test_which_hosts_are_answered_is_the_operators_choice(
+def test_the_configuration_decides_which_hosts_are_answered(
     tmp_path: Path,
     config: dict[str, object],
     answered: str,
@@ -164,7 +164,7 @@ def test_a_foreign_page_gets_no_permission_to_read(http: httpx.Client):
         ("localhost:8000", "chrome-extension://abcdef", 200),
     ],
 )
-def test_own_pages_and_installed_applications_are_let_in(
+def test_own_pages_and_installed_applications_are_accepted(
     http: httpx.Client, host: str, origin: str, status: int
 ):
     for path in ("/v1/chat/completions", "/api/chat"):
@@ -185,7 +185,7 @@ def test_own_pages_and_installed_applications_are_let_in(
         ({"allowed_hosts": ("llm.example",)}, "http://llm.example", 200),
     ],
 )
-def test_which_pages_may_ask_is_the_operators_choice(
+def test_the_configuration_decides_which_origins_are_accepted(
     tmp_path: Path,
     config: dict[str, object],
     origin: str,

@@ -30,7 +30,7 @@ def counted(value: Any) -> tuple[int, int]:
 
 
 @given(values, st.integers(1, 40), st.booleans())
-def test_what_is_inside_of_strings_is_not_counted_wherever_pieces_end(
+def test_what_is_inside_of_strings_is_not_counted_wherever_chunks_end(
     value: Any, piece: int, ascii: bool
 ):
     raw = json.dumps(value, ensure_ascii=ascii).encode()
@@ -61,6 +61,6 @@ def test_too_many_values_are_refused_before_they_are_parsed(value: Any, words: s
     assert (refused.value.status, refused.value.code) == (400, "invalid_json")
 
 
-def test_as_many_token_ids_are_taken_as_a_request_for_vectors_may_have():
+def test_as_many_token_ids_are_accepted_as_a_request_for_embeddings_may_have():
     ids = [[7] * 512] * 2048
     assert read_json(json.dumps({"input": ids}).encode()) == {"input": ids}

@@ -27,7 +27,7 @@ def small(tmp_path: Path) -> Iterator[FakeServer]:
         yield fake
 
 
-def test_a_request_id_is_given_back_or_made(small: FakeServer):
+def test_a_request_id_is_sent_back_or_made(small: FakeServer):
     named = httpx.get(f"{small.url}/health", headers={"x-request-id": "my-id.1"})
     assert named.headers["x-request-id"] == "my-id.1"
     made = [httpx.get(f"{small.url}/health").headers["x-request-id"] for _ in range(2)]
@@ -165,7 +165,7 @@ def test_an_allowed_page_reads_every_answer_and_its_id(errors: dict[int, Answers
     assert answer.headers["openai-processing-ms"].isdigit()
 
 
-def test_an_unforeseen_failure_is_told_in_the_callers_words_with_the_id(
+def test_an_internal_error_is_reported_in_the_form_of_its_api_with_the_id(
     small: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(ServerState, "check_model", fails)

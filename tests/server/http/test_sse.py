@@ -108,7 +108,7 @@ def test_an_error_after_the_first_token_is_a_frame_before_done(fake: FakeServer)
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
-def test_a_delta_frame_is_the_chunk_with_the_text_in_its_place():
+def test_a_delta_frame_is_the_chunk_with_its_text_replaced():
     chunk = {"a": [{"text": DeltaFrame.MARK, "b": None}]}
     for text in ("", "hi", 'quote " and \\', "\u2028 \n \x00 \N{WAVING HAND SIGN}"):
         assert DeltaFrame(chunk).of(text) == frame({"a": [{"text": text, "b": None}]})
@@ -178,7 +178,7 @@ async def test_a_reader_that_goes_cancels_the_work():
     assert sse.DONE not in wire.body
 
 
-async def test_a_mistake_of_ours_is_told_to_the_reader_and_raised_for_the_log():
+async def test_an_internal_error_is_sent_to_the_client_and_raised_for_the_log():
     wire = RecordingWire()
 
     async def produce(writer: EventWriter) -> None:

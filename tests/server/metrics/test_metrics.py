@@ -145,7 +145,7 @@ def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
         assert f'{name}_sum{{model_name="tiny"}} 9.0' in text
 
 
-def test_a_token_time_below_a_millisecond_is_told_from_one_above(metrics: Metrics):
+def test_token_times_below_and_above_a_millisecond_have_buckets_of_their_own(metrics: Metrics):
     metrics.inter_token(0.0007)
     text = metrics.render().decode()
     assert 'inter_token_latency_seconds_bucket{le="0.0005",model_name="tiny"} 0.0' in text
@@ -274,7 +274,7 @@ def test_many_numbers_at_once_count_as_one_by_one(seconds: list[float]):
     assert texts[0] == texts[1]
 
 
-def test_gaps_between_tokens_are_there_when_somebody_asks(metrics: Metrics):
+def test_gaps_between_tokens_are_there_at_the_next_scrape(metrics: Metrics):
     for _ in range(300):
         metrics.inter_token(0.004)
     line = 'wavefill_inter_token_latency_seconds_bucket{le="0.004",model_name="tiny"} 300.0'

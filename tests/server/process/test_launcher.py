@@ -201,7 +201,7 @@ def test_a_second_signal_ends_everything_at_once(start: Start):
     assert "did not end" not in launched.log.read_text()
 
 
-def test_a_second_signal_ends_an_engine_that_hears_none(start: Start):
+def test_a_second_signal_ends_an_engine_that_ignores_signals(start: Start):
     launched = serving(start)
     family, api = launched.children(), launched.child("server.process.api_process")
     launched.child(STUB_ENGINE).suspend()
@@ -306,7 +306,7 @@ def test_while_loading_health_says_what_is_being_loaded(start: Start):
     assert httpx.post(f"{launched.url}/v1/completions", json=REQUEST).status_code == 503
 
 
-def test_a_server_that_is_still_loading_stops_at_once_when_told(start: Start):
+def test_a_server_that_is_still_loading_stops_at_once_on_a_signal(start: Start):
     launched = start("loading", drain_seconds=60)
     launched.wait_until(lambda: launched.status() == 503)
     family = launched.children()
@@ -337,7 +337,7 @@ def test_the_sockets_are_for_this_user_only_and_gone_at_the_end(start: Start):
     assert list(launched.folder.iterdir()) == []
 
 
-def test_a_child_that_keeps_dying_is_started_ever_later_and_then_given_up():
+def test_a_child_that_keeps_dying_is_restarted_with_growing_delays_and_then_abandoned():
     child = Child("the engine", "nothing")
     pauses = [child.died() for _ in range(MAX_DEATHS)]
     assert pauses[-1] is None
@@ -346,7 +346,7 @@ def test_a_child_that_keeps_dying_is_started_ever_later_and_then_given_up():
     assert all(later == 2 * sooner for sooner, later in pairwise(waits))
 
 
-def test_tokenizers_of_children_start_no_threads_unless_the_operator_wishes(
+def test_tokenizers_of_children_start_no_threads_unless_the_environment_asks_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)

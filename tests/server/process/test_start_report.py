@@ -25,7 +25,7 @@ def report(**changes: object) -> str:
     return start_report(ServerConfig(**changes), FACTS)
 
 
-def test_the_report_tells_what_fits():
+def test_the_report_has_the_capacity():
     text = report()
     assert "weights 3.0 GiB | KV 512 MiB" in text
     assert "1,024 tokens (16 a page) = 2.0 requests of 512\n" in text
@@ -34,7 +34,7 @@ def test_the_report_tells_what_fits():
     assert "= 4.0 requests of 524,288, 1,024.0 requests of 2,048" in text
 
 
-def test_the_report_tells_where_memory_and_time_went():
+def test_the_report_has_the_use_of_memory_and_time():
     told = replace(
         FACTS,
         memory=[
@@ -50,12 +50,12 @@ def test_the_report_tells_where_memory_and_time_went():
     assert "start   imports 2.9 | weights 1.5 s\n" in text
 
 
-def test_the_report_tells_the_limits():
+def test_the_report_has_the_limits():
     text = report()
     assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text
 
 
-def test_a_length_that_only_kv_limits_is_told_as_such():
+def test_a_length_that_only_kv_limits_is_reported_as_such():
     little = replace(FACTS, max_model_len=1024)
     assert "1,024 tokens a request (limited by KV) | " in start_report(ServerConfig(), little)
     asked = ServerConfig(engine=EngineConfig(model="x", max_model_len=1024))
@@ -149,7 +149,7 @@ async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
     assert [record.getMessage()[:8] for record in caplog.records] == ["wavefill"] * logged
 
 
-async def test_loading_is_told_in_tenths_and_a_restart_has_a_report_of_its_own(
+async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     client = SimpleNamespace(ready=None, progress=None, stats=Stats())

@@ -153,7 +153,7 @@ def test_added_tokens_that_the_template_does_not_name_stay_tokens(naming: ChatTo
     assert [word for word in spelled if word in HARMLESS] == HARMLESS
 
 
-def test_what_stood_before_the_end_of_a_thought_is_left_out_of_an_answer_as_ever(
+def test_control_tokens_before_the_end_of_reasoning_are_left_out_of_an_answer(
     naming: ChatTokenizer,
 ):
     messages = [{"role": "assistant", "content": "<think>hm <|end|></think>Yes <|end|>."}]

@@ -79,7 +79,7 @@ def test_any_split_of_any_ids_gives_the_text_of_all_at_once(
 
 @examples(200)
 @given(text=text, cuts=cuts)
-def test_a_piece_never_ends_in_half_a_character(
+def test_a_text_chunk_never_ends_in_half_a_character(
     byte_level: ChatTokenizer, text: str, cuts: list[int]
 ):
     tokens = byte_level.encode(text)
@@ -210,7 +210,9 @@ def test_a_folder_without_a_fast_tokenizer_says_what_to_do(
         ("tokenizer_config.json", '{"chat_template": "{% if %}"}'),
     ],
 )
-def test_a_broken_file_beside_the_tokenizer_is_named(tmp_path: Path, file: str, content: str):
+def test_a_broken_file_in_the_folder_of_the_tokenizer_is_named(
+    tmp_path: Path, file: str, content: str
+):
     write_tokenizer(tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(TokenizerError, match=file):

@@ -84,7 +84,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_template_tells_the_formats(name: str):
+def test_the_formats_are_detected_from_the_template(name: str):
     template, tools, reasoning = TEMPLATES[name]
     found = detect(template)
     assert (found.tools.name if found.tools else None) == tools
@@ -128,7 +128,7 @@ def test_an_unknown_format_is_refused_with_the_names_there_are(
     assert all(name in str(caught.value) for name in table)
 
 
-def test_the_prompt_tells_whether_the_answer_begins_in_reasoning():
+def test_the_prompt_decides_whether_the_answer_begins_in_reasoning():
     think = REASONING_FORMATS["think"]
     assert think.open_after("<|im_start|>assistant\n<think>\n")
     assert not think.open_after("<|im_start|>assistant\n<think>\n\n</think>\n\n")

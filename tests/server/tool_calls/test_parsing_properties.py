@@ -168,7 +168,7 @@ MAX_KEPT = 64  # characters
         ("harmony", "harmony", "", "<|channel|>", 1 << 16),
     ],
 )
-def test_no_piece_of_text_is_read_more_than_a_few_times(
+def test_no_text_chunk_is_read_more_than_a_few_times(
     tools: str,
     reasoning: str | None,
     before: str,

@@ -35,7 +35,7 @@ SCHEMA = {
         *((name, set()) for name in ("endless", "missing", "odd", "anything", "unknown")),
     ],
 )
-def test_the_schema_tells_the_types_of_an_argument(name: str, kinds: set[str]):
+def test_the_schema_decides_the_type_of_an_argument(name: str, kinds: set[str]):
     assert argument_kinds(SCHEMA, name) == kinds
 
 

@@ -122,7 +122,7 @@ def test_calls_of_one_section_are_several_unless_one_is_asked_for(tokenizer: Tok
         'a = [], b = {}, c = "two\nlines"',
     ],
 )
-def test_a_function_that_is_not_strict_takes_any_python_beside_one_that_is(
+def test_a_function_that_is_not_strict_takes_any_python_although_another_is_strict(
     tokenizer: Tokenizer, name: str, written: str
 ):
     strict = tool("f", parameters=SCHEMA, strict=True)
@@ -143,7 +143,7 @@ def test_lists_in_a_text_are_no_calls(tokenizer: Tokenizer):
         assert not accepts(tokenizer, grammar, text), text
 
 
-def test_an_argument_that_python_cannot_name_is_refused_by_its_place(tokenizer: Tokenizer):
+def test_an_argument_that_python_cannot_name_is_refused_by_its_path(tokenizer: Tokenizer):
     parameters = {"type": "object", "properties": {"x-y": {"type": "string"}}}
     with pytest.raises(RequestError, match="'x-y'") as refused:
         grammar_of(

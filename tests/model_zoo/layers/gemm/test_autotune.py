@@ -71,7 +71,7 @@ def test_cublas_stays_unless_another_is_clearly_faster(microseconds: list[float]
         ([100.0, 110.0], UnfusedSwiglu()),
     ],
 )
-def test_a_gated_product_is_to_be_faster_by_what_it_may_lose_under_load(
+def test_a_gated_gemm_is_to_be_faster_by_what_it_may_lose_under_load(
     microseconds: list[float], chosen: GemmImpl
 ):
     many = GemmKey(32, 8, torch.bfloat16, False, 1024, swiglu=True)
@@ -81,7 +81,7 @@ def test_a_gated_product_is_to_be_faster_by_what_it_may_lose_under_load(
     assert found == {many: chosen}
 
 
-def test_gated_layers_have_places_of_many_rows_the_most_first(monkeypatch: pytest.MonkeyPatch):
+def test_gated_layers_have_shapes_of_many_rows_the_most_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(choosing, "supports_kernels", lambda device, dtype: True)
     block = SwigluLinear(8, 16, bias=False, dtype=torch.float32)
     places = list(layers_by_key(nn.Sequential(layer(), block)))
@@ -92,7 +92,7 @@ def test_gated_layers_have_places_of_many_rows_the_most_first(monkeypatch: pytes
     assert len({str(found) for found in places}) == len(places), "names in the file"
 
 
-def test_a_place_with_one_way_needs_no_time():
+def test_a_shape_with_one_implementation_gets_it():
     found = choose({place(1): [layer()]}, lambda _: WAYS[:1], lambda *_: [0.0], 60.0)
     assert found == {place(1): CublasGemm()}
 
@@ -106,7 +106,7 @@ def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCap
     ]
 
 
-def test_a_product_that_the_device_is_too_small_for_is_not_tried():
+def test_a_gemm_that_the_device_is_too_small_for_is_not_tried():
     errors = pytest.importorskip("triton.runtime.errors", reason="Triton is not here")
 
     class TooLarge(CublasGemm):
@@ -130,7 +130,7 @@ class CountingGemm:
         return x @ weight.T
 
 
-def test_the_number_of_rows_says_which_product_runs():
+def test_the_number_of_rows_chooses_the_gemm_that_runs():
     few, many, found = CountingGemm(), CountingGemm(), layer()
     use({place(8): [found], place(64): [found]}, {place(8): few, place(64): many})  # pyright: ignore[reportArgumentType]
     for rows in (1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 300):

@@ -54,7 +54,7 @@ def parts_that_were_left(device: str) -> int:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gemm", [SplitK(32, 32, 1), SplitK(32, 32, 3), SplitK(16, 16, 4)])
 @pytest.mark.parametrize("shape", [(1, 40, 72), (5, 33, 136), (17, 16, 96), (33, 20, 136)])
-def test_parts_of_a_product_add_up_to_it(
+def test_split_k_partials_of_a_gemm_add_up_to_it(
     device: str, gemm: SplitK, shape: tuple[int, int, int], bias: bool
 ):
     rows, outputs, inputs = shape
@@ -96,7 +96,7 @@ def test_a_row_has_the_same_result_among_any_others(gemm: GemmImpl):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gemm", [*SKINNY_CONFIGS, *SPLITS], ids=str)
-def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(gemm: GemmImpl):
+def test_a_captured_chain_of_gemms_gives_the_same_bits_at_each_replay(gemm: GemmImpl):
     """Each product reads what the one before wrote, while its own weights are on their way."""
     weights = [numbers("cuda", torch.bfloat16, 1024, 1024) / math.sqrt(1024) for _ in range(8)]
     first = numbers("cuda", torch.bfloat16, 8, 1024)
@@ -140,7 +140,7 @@ def test_a_captured_chain_of_products_gives_the_same_bits_at_each_replay(gemm: G
         (SkinnyGemm(16, 512, 4, 132), (33, 64, 512), False),  # its product would be too wide
     ],
 )
-def test_a_product_says_what_it_serves(gemm: GemmImpl, shape: tuple[int, int, int], serves: bool):
+def test_a_gemm_reports_what_it_serves(gemm: GemmImpl, shape: tuple[int, int, int], serves: bool):
     assert gemm.serves(*shape) == serves
 
 

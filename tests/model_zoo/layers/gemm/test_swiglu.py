@@ -44,7 +44,7 @@ def check(x: Tensor, weight: Tensor) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gated_products_are_as_exact_as_the_numbers_type_allows(dtype: torch.dtype):
+def test_gated_gemms_are_as_exact_as_the_dtype_allows(dtype: torch.dtype):
     for outputs, inputs in SHAPES:
         weight = weights(dtype, outputs, inputs)
         for rows in ROWS:
@@ -123,7 +123,7 @@ def test_a_captured_chain_gives_the_same_bits_at_each_replay(rows: int):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_cublas_adds_to_the_residual_is_as_exact_as_a_product_and_then_a_sum(
+def test_what_cublas_adds_to_the_residual_is_as_exact_as_a_gemm_and_then_a_sum(
     dtype: torch.dtype,
 ):
     with torch.device("cuda"):

@@ -228,7 +228,7 @@ def test_what_asks_for_nothing_unusual_is_taken(http: httpx.Client, change: dict
     assert answer.status_code == 200, answer.text
 
 
-def test_a_client_that_keeps_threads_is_told_to_go_on_without(http: httpx.Client):
+def test_a_client_that_keeps_threads_gets_an_error_that_says_to_go_on_without(http: httpx.Client):
     """Anthropic's tool runner begins a thread by itself, and reads the details of the refusal."""
     error = http.post(ROUTE, json=BASE | {"thread": {"type": "create"}}).json()["error"]
     assert error["details"]["error_code"] == "thread_unsupported_request"

@@ -199,7 +199,7 @@ def test_an_unknown_model_is_not_found(http: httpx.Client, route: str, model: st
     check(answer, 404, ("does not exist here", "`fake`"))
 
 
-def test_routes_that_are_not_here_are_told_so_in_ollamas_form(http: httpx.Client):
+def test_missing_routes_are_404_in_ollamas_form(http: httpx.Client):
     check(http.post("/api/pull", json={"model": "x"}), 404, ("/api/pull",))
     check(http.get(CHAT), 405, ("GET",))
 

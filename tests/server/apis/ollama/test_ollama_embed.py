@@ -32,7 +32,7 @@ def lengths(fake: FakeServer) -> list[int]:
     return [len(request.tokens) for request in fake.engine.requests]
 
 
-def test_texts_become_vectors_of_length_one(fake: FakeServer, client: ollama.Client):
+def test_texts_become_embeddings_of_length_one(fake: FakeServer, client: ollama.Client):
     texts = [TEXT, "jumps"]
     answer = client.embed("fake:latest", texts)
     prompts = [fake.tokenizer.encode(text) for text in texts]
@@ -86,7 +86,7 @@ def test_without_a_text_the_model_is_said_to_be_loaded(
     assert fake.engine.requests == []
 
 
-def test_the_older_route_gives_one_vector_as_the_model_does(
+def test_the_older_route_gives_one_embedding_as_the_model_does(
     fake: FakeServer, client: ollama.Client
 ):
     found = client.embeddings("fake", TEXT).embedding
@@ -94,7 +94,9 @@ def test_the_older_route_gives_one_vector_as_the_model_does(
     assert found == expected(tokens, PoolingParams("last", normalize=False))
 
 
-def test_a_failure_of_the_engine_is_told_in_ollamas_form(fake: FakeServer, client: ollama.Client):
+def test_a_failure_of_the_engine_is_reported_in_ollamas_form(
+    fake: FakeServer, client: ollama.Client
+):
     fake.engine.fail_after = 0
     with pytest.raises(
         ollama.ResponseError, match="no embedding was computed: a seeded fault"

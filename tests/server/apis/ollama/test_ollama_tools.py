@@ -68,7 +68,7 @@ def test_calls_come_with_their_arguments_as_objects(fake: FakeServer, client: ol
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
-def test_a_stream_tells_each_call_whole(fake: FakeServer, client: ollama.Client, step: int):
+def test_a_stream_sends_each_call_whole(fake: FakeServer, client: ollama.Client, step: int):
     fake.engine.step = step
     fake.say("Let me look." + CALL + OTHER)
     lines = list(client.chat("fake", QUESTION, tools=TOOLS, stream=True))
@@ -101,7 +101,7 @@ def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: ollama.
     assert "<|tool|>noon<|end|><|tool|>22 degrees<|end|>" in prompt_of(fake)
 
 
-def test_thinking_is_told_apart(fake: FakeServer, client: ollama.Client):
+def test_thinking_is_a_field_of_its_own(fake: FakeServer, client: ollama.Client):
     fake.say(THOUGHT)
     message = client.chat("fake", QUESTION, think=True).message
     assert (message.thinking, message.content) == ("Rome is in Italy.", "Sunny.")
@@ -118,7 +118,7 @@ def test_thinking_is_switched_in_the_template(fake: FakeServer, client: ollama.C
     assert prompt_of(fake).endswith("</think>\n\n") != think
 
 
-def test_what_the_model_can_do_is_told(fake: FakeServer, client: ollama.Client):
+def test_show_lists_the_capabilities_of_the_model(fake: FakeServer, client: ollama.Client):
     assert client.show("fake").capabilities == ["completion", "tools", "thinking"]
 
 

@@ -112,7 +112,7 @@ def test_a_wrong_route_gets_the_same_kind_of_body(
         ("/health", "GET, HEAD"),
     ],
 )
-def test_a_wrong_method_is_told_all_right_ones(http: httpx.Client, path: str, methods: str):
+def test_a_wrong_method_gets_the_allowed_ones(http: httpx.Client, path: str, methods: str):
     answer = http.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
     assert methods in answer.json()["error"]["message"]

@@ -129,7 +129,7 @@ def test_the_generation_prompt_can_be_left_out(fake: FakeServer):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_n_completions_are_told_apart_by_their_index(fake: FakeServer, stream: bool):
+def test_n_completions_have_an_index_each(fake: FakeServer, stream: bool):
     fake.engine.reply = lambda request: [10 + request.id] * 3 + [0]
     base = len(fake.engine.requests)
     answer: Any = fake.client().chat.completions.create(**HELLO, n=3, stream=stream)
@@ -185,7 +185,7 @@ ENDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("end", ENDS, ids=str)
-def test_every_token_that_was_generated_has_an_id_a_logprob_and_a_place_in_usage(
+def test_every_token_that_was_generated_has_an_id_a_logprob_and_counts_in_usage(
     fake: FakeServer, end: dict[str, Any], step: int, stream: bool
 ):
     fake.engine.step = step
@@ -291,7 +291,7 @@ def test_tokenize_and_detokenize_are_inverse(fake: FakeServer, prefix: str):
     assert chat["tokens"] == fake.engine.requests[-1].tokens
 
 
-def test_a_long_text_is_tokenized_beside_the_streams(fake: FakeServer):
+def test_streams_go_on_while_a_long_text_is_tokenized(fake: FakeServer):
     # Over the limit below which it is done at once, and still within the context by its length.
     text = " jumps over" * 1600
     answer = httpx.post(f"{fake.url}/tokenize", json={"prompt": text})
@@ -301,7 +301,7 @@ def test_a_long_text_is_tokenized_beside_the_streams(fake: FakeServer):
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
-def test_many_log_probabilities_are_written_beside_the_streams(
+def test_streams_go_on_while_many_log_probabilities_are_written(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     write: Any = getattr(logprobs, f"{kind}_logprobs")

@@ -183,7 +183,9 @@ def test_allowed_tools_are_the_only_ones_that_the_model_sees(fake: FakeServer, m
         {"thinking_token_budget": 5},
     ],
 )
-def test_token_ids_beside_what_makes_a_grammar_are_refused(fake: FakeServer, more: dict[str, Any]):
+def test_allowed_token_ids_together_with_a_grammar_are_refused(
+    fake: FakeServer, more: dict[str, Any]
+):
     """Together they may leave no next token, which the engine could only end with an error."""
     with pytest.raises(BadRequestError) as refused:
         fake.client().chat.completions.create(
@@ -243,7 +245,7 @@ def test_an_answer_may_be_sent_back_as_clients_write_it(fake: FakeServer):
         client.chat.completions.create(**{**ASK, "messages": again})
 
 
-def test_reasoning_is_told_apart_under_both_names(fake: FakeServer):
+def test_reasoning_is_separate_under_both_names(fake: FakeServer):
     fake.say("<think>\nRome is in Italy.\n</think>\n\nSunny.")
     body = {key: value for key, value in ASK.items() if key != "tools"}
     whole = httpx.post(f"{fake.url}/v1/chat/completions", json=body).json()

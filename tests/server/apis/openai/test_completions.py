@@ -94,7 +94,7 @@ def test_echo_alone_generates_nothing(fake: FakeServer):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_carry_tokens_and_their_places(fake: FakeServer, stream: bool):
+def test_logprobs_carry_tokens_and_their_offsets(fake: FakeServer, stream: bool):
     fake.say("Hello, w\u00f6rld!")
     answer = create(fake, prompt="x", max_tokens=50, logprobs=2, stream=stream)
     columns: dict[str, list[Any]] = {}

@@ -59,7 +59,7 @@ def test_the_model_sees_a_function_and_the_caller_gets_its_input(fake: FakeServe
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize("calls", [CALL, OTHER + CALL, CALL + OTHER, CALL + CALL])
-def test_a_stream_tells_a_custom_call_in_one_chunk(fake: FakeServer, step: int, calls: str):
+def test_a_stream_sends_a_custom_call_in_one_chunk(fake: FakeServer, step: int, calls: str):
     fake.engine.step = step
     fake.say(calls + "So.")
     told: list[dict[str, Any]] = []

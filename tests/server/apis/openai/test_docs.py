@@ -72,7 +72,7 @@ def test_every_refused_parameter_is_listed_and_refused(route: str):
     assert not set(listed) & set(model.model_fields)
 
 
-def test_no_row_is_for_nobody():
+def test_every_row_is_for_at_least_one_route():
     for row in PARAMETERS + REFUSED:
         assert row["chat"] or row["completions"], row
         assert NAME.findall(row["parameter"]), row
@@ -83,7 +83,7 @@ def test_the_options_of_a_stream_are_named():
     assert set(NAME.findall(row["range (default)"])) == set(StreamOptions.model_fields)
 
 
-def test_the_defaults_and_limits_told_are_those_of_the_schema():
+def test_the_documented_defaults_and_limits_are_those_of_the_schema():
     schema = CompletionRequest.model_json_schema()["properties"]
     limits = {
         name: next(option for option in field["anyOf"] if option["type"] != "null")
@@ -109,11 +109,11 @@ def test_the_defaults_and_limits_told_are_those_of_the_schema():
             assert limits[name][key] in numbers, (name, key)
 
 
-def test_the_codes_of_wrong_routes_are_told():
+def test_the_codes_of_wrong_routes_are_documented():
     assert f"`{HTTP_ERRORS[404][0]}`" in DOCS
 
 
-def test_every_route_is_told():
+def test_every_route_is_documented():
     state = ServerState(ServerConfig(), None, None, None)  # type: ignore[arg-type]
     names = {"{name}": "{id}", "{file_id}": "{id}", "{batch_id}": "{id}"}
     for path in create_app(state).openapi()["paths"]:

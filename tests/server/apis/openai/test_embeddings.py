@@ -59,7 +59,7 @@ def test_openais_client_gets_equal_floats_from_either_encoding(fake: FakeServer)
     assert plain.model == "fake"
 
 
-async def test_openais_async_client_gets_every_text_at_its_place(fake: FakeServer):
+async def test_openais_async_client_gets_every_embedding_at_its_index(fake: FakeServer):
     texts = ["a fox", "b dog", "a fox"]
     async with fake.async_client() as client:
         answer = await client.embeddings.create(model="fake", input=texts, dimensions=5)
@@ -95,7 +95,7 @@ def test_text_texts_ids_and_lists_of_ids_are_taken(fake: FakeServer, given: Any,
     assert len(answer["data"]) == len(prompts)
 
 
-def test_the_engine_is_told_how_to_pool_and_to_sample_nothing(fake: FakeServer):
+def test_the_engine_gets_the_pooling_and_no_sampling(fake: FakeServer):
     embed(fake, dimensions=7, normalize=False, pooling="mean", priority=3, cache_salt="s")
     [request] = fake.engine.requests
     assert request.params == SamplingParams(0, pooling=PoolingParams("mean", 7, False))
@@ -120,7 +120,7 @@ def test_a_prompt_may_fill_the_whole_context(fake: FakeServer):
     assert len(fake.engine.requests[0].tokens) == CONTEXT
 
 
-def test_more_texts_than_the_queue_holds_are_answered_in_turn(fake: FakeServer):
+def test_more_texts_than_the_queue_holds_are_answered_in_order(fake: FakeServer):
     found = embed(fake, [[token % 300 + 1] for token in range(2048)])
     assert len(found) == 2048 > fake_config().max_queue
     assert found[0] == expected(fake, [1], PoolingParams("last"))
@@ -174,7 +174,7 @@ def test_a_fault_of_the_engine_ends_the_request_and_aborts_the_others(fake: Fake
     assert embed(fake, "a")
 
 
-def test_cached_tokens_are_told(fake: FakeServer):
+def test_cached_tokens_are_reported(fake: FakeServer):
     fake.engine.cached = 3
     usage = ask(fake, "/v1/embeddings", input=["The quick", "The slow"])["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
@@ -197,7 +197,7 @@ def test_what_became_of_a_request_can_be_asked(fake: FakeServer):
     assert httpx.get(f"{fake.url}/v1/requests/{name}").json()["route"] == "rerank"
 
 
-def test_a_request_that_failed_or_was_left_is_told_as_such(fake: FakeServer):
+def test_failed_and_abandoned_requests_are_counted_as_such(fake: FakeServer):
     def state(name: str) -> str:
         return httpx.get(f"{fake.url}/v1/requests/{name}").json()["state"]
 

@@ -199,7 +199,7 @@ def test_an_unknown_model_and_a_body_that_is_no_json_are_refused_as_everywhere(
         {"truncate_prompt_tokens": None, "pooling": None, "user": None},
     ],
 )
-def test_what_asks_for_nothing_special_is_let_through(http: httpx.Client, change: dict[str, Any]):
+def test_fields_with_their_default_values_are_accepted(http: httpx.Client, change: dict[str, Any]):
     answer = http.post(EMBED, json=BASE[EMBED] | change)
     assert answer.status_code == 200, answer.text
 

@@ -323,7 +323,7 @@ OUTSIDE: list[tuple[str, str, dict[str, str], int, str, str]] = [
 
 
 @pytest.mark.parametrize("row", OUTSIDE, ids=lambda row: f"{row[0]}-{row[1]}-{row[3]}")
-def test_a_request_to_nowhere_is_told_where_to_go(
+def test_a_wrong_route_gets_an_error_that_says_where_to_go(
     http: httpx.Client, row: tuple[str, str, dict[str, str], int, str, str]
 ):
     method, path, headers, status, code, words = row

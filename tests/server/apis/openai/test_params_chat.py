@@ -64,7 +64,7 @@ ASKED: list[tuple[dict[str, str], dict[str, str | None]]] = [
     ("kind", "asked", "wanted"),
     [(kind, asked, text) for asked, told in ASKED for kind, text in told.items()],
 )
-def test_the_template_is_told_or_the_field_is_refused(
+def test_a_field_reaches_the_template_or_is_refused(
     servers: dict[str, FakeServer], kind: str, asked: dict[str, str], wanted: str | None
 ):
     answer = post(servers[kind], **asked)
@@ -177,7 +177,7 @@ def test_a_long_answer_with_wide_characters_loses_no_token_id(fake: FakeServer):
     assert tokens == [t for c in chunks for t in c["choices"][0].get("token_ids", [])]
 
 
-def test_timings_stand_beside_each_choice_and_in_its_last_chunk(fake: FakeServer):
+def test_timings_are_in_each_choice_and_in_its_last_chunk(fake: FakeServer):
     [first, second] = post(fake, timings=True, n=2).json()["choices"]
     assert first["timings"]["completion_tokens"] == second["timings"]["completion_tokens"] == 2
     *chunks, last = stream(fake, timings=True, max_tokens=3)
@@ -218,7 +218,7 @@ def test_copies_of_a_greedy_answer_are_equal(fake: FakeServer):
 
 
 @pytest.mark.parametrize("tier", [None, "auto", "default"])
-def test_who_names_a_tier_is_told_which_one_it_was(fake: FakeServer, tier: str | None):
+def test_a_requested_service_tier_is_answered_with_the_used_one(fake: FakeServer, tier: str | None):
     fields: Any = {"service_tier": tier, "stream_options": {"include_usage": True}}
     whole = post(fake, service_tier=tier).json()
     told = [whole, *stream(fake, n=2, logprobs=True, **fields), *stream(fake, **fields)]

@@ -84,7 +84,9 @@ def test_a_shorter_prompt_is_not_touched(fake: FakeServer):
 
 
 @pytest.mark.parametrize(("max_tokens", "room"), [(20, CONTEXT - 20), (1, CONTEXT - 1)])
-def test_minus_one_keeps_what_fits_beside_the_answer(fake: FakeServer, max_tokens: int, room: int):
+def test_minus_one_keeps_what_leaves_room_for_the_answer(
+    fake: FakeServer, max_tokens: int, room: int
+):
     text = "Hello, world! " * 50_000  # far more than would be taken without truncation
     whole = fake.tokenizer.encode("Hello, world! " * 200)
     ask(fake, prompt=text, truncate_prompt_tokens=-1, max_tokens=max_tokens)

@@ -79,7 +79,7 @@ def test_rerank_returns_the_best_that_were_asked_for(
     assert len(results) == count
 
 
-def test_rerank_leaves_the_texts_out_if_told_so(fake: FakeServer):
+def test_rerank_omits_the_texts_if_requested(fake: FakeServer):
     answer = ask(
         fake, "/v1/rerank", query="fox", documents=DOCUMENTS, return_documents=False, top_n=1
     )

@@ -32,7 +32,7 @@ def token_id(fake: FakeServer, word: str) -> int:
 
 @pytest.mark.parametrize("route", ["chat", "completions"])
 @pytest.mark.parametrize(("asked", "finish", "reason"), CASES)
-def test_the_callers_stop_is_told_and_the_models_own_end_is_null(
+def test_the_callers_stop_is_reported_and_the_models_own_end_is_null(
     fake: FakeServer, route: str, asked: dict[str, Any], finish: str, reason: str | None
 ):
     ids = {word: token_id(fake, word) for word in (END, COMMA)}
@@ -52,7 +52,7 @@ def test_the_callers_stop_is_told_and_the_models_own_end_is_null(
     assert not any("stop_reason" in chunk for chunk in chunks)
 
 
-def test_an_echo_alone_was_not_ended_by_a_token_that_nobody_sees(fake: FakeServer):
+def test_an_echo_alone_has_no_stop_reason(fake: FakeServer):
     hello = httpx.post(f"{fake.url}/tokenize", json={"prompt": "Hello"}).json()["tokens"]
     body = {"model": "fake", "prompt": "x", "echo": True, "max_tokens": 0, "stop_token_ids": hello}
     [choice] = httpx.post(f"{fake.url}/v1/completions", json=body).json()["choices"]

@@ -23,7 +23,7 @@ KEPT: dict[str, Any] = HELLO | {"store": True}
 ANY = ChatsQuery.model_validate({})
 
 
-def test_a_completion_is_fetched_as_it_was_given_until_it_is_deleted(fake: FakeServer):
+def test_a_completion_is_fetched_as_it_was_answered_until_it_is_deleted(fake: FakeServer):
     chats = fake.client().chat.completions
     made = chats.create(**KEPT, metadata={"a": "b"}, temperature=0.5, user="me")
     found = chats.retrieve(made.id)
@@ -203,7 +203,7 @@ async def test_a_key_sees_its_own_completions_only():
     assert b'"data":[]' in await others.page(ANY)
 
 
-async def test_a_store_that_does_not_work_is_told_before_and_logged_after(
+async def test_a_failing_store_is_an_error_before_the_answer_and_logged_after_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     chats = ChatStore(ResponseStore(str(tmp_path / "no" / "folder")), "me")

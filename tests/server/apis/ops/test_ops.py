@@ -26,7 +26,7 @@ def test_every_probe_is_200_while_the_engine_serves(fake: FakeServer, path: str)
 
 
 @pytest.mark.parametrize("path", [*HEALTH, "/livez"])
-def test_head_tells_the_status_of_a_probe_without_a_body(fake: FakeServer, path: str):
+def test_head_answers_the_status_of_a_probe_without_a_body(fake: FakeServer, path: str):
     answer = httpx.head(fake.url + path, timeout=5)
     assert (answer.status_code, answer.content) == (200, b"")
     fake.engine.down = "the engine has been silent for 31 s"
@@ -154,7 +154,7 @@ def test_an_engine_that_has_fallen_silent_fails_every_probe(fake: FakeServer, pa
     assert "silent for 31 s" in answer.json()["error"]["message"]
 
 
-def test_server_info_tells_the_capacity_and_what_runs(fake: FakeServer):
+def test_server_info_reports_the_capacity_and_what_runs(fake: FakeServer):
     fake.engine.stats = Stats(running=3, pages_total=64)
     info = get(fake, "/server_info").json()
     assert info["version"] == version("wavefill")
@@ -188,7 +188,7 @@ def test_static_gives_two_files_and_no_way_out(fake: FakeServer):
         assert get(fake, path).status_code == 404, path
 
 
-def test_a_trailing_slash_sends_nobody_to_the_host_that_a_header_names(fake: FakeServer):
+def test_a_trailing_slash_redirects_to_no_host_that_a_header_names(fake: FakeServer):
     answer = httpx.get(f"{fake.url}/v1/models/", headers={"host": "localhost:1"}, timeout=5)
     assert answer.status_code == 404 and "location" not in answer.headers
 

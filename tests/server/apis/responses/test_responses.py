@@ -57,7 +57,7 @@ def test_an_answer_has_every_field_of_openais(fake: FakeServer):
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
-def test_what_was_asked_for_is_told_back(fake: FakeServer):
+def test_the_response_repeats_the_parameters_of_the_request(fake: FakeServer):
     answer = fake.client().responses.create(
         **HELLO,
         instructions="Be brief.",
@@ -200,7 +200,7 @@ def test_an_empty_answer_is_an_empty_message(fake: FakeServer):
     ]
 
 
-def test_log_probabilities_are_given_where_they_are_included(fake: FakeServer):
+def test_log_probabilities_are_sent_where_include_names_them(fake: FakeServer):
     asked: dict[str, Any] = {"include": [LOGPROBS], "top_logprobs": 2}
     answer = fake.client().responses.create(**HELLO, **asked)
     [item] = answer.output
@@ -287,7 +287,7 @@ def test_the_tokens_of_an_input_can_be_counted_without_an_answer(fake: FakeServe
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"
 
 
-def test_a_fault_of_ours_ends_a_stream_with_an_error_event(
+def test_an_internal_error_ends_a_stream_with_an_error_event(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
     def broken(*_: object) -> bytes:

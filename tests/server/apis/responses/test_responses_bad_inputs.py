@@ -162,7 +162,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("change", "code", "param", "words"), FIELDS, ids=str)
-def test_a_wrong_field_is_told_by_its_name(
+def test_the_error_of_a_wrong_field_names_it(
     http: httpx.Client, change: dict[str, Any], code: str, param: str | None, words: str
 ):
     body = {name: value for name, value in (BASE | change).items() if value is not REMOVED}
@@ -212,7 +212,7 @@ def test_a_wrong_type_in_a_query_names_what_is_taken(http: httpx.Client, path: s
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code", "param"), QUERIES)
-def test_a_wrong_path_or_query_is_told(
+def test_a_wrong_path_or_query_is_an_error(
     http: httpx.Client, method: str, path: str, status: int, code: str, param: str | None
 ):
     answer = http.request(method, URL + path)
@@ -282,6 +282,6 @@ JSON = st.recursive(
 
 @examples(120)
 @given(changes=st.dictionaries(st.sampled_from(sorted(ResponsesRequest.model_fields)), JSON))
-def test_no_json_is_a_fault_of_ours(http: httpx.Client, changes: dict[str, Any]):
+def test_no_json_body_causes_an_internal_error(http: httpx.Client, changes: dict[str, Any]):
     answer = http.post(URL, json=BASE | changes | {"background": False})
     assert answer.status_code in (200, 400, 404), answer.text

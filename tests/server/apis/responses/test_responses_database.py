@@ -90,7 +90,7 @@ def test_references_are_looked_up_in_so_many_bytes_and_no_more(
         database.history(ME, "c")
 
 
-def test_responses_go_when_nobody_has_used_them_for_long(database: ResponsesDatabase):
+def test_responses_that_were_not_used_for_long_are_deleted(database: ResponsesDatabase):
     database.add(ME, response("old"), [])
     database.connection.execute("UPDATE responses SET used = used - 2000")
     database.add(ME, response("new"), [])
@@ -127,7 +127,7 @@ def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(
     assert ids(database) == ["kept"] and not database.connection.in_transaction
 
 
-def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: ResponsesDatabase):
+def test_an_update_reports_that_its_response_was_cancelled_or_deleted(database: ResponsesDatabase):
     running = response("run") | {"status": "in_progress", "output": []}
     database.add(ME, running, [], worker=0, streamed=True)
     assert database.update(running, [(0, b"one"), (1, b"two")]) and database.wanted("run")
@@ -140,7 +140,7 @@ def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: Re
     assert total(database) == (0, 0)
 
 
-def test_two_processes_share_one_file_that_nobody_else_may_read(tmp_path: Path):
+def test_two_processes_share_one_file_that_no_other_user_may_read(tmp_path: Path):
     path = tmp_path / "store"
     one, two = ResponsesDatabase(str(path), Limits()), ResponsesDatabase(str(path), Limits())
     one.add(ME, response("a"), [])
@@ -150,7 +150,7 @@ def test_two_processes_share_one_file_that_nobody_else_may_read(tmp_path: Path):
     two.connection.close()
 
 
-def test_a_file_that_is_no_database_is_told_at_the_start(tmp_path: Path):
+def test_a_file_that_is_no_database_is_an_error_at_the_start(tmp_path: Path):
     path = tmp_path / "notes.txt"
     path.write_text("Buy milk. " * 100)
     for wrong in (path, tmp_path / "no" / "folder"):
@@ -158,7 +158,9 @@ def test_a_file_that_is_no_database_is_told_at_the_start(tmp_path: Path):
             asyncio.run(ResponseStore(str(wrong)).open())
 
 
-async def test_an_answer_whose_store_fails_is_given_and_says_so(caplog: pytest.LogCaptureFixture):
+async def test_an_answer_whose_store_fails_is_sent_with_store_false(
+    caplog: pytest.LogCaptureFixture,
+):
     store = ResponseStore()
     await store.call(lambda database: database.connection.execute("DROP TABLE total").close())
     answer = response("a") | {"store": True}

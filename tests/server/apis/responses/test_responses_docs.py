@@ -23,7 +23,7 @@ def test_every_refused_field_is_named():
     assert sorted(re.findall(r"`([a-z_]+)`", refused)) == sorted(RESPONSES_UNSUPPORTED)
 
 
-def test_the_limits_told_are_those_of_the_store():
+def test_the_documented_limits_are_those_of_the_store():
     text = " ".join(SECTION.split())  # wherever its lines end
     assert Limits() == (256 << 20, 100_000, 30 * 86400)
     assert "(256m), 100000 responses" in text and "(30) after its last use" in text

@@ -47,7 +47,7 @@ def test_a_conversation_is_continued_from_its_last_response(fake: FakeServer):
     )
 
 
-def test_a_streamed_response_can_be_continued_as_soon_as_its_end_was_told(fake: FakeServer):
+def test_a_streamed_response_can_be_continued_as_soon_as_its_end_was_sent(fake: FakeServer):
     client = fake.client()
     stream = client.responses.create(**HELLO, stream=True)
     id = next(e.response.id for e in stream if e.type == "response.completed")
@@ -80,7 +80,7 @@ def test_a_response_that_was_not_stored_is_not_there(fake: FakeServer):
         assert caught.value.param == "previous_response_id"
 
 
-def test_a_response_is_fetched_as_it_was_given_until_it_is_deleted(fake: FakeServer):
+def test_a_response_is_fetched_as_it_was_answered_until_it_is_deleted(fake: FakeServer):
     client = fake.client()
     answer = client.responses.create(**HELLO, metadata={"a": "b"})
     assert client.responses.retrieve(answer.id) == answer
@@ -141,7 +141,7 @@ def test_a_background_response_that_is_deleted_is_made_no_further(fake: FakeServ
     assert not fake.engine.pending
 
 
-def test_a_background_response_tells_how_it_failed(fake: FakeServer):
+def test_a_failed_background_response_has_its_error(fake: FakeServer):
     fake.engine.fail_after = 1
     client = fake.client()
     answer = client.responses.create(**HELLO, background=True)
@@ -199,7 +199,7 @@ def test_a_cancelled_response_ends_its_stream_with_its_last_state(fake: FakeServ
     assert GREETING.startswith(last.response.output_text) and fake.engine.aborted
 
 
-def test_a_follower_of_a_deleted_response_hears_the_end(fake: FakeServer):
+def test_the_stream_of_a_deleted_response_ends(fake: FakeServer):
     fake.engine.held = True
     client = fake.client()
     stream = client.responses.create(**HELLO, background=True, stream=True)

@@ -54,7 +54,7 @@ def test_thought_words_and_calls_are_items_in_their_order(fake: FakeServer):
     assert usage and 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
 
 
-def test_a_stream_of_thought_words_and_calls_is_exactly_these_events(fake: FakeServer):
+def test_a_stream_of_reasoning_text_and_calls_is_exactly_these_events(fake: FakeServer):
     fake.say(f"{THOUGHT}I will look.\n{CALL}")
     told = events(fake)
     kinds = [event["type"].removeprefix("response.") for event in told]

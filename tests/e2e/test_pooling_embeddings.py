@@ -21,7 +21,7 @@ def likeness(one: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_a_text_has_one_vector_alone_in_company_and_in_either_encoding(
+def test_a_text_has_one_embedding_alone_in_a_batch_and_in_either_encoding(
     server: Server, pooling: str
 ):
     client, extra = server.client(), {"pooling": pooling}
@@ -41,7 +41,7 @@ def test_a_text_has_one_vector_alone_in_company_and_in_either_encoding(
     assert likeness(alone[0], alone[0]) == pytest.approx(1, abs=1e-5)
 
 
-def test_ollamas_route_gives_the_same_vectors(server: Server):
+def test_ollamas_route_gives_the_same_embeddings(server: Server):
     made = server.client().embeddings.create(model="tiny-chat", input=TEXTS, dimensions=64)
     with ollama.Client(server.url) as client:
         answer = client.embed("tiny-chat", TEXTS, dimensions=64)
@@ -50,7 +50,7 @@ def test_ollamas_route_gives_the_same_vectors(server: Server):
     assert answer.prompt_eval_count == made.usage.prompt_tokens
 
 
-async def test_answers_go_on_while_vectors_are_made(server: Server):
+async def test_answers_go_on_while_embeddings_are_computed(server: Server):
     async def answer(client: AsyncOpenAI) -> str:
         stream = await client.chat.completions.create(
             model="tiny-chat",
@@ -89,7 +89,7 @@ def test_a_caller_that_leaves_frees_the_engine(server: Server):
     assert server.metric("wavefill_kv_cache_usage_ratio") == 0
 
 
-def test_the_operator_chooses_what_a_vector_is_made_of(own_server: Callable[..., Server]):
+def test_the_operator_chooses_the_pooling(own_server: Callable[..., Server]):
     client = own_server("--pooling", "mean", "--dtype", "float32").client()
 
     def vector(**options: object) -> list[float]:

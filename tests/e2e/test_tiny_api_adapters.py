@@ -52,7 +52,7 @@ def user(text: str) -> list[Any]:
 # Responses.
 
 
-def test_responses_call_a_tool_in_events_and_tell_its_result(server: Server) -> None:
+def test_responses_call_a_tool_in_events_and_answer_with_its_result(server: Server) -> None:
     responses = server.client().responses
     events = list(responses.create(model=MODEL, input=WEATHER, tools=FLAT, stream=True, **COLD))
     pieces = [
@@ -87,7 +87,7 @@ def test_responses_think_answer_without_tools_and_fill_forms(server: Server) -> 
 # Anthropic's messages.
 
 
-def test_anthropics_messages_call_tools_and_tell_their_results(
+def test_anthropics_messages_call_tools_and_answer_with_their_results(
     claude: anthropic.Anthropic,
 ) -> None:
     asked: Any = {"model": MODEL, "max_tokens": 200, "tools": INPUTS, "extra_body": COLD}
@@ -120,7 +120,7 @@ def test_anthropics_messages_think_and_fill_forms(claude: anthropic.Anthropic) -
 # Ollama's chat.
 
 
-def test_ollamas_chat_calls_tools_and_tells_their_results(llama: ollama.Client) -> None:
+def test_ollamas_chat_calls_tools_and_answers_with_their_results(llama: ollama.Client) -> None:
     asked: Any = {"model": MODEL, "tools": TOOLS, "options": COLD}
     lines = list(llama.chat(messages=user(TWO_CITIES), stream=True, **asked))
     calls = [call.function for line in lines for call in line.message.tool_calls or ()]
