@@ -285,7 +285,7 @@ def test_a_model_is_loaded_on_a_cpu_without_the_compiler_of_pytorch() -> None:
     code = (
         "import sys; from runtime.config import EngineConfig; "
         "from runtime.startup.loading import load; "
-        "load(EngineConfig(model='model_zoo/tiny_chat', device='cpu'), lambda *told: None); "
+        "load(EngineConfig(model='model_zoo/tiny_chat', device='cpu'), lambda *progress: None); "
         "found = {'torch._dynamo', 'transformers'} & sys.modules.keys(); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

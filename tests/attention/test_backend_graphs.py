@@ -144,7 +144,7 @@ def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_i
         step, graph, out = graphs[decoding]
         step.take(lengths, draw)
         graph.replay()
-        wanted = step.run(eager, other, lengths)
+        expected = step.run(eager, other, lengths)
         count = sum(q_len for q_len, _ in lengths)
-        assert torch.equal(out[:, :count], wanted[:, :count]), (replay, lengths)
+        assert torch.equal(out[:, :count], expected[:, :count]), (replay, lengths)
     assert torch.equal(kv.k, other.k) and torch.equal(kv.v, other.v)

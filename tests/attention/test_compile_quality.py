@@ -63,7 +63,7 @@ def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
     limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16, "sample": 16}
-    limits["fixed"] = 224  # the sum of earlier pieces is out of the way while one is computed
+    limits["fixed"] = 224  # the sum of earlier splits is spilled while one is computed
     limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
 
@@ -93,7 +93,7 @@ def test_as_many_decode_programs_fit_an_sm_as_its_configuration_says(
 def test_the_hopper_decode_kernel_loads_by_tma_and_leaves_room(
     shipped: dict[str, dict[str, Any]], name: str
 ):
-    """For a combine program, which so can wait beside it on the SM."""
+    """For a combine program, which so can wait on the same SM."""
     kernel = shipped[f"decode_hopper {name}: _decode_hopper"]
     assert count(kernel["operations"], "UTMALDG") and not count(kernel["operations"], "LDL", "STL")
     assert count(kernel["hot"], "HMMA") >= 8 and count(kernel["hot"], "LDSM")
@@ -115,7 +115,7 @@ def test_the_hopper_decode_kernel_converts_float8_on_its_way_from_shared_memory(
 def test_the_prefill_kernel_waits_for_several_gemms_at_once(
     shipped: dict[str, dict[str, Any]], name: str
 ):
-    """Asynchronous products, and more of them than waits: otherwise each is waited for."""
+    """Asynchronous MMAs, and more of them than waits: otherwise each is waited for."""
     hot = shipped[f"prefill {name}: _prefill"]["hot"]
     gemms, waits = count(hot, "HGMMA"), count(hot, "WARPGROUP.DEPBAR")
     assert gemms >= 8 and waits <= gemms / 4, (gemms, waits)
@@ -126,7 +126,7 @@ def test_the_prefill_kernel_waits_for_several_gemms_at_once(
 def test_the_hopper_kernel_waits_for_several_gemms_at_once(
     shipped: dict[str, dict[str, Any]], name: str
 ):
-    """Where the compiler cannot follow products in flight it waits for each of them."""
+    """Where the compiler cannot follow MMAs in flight it waits for each of them."""
     kernel = shipped[f"prefill_hopper {name}: _prefill_hopper"]
     gemms, waits = (count(kernel["hot"], x) for x in ("HGMMA", "WARPGROUP.DEPBAR"))
     assert gemms >= 32 and waits <= gemms / 4, (gemms, waits)

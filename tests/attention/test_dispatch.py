@@ -128,7 +128,7 @@ def test_the_hopper_prefill_kernel_is_taken_for_what_it_serves(machine, changes,
     [
         (HOPPER, {}, "auto", "decode_hopper"),
         (HOPPER, {"head_dim": 256, "page_size": 128}, "uneven", "decode_hopper"),
-        (HOPPER, {}, "fa3", "decode"),  # whose pieces lie in a queue
+        (HOPPER, {}, "fa3", "decode"),  # whose work tiles lie in a queue
         (HOPPER, {}, "greedy", "decode"),
         (HOPPER, {"kv_dtype": FP8}, "auto", "decode_hopper"),
         (HOPPER, {"kv_dtype": FP8, "head_dim": 80}, "auto", "decode_hopper"),

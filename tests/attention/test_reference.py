@@ -167,7 +167,7 @@ def test_short_rows_are_not_padded_to_a_long_one():
     plan = ReferenceBackend().plan(step.meta, step.kv).plan
     assert isinstance(plan, reference_plan.ReferencePlan)
     pages = 63 + 30 * 2
-    assert sum(piece.kv_slots.numel() for piece in plan.decode_chunks) == pages * step.kv.kv_heads
+    assert sum(chunk.kv_slots.numel() for chunk in plan.decode_chunks) == pages * step.kv.kv_heads
 
 
 class LargestTensor(TorchDispatchMode):

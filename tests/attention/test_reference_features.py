@@ -21,7 +21,7 @@ def run(case: OracleCase) -> None:
     _, lse = case.results()
     options = dict(scale=case.scale, window=case.window, softcap=case.softcap, sinks=case.sinks)
     out = backend.attend(case.q, kv, 0, meta, **options, lse=lse)
-    # Its products are of the dtype: a bfloat16 sum is not as good as a kernel's.
+    # Its matmuls are in the dtype: a bfloat16 sum is not as good as a kernel's.
     check(case, out, lse if case.q.dtype == torch.float32 else None)
     without = backend.attend(case.q, kv, 0, meta, **options)
     torch.testing.assert_close(without, out)
@@ -61,9 +61,9 @@ def test_what_is_written_to_fp8_pages_is_value_over_scale():
     backend.write(new[0], new[1], kv, 1, backend.plan(meta, kv))
     for pool, scale, values in zip((kv.k, kv.v), kv.scales(1), new, strict=True):
         assert scale is not None
-        wanted = (values / scale[:, None]).clamp(-448, 448).to(FP8).float()
+        expected = (values / scale[:, None]).clamp(-448, 448).to(FP8).float()
         found = pool[1].float()[slots // 16, :, slots % 16]
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
         assert (pool[0].float() == 0).all()
     assert kv.k[1].float().isnan().sum() == 1
 

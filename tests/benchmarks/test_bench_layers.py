@@ -18,17 +18,17 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LayerSubject]:
 
 def test_subjects_count_what_is_read_and_written_once(prepared: list[LayerSubject]):
     """Of bfloat16: 8 heads of 16; a residual and what is added; 2 * 24 gates; 32 embedded."""
-    wanted = {"rope": 2 * 8 * 16, "add_norm": 4 * 32, "silu_mul": 3 * 24, "embed": 3 * 32 + 16}
-    assert {s.name: s.num_bytes for s in prepared} == {n: 3 * 2 * b for n, b in wanted.items()}
+    expected = {"rope": 2 * 8 * 16, "add_norm": 4 * 32, "silu_mul": 3 * 24, "embed": 3 * 32 + 16}
+    assert {s.name: s.num_bytes for s in prepared} == {n: 3 * 2 * b for n, b in expected.items()}
 
 
 def test_fused_kernels_and_separate_operations_make_the_same(prepared: list[LayerSubject]):
     for subject in prepared:
-        wanted = subject.separate(1)
+        expected = subject.separate(1)
         found = subject.fused(1)
         if found is None:  # in place
             continue
-        pairs = zip(*[x if isinstance(x, tuple) else (x,) for x in (found, wanted)], strict=True)
+        pairs = zip(*[x if isinstance(x, tuple) else (x,) for x in (found, expected)], strict=True)
         for one, other in pairs:
             torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
 

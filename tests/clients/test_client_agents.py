@@ -13,7 +13,7 @@ from tests.support.server.client_tools import (
     MODEL,
     RESULT,
     TEXT,
-    TOLD,
+    TOOL_ANSWER,
     WEATHER,
     Person,
 )
@@ -72,7 +72,7 @@ async def test_a_run_calls_its_tool_and_ends_with_text(model: Any, streamed: boo
             pass
     else:
         result = await agents.Runner.run(agent, WEATHER, max_turns=3)
-    assert (called, result.final_output) == (["Paris"], TOLD)
+    assert (called, result.final_output) == (["Paris"], TOOL_ANSWER)
 
 
 async def test_a_run_ends_with_the_type_that_is_asked_for(model: Any):

@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.support.server.client_tools import FRANCE, MODEL, SCHEMA, TOLD, WEATHER, weather
+from tests.support.server.client_tools import FRANCE, MODEL, SCHEMA, TOOL_ANSWER, WEATHER, weather
 from tests.support.server.server_process import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
@@ -46,7 +46,7 @@ async def test_a_streamed_call_is_answered_and_the_conversation_goes_on(server: 
             {"role": "user", "content": results},
         ]
         second = await client.messages.create(messages=messages, tools=TOOLS, **ASK)
-        assert (second.stop_reason, second.content[0].text) == ("end_turn", TOLD)
+        assert (second.stop_reason, second.content[0].text) == ("end_turn", TOOL_ANSWER)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -66,7 +66,11 @@ def test_the_tool_runner_calls_and_ends_with_text(server: Server, streamed: bool
             messages=[{"role": "user", "content": WEATHER}], tools=[get_weather], **options
         )
         final = runner.until_done()
-    assert (called, final.stop_reason, final.content[0].text) == (["Paris"], "end_turn", TOLD)
+    assert (called, final.stop_reason, final.content[0].text) == (
+        ["Paris"],
+        "end_turn",
+        TOOL_ANSWER,
+    )
 
 
 def test_mistakes_are_the_clients_exceptions(server: Server):

@@ -10,7 +10,7 @@ from tests.support.server.client_tools import (
     FRANCE,
     MODEL,
     TEXT,
-    TOLD,
+    TOOL_ANSWER,
     WEATHER,
     Person,
     is_anna,
@@ -59,7 +59,7 @@ def test_a_bound_tool_is_called_and_its_result_read(model: Any):
     conversation.append(first)
     conversation += [weather_of.invoke(call) for call in first.tool_calls]
     second = model.bind_tools([weather_of]).invoke(conversation)
-    assert (second.text, second.tool_calls) == (TOLD, [])
+    assert (second.text, second.tool_calls) == (TOOL_ANSWER, [])
     strict: Any = {"tool_choice": "required", "strict": True}
     chunks = list(model.bind_tools([weather_of], **strict).stream(WEATHER))
     whole = sum(chunks[1:], chunks[0])
@@ -69,7 +69,7 @@ def test_a_bound_tool_is_called_and_its_result_read(model: Any):
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output_is_an_instance_of_the_requested_model(model: Any, method: str):
     answer = model.with_structured_output(Person, method=method).invoke(TEXT)
-    # A form is told to nobody, and this model has not learned to fill one by calling it.
+    # The model does not see the schema, and has not learned to fill one by calling it.
     assert is_anna(answer) or (method == "function_calling" and isinstance(answer, Person))
 
 

@@ -11,7 +11,7 @@ from tests.support.server.client_tools import (
     FUNCTION,
     MODEL,
     TEXT,
-    TOLD,
+    TOOL_ANSWER,
     WEATHER,
     Person,
     is_anna,
@@ -62,7 +62,10 @@ def test_a_call_is_answered_and_the_conversation_goes_on(ask: dict[str, Any]):
         result = weather(call.function.arguments)
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     second = litellm.completion(messages=messages, tools=TOOLS, **ask)
-    assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", TOLD)
+    assert (second.choices[0].finish_reason, second.choices[0].message.content) == (
+        "stop",
+        TOOL_ANSWER,
+    )
     chunks = list(litellm.completion(messages=messages[:1], tools=TOOLS, stream=True, **ask))
     built = litellm.stream_chunk_builder(chunks, messages=messages[:1])
     [call] = built.choices[0].message.tool_calls

@@ -15,7 +15,7 @@ from tests.support.server.client_tools import (
     MODEL,
     PERSON,
     TEXT,
-    TOLD,
+    TOOL_ANSWER,
     WEATHER,
     Person,
     is_anna,
@@ -24,7 +24,7 @@ from tests.support.server.client_tools import (
 from tests.support.server.server_process import Server
 
 QUESTION: list[Any] = [{"role": "user", "content": FRANCE}]
-ASKED: list[Any] = [{"role": "user", "content": WEATHER}]
+WEATHER_QUESTION: list[Any] = [{"role": "user", "content": WEATHER}]
 CHAT: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 400}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 FLAT_TOOLS: list[Any] = [{"type": "function", **FUNCTION, "strict": True}]
@@ -59,7 +59,7 @@ async def test_async_chat_whole_and_as_a_stream(server: Server):
 
 def test_a_chat_that_calls_a_tool_goes_on_with_its_result(server: Server):
     with server.client() as client:
-        messages = list(ASKED)
+        messages = list(WEATHER_QUESTION)
         first = client.chat.completions.create(messages=messages, tools=TOOLS, **CHAT)
         message = first.choices[0].message
         assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls
@@ -69,14 +69,14 @@ def test_a_chat_that_calls_a_tool_goes_on_with_its_result(server: Server):
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         second = client.chat.completions.create(messages=messages, tools=TOOLS, **CHAT)
         assert second.choices[0].finish_reason == "stop"
-        assert second.choices[0].message.content == TOLD
+        assert second.choices[0].message.content == TOOL_ANSWER
 
 
 async def test_an_async_stream_of_calls_adds_up(server: Server):
     async with (
         server.async_client() as client,
         client.chat.completions.stream(
-            messages=ASKED, tools=TOOLS, tool_choice="required", **CHAT
+            messages=WEATHER_QUESTION, tools=TOOLS, tool_choice="required", **CHAT
         ) as stream,
     ):
         parts = [e.arguments_delta async for e in stream if e.type.endswith("arguments.delta")]
@@ -125,7 +125,7 @@ def test_responses_whole_streamed_and_continued_after_a_call(server: Server):
         second = client.responses.create(
             input=results, previous_response_id=first.id, tools=FLAT_TOOLS, **RESPONSE
         )
-        assert (second.status, second.output_text) == ("completed", TOLD)
+        assert (second.status, second.output_text) == ("completed", TOOL_ANSWER)
 
 
 async def test_async_responses_stream_their_calls(server: Server):

@@ -60,12 +60,15 @@ def test_an_answer_is_one_that_the_document_names(fake: FakeServer, mode: Any):
         if positive or operation.body or operation.query:
             id = made(fake, operation.path) if positive else None
             try_out(operation, mode, id, seen)
-    told = {(status, kind) for _, status, kind in seen}
-    assert (400, "application/json") in told
+    answer_types = {(status, kind) for _, status, kind in seen}
+    assert (400, "application/json") in answer_types
     if positive:
         ok = {path for path, status, _ in seen if status == 200}
         assert {operation.path for operation in operations} == ok
-        assert (200, "text/event-stream") in told and (200, "application/x-ndjson") in told
+        assert (200, "text/event-stream") in answer_types and (
+            200,
+            "application/x-ndjson",
+        ) in answer_types
 
 
 def made(fake: FakeServer, path: str) -> str | None:
@@ -105,7 +108,7 @@ def try_out(operation: Any, mode: Any, id: str | None, seen: set[tuple[str, int,
 
 
 def make_likely(case: Any, id: str | None, described: dict[str, Any]) -> None:
-    """Put in what no document tells: where most requests would end otherwise."""
+    """Put in what no document defines: where most requests would end otherwise."""
     if id is not None:
         case.path_parameters = dict.fromkeys(case.path_parameters, id)
     if not isinstance(case.body, dict):

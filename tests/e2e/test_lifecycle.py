@@ -1,4 +1,4 @@
-"""What a server does when its callers leave, when it is told to stop, and when a process dies."""
+"""What a server does when clients disconnect, when it is stopped, and when a process dies."""
 
 from __future__ import annotations
 

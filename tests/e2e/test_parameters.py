@@ -45,11 +45,11 @@ def test_a_banned_word_is_not_said_and_nothing_before_it_changes(server: Server)
 def test_timings_report_preemptions_and_batch_size(server: Server):
     answer = complete(server, timings=True, n=3, max_tokens=20, ignore_eos=True)
     for choice in answer["choices"]:
-        told = choice["timings"]
-        assert told["preemptions"] == 0
-        assert 1 <= told["mean_batch_size"] <= 64
-        assert told["completion_tokens"] == 20
-        assert 0 < told["decode_seconds"] < told["total_seconds"]
+        timings = choice["timings"]
+        assert timings["preemptions"] == 0
+        assert 1 <= timings["mean_batch_size"] <= 64
+        assert timings["completion_tokens"] == 20
+        assert 0 < timings["decode_seconds"] < timings["total_seconds"]
     record = httpx.get(f"{server.url}/v1/requests/{answer['id']}").json()
     assert record["state"] == "finished"
     assert [choice["mean_batch_size"] for choice in record["choices"]] == [

@@ -21,7 +21,7 @@ from tests.support.server.tiny_chat_tools import (
     PERSON,
     RESULT,
     TEXT,
-    TOLD,
+    TOOL_ANSWER,
     TOOLS,
     TWO_CITIES,
     WEATHER,
@@ -55,27 +55,27 @@ def user(text: str) -> list[Any]:
 def test_responses_call_a_tool_in_events_and_answer_with_its_result(server: Server) -> None:
     responses = server.client().responses
     events = list(responses.create(model=MODEL, input=WEATHER, tools=FLAT, stream=True, **COLD))
-    pieces = [
+    deltas = [
         each.delta for each in events if each.type == "response.function_call_arguments.delta"
     ]
-    assert len(pieces) > 1 and json.loads("".join(pieces)) == {"city": "Paris"}
+    assert len(deltas) > 1 and json.loads("".join(deltas)) == {"city": "Paris"}
     last: Any = events[-1]
     [call] = last.response.output
     assert (call.type, call.name, json.loads(call.arguments)) == (
         "function_call", "get_weather", {"city": "Paris"},
     )  # fmt: skip
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
-    told = responses.create(
+    final = responses.create(
         model=MODEL, input=[result], previous_response_id=last.response.id, tools=FLAT, **COLD
     )
-    assert told.output_text == TOLD
+    assert final.output_text == TOOL_ANSWER
 
 
 def test_responses_think_answer_without_tools_and_fill_forms(server: Server) -> None:
     responses = server.client().responses
     effort: Any = {"effort": "low"}
-    thought, message = responses.create(model=MODEL, input=HARD, reasoning=effort, **COLD).output
-    assert thought.type == "reasoning" and thought.content[0].text == HARD_THOUGHT
+    reasoning, message = responses.create(model=MODEL, input=HARD, reasoning=effort, **COLD).output
+    assert reasoning.type == "reasoning" and reasoning.content[0].text == HARD_THOUGHT
     assert message.type == "message" and message.content[0].text == HARD_ANSWER
     question, answer = NO_TOOL_NEEDED
     assert responses.create(model=MODEL, input=question, tools=FLAT, **COLD).output_text == answer
@@ -90,8 +90,8 @@ def test_responses_think_answer_without_tools_and_fill_forms(server: Server) -> 
 def test_anthropics_messages_call_tools_and_answer_with_their_results(
     claude: anthropic.Anthropic,
 ) -> None:
-    asked: Any = {"model": MODEL, "max_tokens": 200, "tools": INPUTS, "extra_body": COLD}
-    with claude.messages.stream(messages=user(WEATHER), **asked) as stream:
+    settings: Any = {"model": MODEL, "max_tokens": 200, "tools": INPUTS, "extra_body": COLD}
+    with claude.messages.stream(messages=user(WEATHER), **settings) as stream:
         first = stream.get_final_message()
     [block] = first.content
     assert block.type == "tool_use" and (block.name, block.input) == (
@@ -100,20 +100,20 @@ def test_anthropics_messages_call_tools_and_answer_with_their_results(
     result = {"type": "tool_result", "tool_use_id": block.id, "content": RESULT}
     said = {"role": "assistant", "content": first.content}
     messages = [*user(WEATHER), said, {"role": "user", "content": [result]}]
-    told = claude.messages.create(messages=messages, **asked)
-    assert (told.content[0].text, told.stop_reason) == (TOLD, "end_turn")
-    both = claude.messages.create(messages=user(TWO_CITIES), **asked).content
+    final = claude.messages.create(messages=messages, **settings)
+    assert (final.content[0].text, final.stop_reason) == (TOOL_ANSWER, "end_turn")
+    both = claude.messages.create(messages=user(TWO_CITIES), **settings).content
     assert [block.input for block in both] == [{"city": "Paris"}, {"city": "Rome"}]
 
 
 def test_anthropics_messages_think_and_fill_forms(claude: anthropic.Anthropic) -> None:
-    asked: Any = {"model": MODEL, "max_tokens": 2000}
+    settings: Any = {"model": MODEL, "max_tokens": 2000}
     thinking: Any = {"type": "enabled", "budget_tokens": 1024}
-    with claude.messages.stream(messages=user(HARD), thinking=thinking, **asked) as stream:
-        thought, text = stream.get_final_message().content
-    assert (thought.thinking, text.text) == (HARD_THOUGHT, HARD_ANSWER)
+    with claude.messages.stream(messages=user(HARD), thinking=thinking, **settings) as stream:
+        reasoning, text = stream.get_final_message().content
+    assert (reasoning.thinking, text.text) == (HARD_THOUGHT, HARD_ANSWER)
     form = {"output_config": {"format": {"type": "json_schema", "schema": PERSON}}}
-    filled = claude.messages.create(messages=user(TEXT), extra_body=form, **asked)
+    filled = claude.messages.create(messages=user(TEXT), extra_body=form, **settings)
     assert json.loads(filled.content[0].text) == ANNA
 
 
@@ -121,15 +121,15 @@ def test_anthropics_messages_think_and_fill_forms(claude: anthropic.Anthropic) -
 
 
 def test_ollamas_chat_calls_tools_and_answers_with_their_results(llama: ollama.Client) -> None:
-    asked: Any = {"model": MODEL, "tools": TOOLS, "options": COLD}
-    lines = list(llama.chat(messages=user(TWO_CITIES), stream=True, **asked))
+    settings: Any = {"model": MODEL, "tools": TOOLS, "options": COLD}
+    lines = list(llama.chat(messages=user(TWO_CITIES), stream=True, **settings))
     calls = [call.function for line in lines for call in line.message.tool_calls or ()]
     assert [call.arguments for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
-    first = llama.chat(messages=user(WEATHER), **asked).message
+    first = llama.chat(messages=user(WEATHER), **settings).message
     assert first.tool_calls and first.tool_calls[0].function.name == "get_weather"
     result = {"role": "tool", "tool_name": "get_weather", "content": RESULT}
-    told = llama.chat(messages=[*user(WEATHER), first, result], **asked)
-    assert told.message.content == TOLD
+    final = llama.chat(messages=[*user(WEATHER), first, result], **settings)
+    assert final.message.content == TOOL_ANSWER
 
 
 def test_ollamas_chat_thinks_and_fills_forms(llama: ollama.Client) -> None:

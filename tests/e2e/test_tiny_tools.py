@@ -17,7 +17,7 @@ from tests.support.server.tiny_chat_tools import (
     PERSON,
     RESULT,
     TEXT,
-    TOLD,
+    TOOL_ANSWER,
     TOOLS,
     TWO_CITIES,
     WEATHER,
@@ -44,15 +44,15 @@ def test_a_question_goes_through_a_tool_to_an_answer(server: Server) -> None:
         choice.message,
         {"role": "tool", "tool_call_id": call.id, "content": RESULT},
     ]
-    told = create(server, "", tools=TOOLS, messages=messages).choices[0]
-    assert (told.message.content, told.finish_reason) == (TOLD, "stop")
+    final = create(server, "", tools=TOOLS, messages=messages).choices[0]
+    assert (final.message.content, final.finish_reason) == (TOOL_ANSWER, "stop")
 
 
 def test_streamed_calls_have_numbers_where_the_schema_wants_them(server: Server) -> None:
     stream = create(server, "Set a timer for 12 minutes.", tools=TOOLS, stream=True)
     calls = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
     assert "".join(call.function.name or "" for call in calls) == "set_timer"
-    assert len(calls) > 2, "arguments come piece by piece"
+    assert len(calls) > 2, "arguments come in several deltas"
     assert json.loads("".join(call.function.arguments or "" for call in calls)) == {"minutes": 12}
 
 
@@ -80,8 +80,8 @@ def test_with_reasoning_switched_on_it_answers_correctly(server: Server) -> None
     effort = create(server, HARD, reasoning_effort="low", stream=True)
     deltas = [chunk.choices[0].delta for chunk in effort]
     assert "".join(delta.content or "" for delta in deltas) == HARD_ANSWER
-    thought = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
-    assert thought == HARD_THOUGHT
+    reasoning = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
+    assert reasoning == HARD_THOUGHT
 
 
 def test_json_is_filled_with_what_the_user_wrote(server: Server) -> None:

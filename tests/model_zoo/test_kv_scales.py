@@ -46,11 +46,11 @@ def test_scales_reach_the_pages_and_change_no_other_tensor(tmp_path: Path):
     directory = checkpoint(tmp_path, k_scale=torch.tensor([0.5]), v_scale=torch.tensor([2.0]))
     plain = dict(dtype=torch.float32, device=torch.device("cpu"))
     load_model(read_config(directory), directory, **plain)
-    wish = EngineConfig(
+    engine_config = EngineConfig(
         model=str(directory), device="cpu", dtype="float32", kv_tokens=64, kv_dtype="fp8_e4m3",
         max_num_seqs=2,
     )  # fmt: skip
-    kv = load(wish, lambda phase, done, total: None).executor._kv
+    kv = load(engine_config, lambda phase, done, total: None).executor._kv
     assert kv.k_scale is not None and kv.k_scale[:, 0].tolist() == [1, 0.5, 1]
     assert kv.v_scale is not None and kv.v_scale[:, 0].tolist() == [1, 2, 1]
 

@@ -38,16 +38,16 @@ def test_fp8_pages_and_odd_head_dims(programs: int, device: str):
 
 
 def cuts(lengths: list[int], sizes: list[int]) -> Iterator[list[Part]]:
-    """Steps that feed all rows in chunks of random sizes, some side by side, until all are fed."""
+    """Steps that prefill all rows in chunks of random sizes, some in one step."""
     choose = random.Random(1)
-    fed = [0] * len(lengths)
-    while any(done < length for done, length in zip(fed, lengths, strict=True)):
+    prefilled = [0] * len(lengths)
+    while any(done < length for done, length in zip(prefilled, lengths, strict=True)):
         step: list[Part] = []
         for row in choose.sample(range(len(lengths)), len(lengths)):
-            count = min(lengths[row] - fed[row], choose.choice(sizes))
+            count = min(lengths[row] - prefilled[row], choose.choice(sizes))
             if count:
-                step.append((row, fed[row], fed[row] + count))
-                fed[row] += count
+                step.append((row, prefilled[row], prefilled[row] + count))
+                prefilled[row] += count
         if step:
             yield step
 
@@ -73,9 +73,9 @@ def compare(
         out, found, plan = run_parts(
             case, step, config=config, programs=many if single or number % 2 else few
         )
-        wanted = [case.tokens(row).start + token for row, a, b in step for token in range(a, b)]
-        assert torch.equal(out, whole[wanted]), step
-        assert torch.equal(found, lse[wanted]), step
+        expected = [case.tokens(row).start + token for row, a, b in step for token in range(a, b)]
+        assert torch.equal(out, whole[expected]), step
+        assert torch.equal(found, lse[expected]), step
         if single and not case.window:
             assert int(plan.counts[1]) == (step[0][1] >= config.split), "a long row is cut"
 

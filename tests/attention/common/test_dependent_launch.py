@@ -42,7 +42,7 @@ def test_attention_right_after_its_planner_reads_the_new_plan(dtype: torch.dtype
             outs.append(backend.attend(case.q, kv, 0, planned, scale=case.scale, lse=lse))
         return outs
 
-    wanted = run(torch.cuda.synchronize)
+    reference = run(torch.cuda.synchronize)
     wanted_lse = [lse.clone() for *_, lse in steps]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -53,7 +53,7 @@ def test_attention_right_after_its_planner_reads_the_new_plan(dtype: torch.dtype
             lse.fill_(float("nan"))
         graph.replay()
         for batch, (out, (*_, lse)) in enumerate(zip(outs, steps, strict=True)):
-            same = torch.equal(out, wanted[batch]) and torch.equal(lse, wanted_lse[batch])
+            same = torch.equal(out, reference[batch]) and torch.equal(lse, wanted_lse[batch])
             assert same, f"batch {batch} of {cases[batch].rows}"
 
 
@@ -84,7 +84,7 @@ def test_attention_right_after_a_write_reads_it_and_is_done_before_the_next(
                 outs.append(out.clone())
         return outs
 
-    wanted = run(torch.cuda.synchronize)
+    reference = run(torch.cuda.synchronize)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = run(lambda: None)
@@ -92,5 +92,5 @@ def test_attention_right_after_a_write_reads_it_and_is_done_before_the_next(
         for out in outs:
             out.fill_(float("nan"))
         graph.replay()
-        for layer, (out, expected) in enumerate(zip(outs, wanted, strict=True)):
+        for layer, (out, expected) in enumerate(zip(outs, reference, strict=True)):
             assert torch.equal(out, expected), f"step {layer // 2} of {cases[layer // 2].rows}"

@@ -52,9 +52,9 @@ def test_each_token_lands_in_its_slot_and_nothing_else_changes(
     new_k, new_v = torch.randn(2, 9, kv_heads, head_dim, device=device).to(dtype)
     k, v = (pages(dtype, kv_heads, page, head_dim, device) for _ in range(2))
     slots = some_slots(9, page, device)
-    wanted = [expected(new, pool, slots, None, page) for new, pool in ((new_k, k), (new_v, v))]
+    references = [expected(new, pool, slots, None, page) for new, pool in ((new_k, k), (new_v, v))]
     write_kv(new_k, new_v, k, v, slots)
-    assert torch.equal(k.float(), wanted[0]) and torch.equal(v.float(), wanted[1])
+    assert torch.equal(k.float(), references[0]) and torch.equal(v.float(), references[1])
 
 
 def test_tokens_may_be_views_of_one_projection_and_pages_views_of_one_tensor(device: str):
@@ -65,18 +65,18 @@ def test_tokens_may_be_views_of_one_projection_and_pages_views_of_one_tensor(dev
     both = torch.zeros(6, page, 2, kv_heads, head_dim, device=device)  # K and V side by side
     k, v = both.permute(2, 0, 3, 1, 4).unbind()
     slots = some_slots(7, page, device)
-    wanted = [expected(new, pool, slots, None, page) for new, pool in ((new_k, k), (new_v, v))]
+    references = [expected(new, pool, slots, None, page) for new, pool in ((new_k, k), (new_v, v))]
     write_kv(new_k, new_v, k, v, slots)
-    assert torch.equal(k, wanted[0]) and torch.equal(v, wanted[1])
+    assert torch.equal(k, references[0]) and torch.equal(v, references[1])
 
 
 def test_a_negative_slot_is_skipped(device: str):
     new = torch.randn(4, 2, 64, device=device)
     k, v = (pages(torch.float32, 2, 16, 64, device) for _ in range(2))
     slots = torch.tensor([-1, 5, -(2**40), 17], device=device)
-    wanted = expected(new, k, slots, None, 16)
+    references = expected(new, k, slots, None, 16)
     write_kv(new, new, k, v, slots)
-    assert torch.equal(k, wanted) and torch.equal(v, wanted)
+    assert torch.equal(k, references) and torch.equal(v, references)
 
 
 def test_nothing_to_write_is_no_error(device: str):
@@ -115,9 +115,9 @@ def test_fp8_cuts_what_is_too_large(device: str):
     k, v = (pages(FP8, 1, 16, 64, device) for _ in range(2))
     one = torch.ones(1, device=device)
     write_kv(new, new, k, v, torch.tensor([3], device=device), one, one)
-    wanted = torch.tensor([448.0, -448.0, 448.0, -448.0, 448.0, -0.0])
+    references = torch.tensor([448.0, -448.0, 448.0, -448.0, 448.0, -0.0])
     for pool in (k, v):
-        assert torch.equal(pool[0, 0, 3, :6].float().cpu(), wanted)
+        assert torch.equal(pool[0, 0, 3, :6].float().cpu(), references)
 
 
 @pytest.mark.gpu  # the interpreter neither rounds e4m3 nor knows its NaN
@@ -130,21 +130,21 @@ def test_fp8_rounds_to_nearest_and_keeps_nan():
     scale = torch.tensor([0.7, 1.0, 0.013, 3e-3], device=device)
     k, v = (pages(FP8, 4, 16, 128, device) for _ in range(2))
     slots = some_slots(64, 16, device)
-    wanted = expected(new, k, slots, scale, 16)
+    references = expected(new, k, slots, scale, 16)
     write_kv(new, new, k, v, slots, scale, scale)
     for pool in (k, v):
-        torch.testing.assert_close(pool.float(), wanted, rtol=0, atol=0, equal_nan=True)
-    assert wanted.isnan().sum() == 1
+        torch.testing.assert_close(pool.float(), references, rtol=0, atol=0, equal_nan=True)
+    assert references.isnan().sum() == 1
 
 
-@pytest.mark.parametrize(("dtype", "given"), [*product([torch.float32, FP8], [True, False])])
+@pytest.mark.parametrize(("dtype", "has_scales"), [*product([torch.float32, FP8], [True, False])])
 def test_scales_are_for_fp8_pages_and_fp8_pages_need_them(
-    device: str, dtype: torch.dtype, given: bool
+    device: str, dtype: torch.dtype, has_scales: bool
 ):
     k, v = (pages(dtype, 1, 16, 64, device) for _ in range(2))
     new, slots = torch.ones(1, 1, 64, device=device), torch.tensor([0], device=device)
-    scales = [torch.ones(1, device=device)] * 2 if given else []
-    if given == (dtype == FP8):
+    scales = [torch.ones(1, device=device)] * 2 if has_scales else []
+    if has_scales == (dtype == FP8):
         write_kv(new, new, k, v, slots, *scales)
         assert (k[0, 0, 0].float() == 1).all()
     else:

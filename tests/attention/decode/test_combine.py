@@ -17,9 +17,9 @@ PROGRAMS, GROUP, HEADS, DIM = 4, 3, 2, 80
 
 
 class Merge:
-    """Rows of two tokens whose pieces have random results; programs have no pieces to compute.
+    """Rows of two tokens whose partials are random; programs have no work tiles to compute.
 
-    units: (row, KV head, number of pieces) of what is to be merged, one a program.
+    units: (row, KV head, number of partials) of what is to be merged, one a program.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Merge:
         self.plan.partial_out.fill_(NAN)
         self.plan.partial_lse.fill_(NAN)
         self.firsts: list[int] = []
-        first = 1  # piece 0 is nobody's
+        first = 1  # partial 0 belongs to no unit
         for program, (row, head, work_tiles) in enumerate(units):
             self.firsts.append(first)
             self.plan.merges[program] = torch.tensor([first, work_tiles])
@@ -56,7 +56,7 @@ class Merge:
             first += work_tiles
 
     def out(self, unit: int) -> Tensor:
-        """[pieces, q_len * GROUP, DIM] of a unit."""
+        """[partials, q_len * GROUP, DIM] of a unit."""
         first, work_tiles = self.firsts[unit], self.units[unit][2]
         return self.plan.partial_out[first : first + work_tiles, : self.q_len * GROUP]
 

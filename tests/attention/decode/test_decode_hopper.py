@@ -158,7 +158,7 @@ def test_queries_of_any_size_meet_float8_keys(factor: float):
 
 
 def test_every_float8_number_is_read_as_what_it_is():
-    """A key of each, all else zeros: the weights tell its logit, the output its value."""
+    """A key of each, all else zeros: the weights show its logit, the output its value."""
     numbers = torch.arange(256, dtype=torch.uint8, device="cuda").view(FP8)
     numbers = numbers[~numbers.float().isnan()]
     case = make_case([(1, len(numbers))], kv_heads=1, kv_dtype=FP8, scale=1 / 64, device="cuda")
@@ -196,7 +196,7 @@ def test_many_random_batches_on_the_whole_device():
 
 
 def test_a_layer_reads_what_the_kernel_before_it_wrote():
-    """In a graph of layers, planned and written anew: the copies run ahead of the kernels before
+    """In a graph of layers, planned and written anew: the copies run before the kernels in front of
     them, but not where those write."""
     rows = [(1, 1 + 37 * i % 1500) for i in range(40)]
     case = make_case(rows, group=4, head_dim=128, device="cuda")

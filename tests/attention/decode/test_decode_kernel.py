@@ -123,7 +123,7 @@ def test_a_sink_counts_once_however_many_splits_a_row_has(device: str, planner: 
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_a_cut_changes_no_result_by_more_than_rounding(device: str, planner: str):
-    """In float32, where weights are not rounded: bfloat16's depend on a piece's maximum."""
+    """In float32, where weights are not rounded: bfloat16's depend on a split's maximum."""
     case = make_case([(1, 130), (2, 77), (1, 0)], kv_heads=1, dtype=FP32, device=device)
     whole, whole_lse = decoded(case, "whole", max_q_len=2)
     out, lse = decoded(case, planner, max_q_len=2)
@@ -149,8 +149,8 @@ def test_only_the_partial_results_of_cut_rows_are_written(device: str, planner: 
     plan, host = make_plan(case, planner, max_q_len=3, programs=9)
     run(case, plan)
     partial = torch.zeros(plan.partial_lse.shape, dtype=torch.bool)
-    for piece, (*_, q_len, _, is_partial) in enumerate(host.work.tolist()):
-        partial[piece, : q_len * case.group * is_partial] = True
+    for tile, (*_, q_len, _, is_partial) in enumerate(host.work.tolist()):
+        partial[tile, : q_len * case.group * is_partial] = True
     assert partial.any() and not partial.all()
     assert torch.equal(~plan.partial_lse.isnan().cpu(), partial)
     assert torch.equal(~plan.partial_out.isnan().all(-1).cpu(), partial)

@@ -131,8 +131,8 @@ def test_a_captured_step_replays_a_thousand_batches_as_if_run_anew():
         replayed = step.results()
         step.poison()
         step.run()
-        for found, wanted in zip(replayed, step.results(), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        for found, reference in zip(replayed, step.results(), strict=True):
+            torch.testing.assert_close(found, reference, rtol=0, atol=0, equal_nan=True)
         assert replayed[0][sum(q_len for q_len, _ in rows) :].isnan().all()
         if replay % 100 == 0 and rows:
             check(step.case(rows), *replayed, served=most(step.MAX_Q_LEN))
@@ -158,8 +158,8 @@ def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: s
             out.fill_(float("nan"))
             lse.fill_(float("nan"))
         graph.replay()
-        for found, wanted in zip(together, alone, strict=True):
-            assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+        for found, reference in zip(together, alone, strict=True):
+            assert torch.equal(found[0], reference[0]) and torch.equal(found[1], reference[1])
 
 
 @pytest.mark.parametrize(("layout", "kv_dtype"), [("HND", FP8), ("NHD", BF16), ("joint", FP8)])
@@ -221,9 +221,9 @@ def test_two_streams_at_once_do_not_disturb_each_other():
             with torch.cuda.stream(stream):
                 found[i].append(run(cases[i], plans[i]))
     torch.cuda.synchronize()
-    for runs, wanted in zip(found, expected, strict=True):
+    for runs, reference in zip(found, expected, strict=True):
         for one in runs:
-            assert torch.equal(one[0], wanted[0]) and torch.equal(one[1], wanted[1])
+            assert torch.equal(one[0], reference[0]) and torch.equal(one[1], reference[1])
 
 
 def random_kernel(rng: random.Random) -> dict[str, Any]:

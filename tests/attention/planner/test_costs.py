@@ -85,11 +85,11 @@ def test_the_file_is_in_the_users_cache():
 
 
 def test_a_user_without_a_home_has_a_file_of_choices_all_the_same(monkeypatch: pytest.MonkeyPatch):
-    def nobody(uid: int) -> None:
+    def no_user(uid: int) -> None:
         raise KeyError(uid)
 
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwuid", no_user)
     assert tuned_file({}) == Path("~/.cache/wavefill/planner.json")
 
 

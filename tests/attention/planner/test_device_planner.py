@@ -32,7 +32,7 @@ SPECS = [
     SplitPlanSpec(3, 108, window=64, work_tile_cost=30, min_blocks=4),
     SplitPlanSpec(4, 1),
 ]
-# (kv_heads, programs): from 1 plan (5 heads) to 12 beside each other, of 22 to 264 programs.
+# (kv_heads, programs): from 1 plan (5 heads) to 12 at once, of 22 to 264 programs.
 HEADS = [(heads, programs) for heads in (1, 2, 5, 8, 12) for programs in (78, 132, 264)]
 FEW_HEADS = {(1, 264), (5, 78), (12, 132)}
 
@@ -107,7 +107,7 @@ def test_interleaved_heads_are_planned_alike_on_both(
         device_planner._plan.work.fill_(-1)
         plan = run(device_planner, device, cu_seqlens_q, kv_lens)
         assert_same(plan, host)
-        assert (plan.work[len(host.work) :] == -1).all(), "written past the pieces"
+        assert (plan.work[len(host.work) :] == -1).all(), "written past the work tiles"
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,13 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
     plan = PLANNERS[name](cu_seqlens_q, cache_seqlens, spec)
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     units = units_of(plan)
-    wanted = {(row, head) for row in rows.row.tolist() for head in range(spec.kv_heads)}
-    assert set(units) == wanted
+    expected = {(row, head) for row in rows.row.tolist() for head in range(spec.kv_heads)}
+    assert set(units) == expected
     places = {row: place for place, row in enumerate(rows.row.tolist())}
     for (row, _), indices in units.items():
         work_tiles, place = plan.work[indices], places[row]
         begin, kv_len = rows.first_block[place] * spec.block, rows.kv_len[place]
-        assert (np.diff(indices) == 1).all(), "pieces of a row and head are not neighbours"
+        assert (np.diff(indices) == 1).all(), "tiles of a row and head are not neighbours"
         assert work_tiles[0, FIRST] == begin
         assert work_tiles[-1, END] == kv_len
         assert (work_tiles[1:, FIRST] == work_tiles[:-1, END]).all()

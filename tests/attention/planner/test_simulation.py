@@ -30,7 +30,7 @@ def plan_with(blocks: list[int], counts: list[int], spec: SplitPlanSpec) -> Host
 def test_a_queue_gives_the_next_work_tile_to_the_first_free_program():
     spec = SplitPlanSpec(kv_heads=1, programs=2, work_tile_cost=8)
     plan = plan_with([6, 3, 3, 1], [1, 1, 1, 1], spec)
-    # Each piece costs a block more: 7 | 4 + 4, then 2 after the 7.
+    # Each work tile costs a block more: 7 | 4 + 4, then 2 after the 7.
     assert makespan(plan, spec) == 9.0
     assert combine_time(plan, spec) == 0.0
 

@@ -35,7 +35,7 @@ def make_input(
 ) -> ModelInput:
     """The step of rows whose pages are disjoint parts of `pages`, and a token of padding.
 
-    every: all tokens' states are wanted, instead of those of each row's last one
+    every: all tokens' states are computed, instead of those of each row's last one
     """
     counts = [-(-length // PAGE) for length in kv_lens]
     firsts = [0, *accumulate(counts)]
@@ -99,15 +99,15 @@ def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
     with monkeypatch.context() as patch:
         patch.setattr(dependent_launch, "can_depend", lambda device: False)
         poison()
-        wanted = run().clone()
+        expected = run().clone()
     run()  # compiles what has to be
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = run()
-    assert wanted.isfinite().all()
+    assert expected.isfinite().all()
     for _ in range(REPLAYS):
         poison()
         found.fill_(float("nan"))
         graph.replay()
-        assert torch.equal(found, wanted)
+        assert torch.equal(found, expected)

@@ -35,7 +35,7 @@ class RopeCase:
     page: int = 16
     dtype: torch.dtype = FP32
     norm: bool = True
-    turn: bool = True
+    apply_rope: bool = True
     tokens: int = 5
 
     def make(self, device: str) -> None:
@@ -63,7 +63,7 @@ class RopeCase:
             pages.copy_(torch.full((), NOBODYS).to(pages.dtype).expand_as(pages))
         return kv
 
-    def heads_wanted(self) -> tuple[Tensor, Tensor, Tensor]:
+    def expected_heads(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [T, heads, head_dim] as PyTorch's operations make them."""
         heads = self.qkv.reshape(self.tokens, -1, self.head_dim)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
@@ -90,9 +90,9 @@ class RopeCase:
 CASES = {
     "norm and rotation": RopeCase(dtype=BF16, head_dim=128),
     "no norm": RopeCase(dtype=BF16, norm=False, heads=8, kv_heads=1, page=64),
-    "no rotation": RopeCase(dtype=FP16, turn=False, head_dim=96, page=128),
+    "no rotation": RopeCase(dtype=FP16, apply_rope=False, head_dim=96, page=128),
     "the write alone": RopeCase(
-        dtype=BF16, norm=False, turn=False, heads=3, kv_heads=3, head_dim=80
+        dtype=BF16, norm=False, apply_rope=False, heads=3, kv_heads=3, head_dim=80
     ),
     "wide heads": RopeCase(head_dim=256, heads=2, kv_heads=2),
     "heads that fill no tile": RopeCase(heads=15, kv_heads=5, head_dim=64, dtype=FP16, page=32),
@@ -101,10 +101,10 @@ CASES = {
 }
 
 
-def near(found: Tensor, wanted: Tensor) -> bool:
-    dtype = wanted.dtype
-    difference = (found.double() - wanted.double()).abs().max()
-    return bool(difference <= NEAR[dtype] * wanted.double().abs().max())
+def near(found: Tensor, expected: Tensor) -> bool:
+    dtype = expected.dtype
+    difference = (found.double() - expected.double()).abs().max()
+    return bool(difference <= NEAR[dtype] * expected.double().abs().max())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -188,7 +188,7 @@ def test_columns_beyond_the_gemm_stay_as_they_are(device: str):
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_fp8_pages_hold_value_over_scale_of_each_head(device: str, dtype: torch.dtype):
     """Of numbers that e4m3 holds exactly: the interpreter does not round it."""
-    case = RopeCase(dtype=dtype, norm=False, turn=False, heads=2, kv_heads=3, head_dim=80)
+    case = RopeCase(dtype=dtype, norm=False, apply_rope=False, heads=2, kv_heads=3, head_dim=80)
     case.make(device)
     kv = case.pool(device, FP8)
     assert kv.k_scale is not None and kv.v_scale is not None

@@ -35,11 +35,11 @@ def test_sum_is_exact_and_its_norm_differs_in_a_last_digit(
     norm = norm_of(size, dtype, device)
     x, residual = (torch.randn(3, size, device=device).to(dtype) for _ in range(2))
     total = residual + x
-    wanted = norm(total)
+    expected = norm(total)
     add_rms_norm(x, residual, norm.weight, norm.eps)
     assert torch.equal(residual, total)
-    torch.testing.assert_close(x, wanted, rtol=2 * DIGIT[dtype], atol=0)
-    assert (x == wanted).float().mean() > (0.98 if dtype != FP32 else 0.3)
+    torch.testing.assert_close(x, expected, rtol=2 * DIGIT[dtype], atol=0)
+    assert (x == expected).float().mean() > (0.98 if dtype != FP32 else 0.3)
 
 
 @pytest.mark.parametrize("size", [96, 1000, 4096])
@@ -79,9 +79,9 @@ def test_gate_is_that_of_separate_operations(device: str, dtype: torch.dtype, si
     gate_up = (4 * torch.randn(3, 2 * size + 8, device=device)).to(dtype)[:, : 2 * size]
     gate_up[0, :4] = torch.tensor([0.0, -100.0, 100.0, -0.0])
     gate, up = gate_up.chunk(2, -1)
-    wanted = F.silu(gate) * up
+    expected = F.silu(gate) * up
     found = silu_mul(gate_up)
-    torch.testing.assert_close(found, wanted, rtol=2 * DIGIT[dtype], atol=1e-30)
+    torch.testing.assert_close(found, expected, rtol=2 * DIGIT[dtype], atol=1e-30)
     assert found.is_contiguous() and found.isfinite().all()
 
 
@@ -119,8 +119,8 @@ def test_rotations_are_right_in_fp32_at_positions_of_a_million(
     positions = torch.tensor([0, 1, 777, 131_071, 999_983, 1_048_575, 16_777_215], device=device)
     found = rotations(positions, rope, FP32)
     angles = (positions[:, None].float() * rope.frequencies).double()
-    wanted = torch.cat([angles.cos(), angles.sin()], -1) * scale
-    assert (found.double() - wanted).abs().max() < 3e-7
+    expected = torch.cat([angles.cos(), angles.sin()], -1) * scale
+    assert (found.double() - expected).abs().max() < 3e-7
     assert (found - rope.rows(positions, FP32)).abs().max() < 3e-7
 
 
@@ -128,9 +128,9 @@ def test_rotations_are_right_in_fp32_at_positions_of_a_million(
 def test_rotations_are_rounded_once(device: str, dtype: torch.dtype):
     rope = Rope(RopeConfig(), 64).to(device)
     positions = torch.arange(0, 5000, 500, device=device)
-    found, wanted = rotations(positions, rope, dtype), rope.rows(positions, dtype)
-    assert (found == wanted).float().mean() > 0.98
-    torch.testing.assert_close(found, wanted, rtol=DIGIT[dtype], atol=2**-14)
+    found, expected = rotations(positions, rope, dtype), rope.rows(positions, dtype)
+    assert (found == expected).float().mean() > 0.98
+    torch.testing.assert_close(found, expected, rtol=DIGIT[dtype], atol=2**-14)
 
 
 @pytest.mark.parametrize("size", [96, 4096])

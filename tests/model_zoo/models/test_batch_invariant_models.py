@@ -58,7 +58,7 @@ def test_a_token_of_an_answer_has_the_bits_of_one_of_a_prompt(
     """So a sequence that is preempted, and computed again as a prompt, goes on as it would have."""
     for module in (kernel, backend):
         monkeypatch.setattr(module, "batch_invariant_config", lambda head_dim, dtype: SMALL)
-    # Room for few pieces: the interpreter takes long to plan for many.
+    # Room for few splits: the interpreter takes long to plan for many.
     monkeypatch.setattr(backend, "BatchInvariantSpec", partial(BatchInvariantSpec, units=16))
     monkeypatch.setattr(linear, "can_pack", lambda weight: False)
     write_checkpoint(kind, tmp_path)

@@ -42,13 +42,13 @@ def on_cpu(kind: str, directory: Path) -> tuple[ModelConfig, Model, Tensor, Tens
 def test_logits_are_those_of_separate_operations_where_kernels_are_interpreted(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config, model, tokens, wanted = on_cpu(kind, tmp_path)
+    config, model, tokens, expected = on_cpu(kind, tmp_path)
     used: list[torch.device] = []
     monkeypatch.setattr(
         fused_kernels, "use_fused_kernels", lambda device: used.append(device) or True
     )
     logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, CUTS)
-    assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max() and used
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max() and used
 
 
 @pytest.mark.gpu
@@ -56,14 +56,14 @@ def test_logits_are_those_of_separate_operations_where_kernels_are_interpreted(
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_on_a_gpu_are_those_of_the_cpu(kind: str, attention: str, tmp_path: Path):
     torch.backends.cuda.matmul.allow_tf32 = False
-    config, _, tokens, wanted = on_cpu(kind, tmp_path)
+    config, _, tokens, expected = on_cpu(kind, tmp_path)
     device = torch.device("cuda")
     model = load_model(config, tmp_path, dtype=torch.float32, device=device)
     shape, capacity = shape_of(config, torch.float32), Capacity(rows=1, tokens=64)
     backend = choose(device, attention, shape, capacity)
     row = PagedRow(model, config, torch.float32, device="cuda", backend=backend)
     logits = row.feed_in_steps(tokens.to(device), CUTS).cpu()
-    assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.gpu
@@ -97,9 +97,9 @@ def test_bfloat16_errs_no_more_with_fused_kernels_at_the_shapes_of_a_large_model
     for layer in swiglu:
         layer.use_swiglu({})
     monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: False)
-    wanted, separate = logits(exact, torch.float32), logits(rounded, torch.bfloat16)
-    errors = [(found - wanted).abs().mean() for found in (fused, separate)]
-    assert errors[0] <= 1.1 * errors[1] and errors[1] < 0.05 * wanted.abs().mean()
+    expected, separate = logits(exact, torch.float32), logits(rounded, torch.bfloat16)
+    errors = [(found - expected).abs().mean() for found in (fused, separate)]
+    assert errors[0] <= 1.1 * errors[1] and errors[1] < 0.05 * expected.abs().mean()
 
 
 def test_models_need_no_triton_where_they_do_not_fuse():

@@ -25,10 +25,10 @@ def test_logits_equal_those_of_transformers(kind: str, tmp_path: Path):
     model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
     tokens = torch.randint(config.vocab_size, (LENGTH,))
     with torch.inference_mode():
-        wanted = reference(tokens[None]).logits[0].float()
+        expected = reference(tokens[None]).logits[0].float()
     for cuts in STEPS:
         logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, cuts)
-        assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,14 +38,14 @@ def test_the_last_layer_computes_on_for_the_last_tokens_alone(kind: str, tmp_pat
     model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
     tokens = torch.randint(config.vocab_size, (LENGTH,))
     cuts = [37, 64]
-    wanted = PagedRow(model, config, torch.float32).feed_in_steps(tokens, cuts)
+    expected = PagedRow(model, config, torch.float32).feed_in_steps(tokens, cuts)
     rows: list[int] = []
     for layer in model.layers:
         layer.mlp.down.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     row = PagedRow(model, config, torch.float32)
     for begin, end in pairwise([0, *cuts, LENGTH]):
         [logits] = row.feed(tokens[begin:end], only_last=True)
-        assert (logits - wanted[end - 1]).abs().max() <= 1e-4 * wanted.abs().max()
+        assert (logits - expected[end - 1]).abs().max() <= 1e-4 * expected.abs().max()
         assert rows == [end - begin] * (len(model.layers) - 1) + [1]
         rows.clear()
 

@@ -95,12 +95,12 @@ def test_the_server_sees_how_it_calls_and_thinks():
 @pytest.mark.parametrize("kind", SHARES)
 def test_training_reads_what_the_template_prints(kind: str):
     for each in trained(kind):
-        pieces = segments_of(each)
+        segments = segments_of(each)
         prompt = rendered(each, prompt=True, enable_thinking=each.thinking)
-        assert "".join(text for text, _ in pieces).startswith(prompt)
-        assert each.keys_given or prompt == "".join(text for text, _ in pieces[:-1])
+        assert "".join(text for text, _ in segments).startswith(prompt)
+        assert each.keys_given or prompt == "".join(text for text, _ in segments[:-1])
         if not each.thinking:
-            assert rendered(each) == "".join(text for text, _ in pieces) + "\n"
+            assert rendered(each) == "".join(text for text, _ in segments) + "\n"
 
 
 def test_thinking_is_off_unless_it_is_asked_for():
@@ -192,14 +192,14 @@ def test_without_a_fitting_tool_none_is_called():
 
 
 def test_json_holds_what_the_text_says():
-    told = 0
+    num_values = 0
     for each in both("JSON"):
         prompt = "\n".join(message["content"] for message in each.messages[:-1])
         for key, value in json.loads(split(each).content).items():
             assert key in prompt
             assert value is None or str(value) in prompt
-            told += value is not None
-    assert told > COUNT
+            num_values += value is not None
+    assert num_values > COUNT
 
 
 def test_of_json_whose_keys_are_in_the_prompt_the_values_are_learned():

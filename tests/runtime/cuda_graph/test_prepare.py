@@ -143,11 +143,11 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         tokens = rows if decode else sequences.draw.randint(total, 96)
         found = padded(device, Bucket(tokens, rows, decode), slots, buffers, batch)
         plain.begin(batch)
-        wanted = build_input(batch, plain, kv, ReferenceBackend())
-        meta = wanted.meta
+        expected = build_input(batch, plain, kv, ReferenceBackend())
+        meta = expected.meta
         padding, empty = tokens - total, rows - count
-        assert found["tokens"] == wanted.tokens.tolist() + [0] * padding
-        assert found["positions"] == wanted.positions.tolist() + [0] * padding
+        assert found["tokens"] == expected.tokens.tolist() + [0] * padding
+        assert found["positions"] == expected.positions.tolist() + [0] * padding
         assert found["slot_mapping"] == meta.slot_mapping.tolist() + [-1] * padding
         sums = meta.cu_seqlens_q.tolist()
         assert found["cu_q"] == sums + [total] * empty

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.kernels.compute_sanitizer import check_sanitized
 
-PLAIN = ["layers", "split_k", "sample", "special"]
+PLAIN = ["layers", "split_k", "sample", "constrained"]
 
 
 # Streams and attention for Hopper are not for racecheck, which does not know how Triton hands

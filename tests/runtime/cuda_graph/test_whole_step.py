@@ -37,7 +37,7 @@ pytestmark = [
 ]
 SLOTS, PAGE, MAX_LEN = 5, 16, 64
 JUNK = 0x5A5A5A5A
-WISHES = (
+PARAMS = (
     SamplingParams(max_tokens=5, temperature=0),
     SamplingParams(max_tokens=5, temperature=0.8, top_p=0.9, top_k=30, min_p=0.01),
     SamplingParams(max_tokens=5, temperature=1.2, frequency_penalty=0.5, repetition_penalty=1.3),
@@ -146,17 +146,17 @@ def requests(seed: int, count: int) -> list[EngineRequest]:
         prompt = [sample_tokens.randrange(131) for _ in range(length)]
         if id >= 2 and sample_tokens.random() < 0.3:
             prompt = common[: sample_tokens.randint(1, 40)] + prompt[:9]
-        params = WISHES[id % len(WISHES)]
+        params = PARAMS[id % len(PARAMS)]
         found.append(EngineRequest(id, 0, prompt[:50], params))
     return found
 
 
 def answers(
-    engine: Engine, wanted: list[EngineRequest], sample_tokens: random.Random
+    engine: Engine, all_requests: list[EngineRequest], sample_tokens: random.Random
 ) -> dict[int, list[RequestOutput]]:
     """All outputs by request; requests come one after the other."""
-    got: dict[int, list[RequestOutput]] = {request.id: [] for request in wanted}
-    coming = list(wanted)
+    got: dict[int, list[RequestOutput]] = {request.id: [] for request in all_requests}
+    coming = list(all_requests)
     while coming or engine.has_work:
         for _ in range(min(sample_tokens.randint(0, 2), len(coming))):
             engine.add(coming.pop(0))
@@ -166,7 +166,7 @@ def answers(
     return got
 
 
-def told(outputs: list[RequestOutput]) -> tuple[list[int], list[float], torch.Tensor]:
+def contents(outputs: list[RequestOutput]) -> tuple[list[int], list[float], torch.Tensor]:
     """Tokens, all log-probabilities, and the vector."""
     tokens = [token for output in outputs for token in output.tokens]
     scores = [score.logprob for output in outputs for score in output.logprobs or ()]
@@ -183,13 +183,13 @@ def told(outputs: list[RequestOutput]) -> tuple[list[int], list[float], torch.Te
 def test_whole_steps_answer_as_the_plain_runner_does(
     checkpoint: Path, device: torch.device
 ) -> None:
-    """Chunks, preemption, shared pages, slots started over, wishes that draw() serves."""
+    """Chunks, preemption, shared pages, slots started over, parameters that sample() serves."""
     check_answers(checkpoint, device, requests(seed=1, count=9 if device.type == "cpu" else 150))
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Blocks of steps have room for three new sequences, for none if no prompt is fed."""
+    """Blocks of steps have room for three new sequences, for none if no prompt is prefilled."""
     with monkeypatch.context() as patched:
         patched.setattr(input_block, "NEW_ROWS", 3)
         patched.setattr(input_block, "EXTRA_PAGES", 0)
@@ -204,25 +204,25 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
     checkpoint: Path, device: torch.device
 ) -> None:
     """Five sequences begin at once, with more pages than a page a row."""
-    wanted = [
-        EngineRequest(id, 0, [id * 9 + place for place in range(length)], WISHES[1 + id % 2])
+    all_requests = [
+        EngineRequest(id, 0, [id * 9 + place for place in range(length)], PARAMS[1 + id % 2])
         for id, length in enumerate([1, 1, 1, 33, 1])
     ]
     found: list[list[list[int]]] = []
     for graph_steps in (True, False):
         engine, _ = make_engine(checkpoint, device, graph_steps=graph_steps, pages=20)
-        for request in wanted:
+        for request in all_requests:
             engine.add(request)
-        got: dict[int, list[RequestOutput]] = {request.id: [] for request in wanted}
+        got: dict[int, list[RequestOutput]] = {request.id: [] for request in all_requests}
         while engine.has_work:
             for output in engine.step():
                 got[output.id].append(output)
-        found.append([told(got[request.id])[0] for request in wanted])
+        found.append([contents(got[request.id])[0] for request in all_requests])
     assert found[0] == found[1] and all(len(tokens) == 5 for tokens in found[0])
 
 
 def test_only_per_row_options_run_behind_the_step(checkpoint: Path, device: torch.device) -> None:
-    """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
+    """A plain row gets its token within the step, whatever options the other rows have."""
     engine, runner = make_engine(checkpoint, device, graph_steps=True, pages=20)
     assert runner.steps is not None
     behind, found = runner.steps.constrained_rows, list[tuple[list[int], list[int]]]()
@@ -237,8 +237,8 @@ def test_only_per_row_options_run_behind_the_step(checkpoint: Path, device: torc
         return sample_tokens(logits, deferred, batch, allowed)
 
     behind.sample_tokens = note  # type: ignore[method-assign]
-    for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
-        engine.add(EngineRequest(id, 0, [id + 1], wishes))
+    for id, row_params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4], PARAMS[2])):
+        engine.add(EngineRequest(id, 0, [id + 1], row_params))
     while engine.has_work:
         engine.step()
     # They have the slots 0 to 3; of five steps, three have such rows.
@@ -257,17 +257,19 @@ def test_whole_steps_serve_models_of_every_kind(kind: str, tmp_path: Path) -> No
     )
 
 
-def check_answers(checkpoint: Path, device: torch.device, wanted: list[EngineRequest]) -> None:
+def check_answers(
+    checkpoint: Path, device: torch.device, all_requests: list[EngineRequest]
+) -> None:
     found: list[dict[int, list[RequestOutput]]] = []
     for graph_steps in (True, False):
         engine, runner = make_engine(checkpoint, device, graph_steps=graph_steps)
         if runner.steps is not None:
             capture_all(runner.steps)
-        found.append(answers(engine, wanted, random.Random(1)))
+        found.append(answers(engine, all_requests, random.Random(1)))
         assert engine.scheduler.num_preemptions > 0
-    for request in wanted:
+    for request in all_requests:
         (tokens, scores, embedding), (plain, plain_scores, plain_vector) = (
-            told(answer[request.id]) for answer in found
+            contents(answer[request.id]) for answer in found
         )
         assert tokens == plain, request
         assert scores == pytest.approx(plain_scores, abs=1e-4)
@@ -279,9 +281,9 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
     checkpoint: Path, device: torch.device
 ) -> None:
     """Their slots and pages go to others while the device still writes to them."""
-    wanted = requests(seed=5, count=6 if device.type == "cpu" else 150)
+    all_requests = requests(seed=5, count=6 if device.type == "cpu" else 150)
     engine, _ = make_engine(checkpoint, device, graph_steps=False)
-    plain = answers(engine, wanted, random.Random(1))
+    plain = answers(engine, all_requests, random.Random(1))
     engine, runner = make_engine(checkpoint, device, graph_steps=True)
     assert runner.steps is not None
     capture_all(runner.steps)
@@ -290,17 +292,17 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
     def step_and_abort() -> list[RequestOutput]:
         outputs = run()
         if sample_tokens.random() < 0.2:
-            engine.abort(sample_tokens.randrange(len(wanted)))
+            engine.abort(sample_tokens.randrange(len(all_requests)))
         return outputs
 
     engine.step = step_and_abort  # type: ignore[method-assign]
-    got = answers(engine, wanted, random.Random(1))
+    got = answers(engine, all_requests, random.Random(1))
     engine.scheduler.check_integrity()
-    ends = [got[request.id][-1].finish for request in wanted]
+    ends = [got[request.id][-1].finish for request in all_requests]
     assert "abort" in ends and set(ends) > {"abort"}
-    for request in wanted:
-        tokens = told(got[request.id])[0]
-        assert tokens == told(plain[request.id])[0][: len(tokens)], request
+    for request in all_requests:
+        tokens = contents(got[request.id])[0]
+        assert tokens == contents(plain[request.id])[0][: len(tokens)], request
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
@@ -315,8 +317,8 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_n
     weight[130] = torch.nan
     try:
         bad, good = [1] * 10 + [130] + [2] * 39, [3] * 5
-        engine.add(EngineRequest(0, 0, good, WISHES[0]))
-        engine.add(EngineRequest(1, 0, bad, WISHES[0]))
+        engine.add(EngineRequest(0, 0, good, PARAMS[0]))
+        engine.add(EngineRequest(1, 0, bad, PARAMS[0]))
         outputs = [output for _ in range(3) for output in engine.step()]
     finally:
         weight[130] = before
@@ -332,16 +334,16 @@ def test_graphs_answer_as_the_same_steps_without_graphs(
 ) -> None:
     """To the bit: the same kernels run on the same padded steps."""
     device = torch.device("cuda", torch.cuda.current_device())
-    wanted = requests(seed=2, count=150)
+    all_requests = requests(seed=2, count=150)
     found: list[dict[int, list[RequestOutput]]] = []
     for with_graphs in (True, False):
         engine, runner = make_engine(checkpoint, device, graph_steps=True, dtype=dtype)
         assert runner.steps is not None
         if with_graphs:
             capture_all(runner.steps)
-        found.append(answers(engine, wanted, random.Random(1)))
-    for request in wanted:
-        graph, plain = (told(answer[request.id]) for answer in found)
+        found.append(answers(engine, all_requests, random.Random(1)))
+    for request in all_requests:
+        graph, plain = (contents(answer[request.id]) for answer in found)
         assert graph[:2] == plain[:2], request
         assert torch.equal(graph[2], plain[2])
 
@@ -349,9 +351,9 @@ def test_graphs_answer_as_the_same_steps_without_graphs(
 @pytest.mark.gpu
 def test_graphs_that_are_captured_between_steps_change_no_answer(checkpoint: Path) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    wanted = requests(seed=3, count=40)
+    all_requests = requests(seed=3, count=40)
     engine, _ = make_engine(checkpoint, device, graph_steps=True)
-    plain = answers(engine, wanted, random.Random(1))
+    plain = answers(engine, all_requests, random.Random(1))
     engine, runner = make_engine(checkpoint, device, graph_steps=True)
     assert runner.steps is not None
     graphs = runner.steps.graphs
@@ -362,7 +364,7 @@ def test_graphs_that_are_captured_between_steps_change_no_answer(checkpoint: Pat
         return run()
 
     engine.step = step_and_capture  # type: ignore[method-assign]
-    got = answers(engine, wanted, random.Random(1))
+    got = answers(engine, all_requests, random.Random(1))
     assert len(graphs.captured) > 5
-    for request in wanted:
-        assert told(got[request.id])[0] == told(plain[request.id])[0]
+    for request in all_requests:
+        assert contents(got[request.id])[0] == contents(plain[request.id])[0]

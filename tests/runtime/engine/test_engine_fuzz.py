@@ -13,7 +13,7 @@ from tests.support.engine.fuzz_mutations import (
     SCHEDULERS,
     held_for_ever,
     hit_of_a_page_not_yet_written,
-    last_fed_stale_after_preemption,
+    last_computed_stale_after_preemption,
     late_mask_not_waited_for,
     left_out_row_committed,
     means_without_their_prefix,
@@ -30,7 +30,7 @@ def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: FuzzWorkl
 
 # What takes longest to find: hundreds of workloads.
 SLOW = {held_for_ever, hit_of_a_page_not_yet_written, left_out_row_committed}
-SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_fed_stale_after_preemption}
+SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_computed_stale_after_preemption}
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def random_params(draw: random.Random, vocab: int) -> SamplingParams:
         return value() if draw.random() < share else otherwise
 
     most = draw.choice([1, 3, 6, 15, 30])
-    wishes: dict[str, object] = {
+    options: dict[str, object] = {
         "temperature": draw.choice([0, 0, 0.4, 1.0, 1.7]),
         "top_p": sometimes(0.4, lambda: draw.choice([0.05, 0.6, 0.95]), 1.0),
         "top_k": sometimes(0.3, lambda: draw.choice([1, 5, 60]), 0),
@@ -97,7 +97,7 @@ def random_params(draw: random.Random, vocab: int) -> SamplingParams:
         "banned": sometimes(0.1, lambda: (ids(1), ids(2), ids(1)), ()),
         "grammar": sometimes(0.12, lambda: str(draw.randint(2, 12)), ""),
     }
-    return SamplingParams(most, **wishes)  # type: ignore[arg-type]
+    return SamplingParams(most, **options)  # type: ignore[arg-type]
 
 
 def random_visits(draw: random.Random, resolved: ResolvedConfig, count: int) -> list[DeviceVisit]:
@@ -175,17 +175,17 @@ def numbers(scores: list[TokenLogprob] | list[TokenLogprob | None] | None) -> li
 
 
 def check(visit: DeviceVisit, got: list[RequestOutput], alone: list[RequestOutput]) -> None:
-    found, wanted = ReceivedOutputs(got), ReceivedOutputs(alone)
+    found, reference = ReceivedOutputs(got), ReceivedOutputs(alone)
     if found.end[0] == "abort":
         assert visit.leaves is not None
-        assert found.tokens == wanted.tokens[: len(found.tokens)]
+        assert found.tokens == reference.tokens[: len(found.tokens)]
         return
-    assert (found.tokens, found.end) == (wanted.tokens, wanted.end)
-    assert numbers(found.scores) == pytest.approx(numbers(wanted.scores), abs=TOLERANCE)
-    scores, expected = found.prompt_scores, wanted.prompt_scores
+    assert (found.tokens, found.end) == (reference.tokens, reference.end)
+    assert numbers(found.scores) == pytest.approx(numbers(reference.scores), abs=TOLERANCE)
+    scores, expected = found.prompt_scores, reference.prompt_scores
     assert (scores is None) == (expected is None)
     assert numbers(scores) == pytest.approx(numbers(expected), abs=TOLERANCE, nan_ok=True)
-    assert torch.allclose(found.embedding, wanted.embedding, atol=TOLERANCE, equal_nan=True)
+    assert torch.allclose(found.embedding, reference.embedding, atol=TOLERANCE, equal_nan=True)
 
 
 class Alone:

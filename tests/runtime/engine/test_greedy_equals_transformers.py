@@ -37,7 +37,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def wanted(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
+def expected(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What transformers answers, one prompt at a time."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     answers: list[list[int]] = []
@@ -76,18 +76,18 @@ def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def test_chunks_of_prompts_among_decoding_rows_change_no_token(
-    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], wanted: list[list[int]]
+    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=1024, batched=7)
-    assert answer(engine, prompts) == wanted
+    assert answer(engine, prompts) == expected
     # A second time, the prompts and answers are found in the prefix cache.
-    assert answer(engine, prompts) == wanted
+    assert answer(engine, prompts) == expected
     assert engine.stats().cached_tokens > 0
 
 
 def test_preempted_sequences_go_on_with_the_same_tokens(
-    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], wanted: list[list[int]]
+    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=208, batched=16)
-    assert answer(engine, prompts) == wanted
+    assert answer(engine, prompts) == expected
     assert engine.stats().preemptions > 0

@@ -16,7 +16,7 @@ from tests.support.models.tiny_checkpoints import write_checkpoint
 
 PROMPTS = [[5, 9, 60], [44, 3, 17, 17, 80, 9, 12, 30, 7, 51, 29]]
 STEPS = 5
-WISHES = (
+PARAMS = (
     SamplingParams(max_tokens=3),
     SamplingParams(max_tokens=17, top_p=0.9, top_k=20, min_p=0.01, frequency_penalty=0.5),
     SamplingParams(max_tokens=9, temperature=0),
@@ -34,16 +34,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def loaded(checkpoint: Path, attention: AttentionOption, device: str, **wishes: object) -> Loaded:
+def loaded(checkpoint: Path, attention: AttentionOption, device: str, **options: object) -> Loaded:
     config = EngineConfig(
         model=str(checkpoint), device=device, dtype="float32", attention=attention, kv_tokens=128,
-        max_num_seqs=2, max_batched_tokens=7, max_model_len=64, threads=1, **wishes,
+        max_num_seqs=2, max_batched_tokens=7, max_model_len=64, threads=1, **options,
     )  # fmt: skip
     return load(config, lambda phase, done, total: None)
 
 
 def answers(loaded: Loaded) -> list[list[int]]:
-    """Greedy tokens; prompts are cut into chunks that run beside a row that decodes."""
+    """Greedy tokens; prompts are cut into chunks in steps with a row that decodes."""
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     found: list[list[int]] = [[] for _ in PROMPTS]
     for id, prompt in enumerate(PROMPTS):
@@ -98,7 +98,7 @@ def test_no_kernel_is_compiled_after_the_warm_up(
     engine = Engine(ready.resolved, ready.ready.vocab_size, ready.executor)
     for id in range(40):
         prompt = [(id + place) % 90 + 3 for place in range(1 + id * 7 % 301)]
-        engine.add(EngineRequest(id, 0, prompt, WISHES[id % len(WISHES)]))
+        engine.add(EngineRequest(id, 0, prompt, PARAMS[id % len(PARAMS)]))
     compiled: list[str] = []
     hook = triton.knobs.runtime.jit_post_compile_hook
     triton.knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["repr"])

@@ -101,7 +101,7 @@ class Played:
 
 
 def outputs_of(step: StepOutput) -> list[RequestOutput]:
-    """All that a step tells, the columns first."""
+    """All outputs of a step, the columns first."""
     columns = zip(array("q", step.ids), array("i", step.tokens), strict=True)
     return [RequestOutput(id, [token]) for id, token in columns] + step.outputs
 
@@ -255,8 +255,8 @@ def test_process_ends_when_its_parent_is_gone_even_while_it_loads(
 def test_wish_that_cannot_be_met_ends_with_code_2_and_one_line(
     checkpoint: Path, tmp_path: Path, changes: dict[str, Any], names: str
 ) -> None:
-    wish = {"model": str(checkpoint), "device": "cpu", **changes}
-    process = start_process(tmp_path, EngineConfig(**wish))
+    engine_options = {"model": str(checkpoint), "device": "cpu", **changes}
+    process = start_process(tmp_path, EngineConfig(**engine_options))
     assert process.stderr is not None
     assert process.wait(WAIT_SECONDS) == 2
     said = process.stderr.read().decode().splitlines()

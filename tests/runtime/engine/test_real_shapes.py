@@ -17,7 +17,7 @@ from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import load
 
 STEPS = 24
-PROMPT_LENS = (1, 77, 300, 1100)  # the last one in chunks, beside rows that decode
+PROMPT_LENS = (1, 77, 300, 1100)  # the last one in chunks, in steps with rows that decode
 CUTS = {
     "qwen3-0.6b": {"num_hidden_layers": 3},
     "qwen3-8b": {"num_hidden_layers": 2, "vocab_size": 8192},
@@ -59,7 +59,7 @@ def write_and_ask(shape: dict[str, Any], directory: Path, device: DeviceOption) 
 
 
 def check(shape: dict[str, Any], directory: Path, device: DeviceOption) -> None:
-    wanted = write_and_ask(shape, directory, device)
+    expected = write_and_ask(shape, directory, device)
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -69,14 +69,14 @@ def check(shape: dict[str, Any], directory: Path, device: DeviceOption) -> None:
     )  # fmt: skip
     loaded = load(config, lambda phase, done, total: None)
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
-    found: list[list[int]] = [[] for _ in wanted]
+    found: list[list[int]] = [[] for _ in expected]
     for id, prompt in enumerate(prompts(shape["vocab_size"])):
         engine.add(EngineRequest(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
     while engine.has_work:
         for output in engine.step():
             assert output.error is None
             found[output.id] += output.tokens
-    assert found == wanted
+    assert found == expected
 
 
 @pytest.mark.gpu

@@ -117,12 +117,12 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
         tokens, sample = [0] * sum(q_lens), [True] * len(rows)
         batch = make_batch(rows, starts, q_lens, tokens, num_new, new_pages, sample, 0, new)
         meta = build(batch, slots).meta
-        wanted = [
+        expected = [
             pages[slot][position // PAGE] * PAGE + position % PAGE
             for slot, first, q_len in zip(rows, starts, q_lens, strict=True)
             for position in range(first, first + q_len)
         ]
-        assert meta.slot_mapping.tolist() == wanted
+        assert meta.slot_mapping.tolist() == expected
         for row, slot in enumerate(rows):
             assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
 

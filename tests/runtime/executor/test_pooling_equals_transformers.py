@@ -60,10 +60,10 @@ def make_engine(checkpoint: Path, device: DeviceOption, *, kv_tokens: int, batch
     return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
 
 
-def pool(states: torch.Tensor, wanted: PoolingParams) -> torch.Tensor:
-    embedding = states[-1] if wanted.kind == "last" else states.mean(0)
-    embedding = embedding[: wanted.dimensions or None]
-    return embedding / embedding.norm() if wanted.normalize else embedding
+def pool(states: torch.Tensor, pooling_params: PoolingParams) -> torch.Tensor:
+    embedding = states[-1] if pooling_params.kind == "last" else states.mean(0)
+    embedding = embedding[: pooling_params.dimensions or None]
+    return embedding / embedding.norm() if pooling_params.normalize else embedding
 
 
 def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[RequestOutput]]:
@@ -77,14 +77,16 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
     return got
 
 
-def check(outputs: list[RequestOutput], states: torch.Tensor, wanted: PoolingParams) -> None:
+def check(
+    outputs: list[RequestOutput], states: torch.Tensor, pooling_params: PoolingParams
+) -> None:
     [output] = outputs
     assert output.finish == "stop" and not output.tokens and output.started
     embedding = torch.from_numpy(np.frombuffer(output.embedding, "<f4").copy())
-    torch.testing.assert_close(embedding, pool(states, wanted), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(embedding, pool(states, pooling_params), atol=1e-4, rtol=1e-4)
 
 
-WANTED = (
+POOLINGS = (
     PoolingParams("last"),
     PoolingParams("mean"),
     PoolingParams("last", dimensions=24),
@@ -92,18 +94,18 @@ WANTED = (
 )
 
 
-@pytest.mark.parametrize("wanted", WANTED, ids=str)
+@pytest.mark.parametrize("pooling_params", POOLINGS, ids=str)
 def test_one_prompt_alone(
     checkpoint: Path,
     device: DeviceOption,
     prompts: list[list[int]],
     states: list[torch.Tensor],
-    wanted: PoolingParams,
+    pooling_params: PoolingParams,
 ) -> None:
     engine = make_engine(checkpoint, device, kv_tokens=1024, batched=64)
-    params = SamplingParams(max_tokens=0, pooling=wanted)
+    params = SamplingParams(max_tokens=0, pooling=pooling_params)
     for id, prompt in enumerate(prompts):
-        check(run(engine, [EngineRequest(id, 0, prompt, params)])[id], states[id], wanted)
+        check(run(engine, [EngineRequest(id, 0, prompt, params)])[id], states[id], pooling_params)
     assert engine.stats().generated_tokens == 0
 
 
@@ -115,17 +117,19 @@ def test_chunks_among_answers_that_are_generated(
     alone = run(engine, [EngineRequest(0, 0, prompts[3], answer)])[0]
     for _ in range(2):  # the second time, pages are found in the prefix cache
         requests = [
-            EngineRequest(10 * id + place, 0, prompt, SamplingParams(max_tokens=0, pooling=wanted))
+            EngineRequest(
+                10 * id + place, 0, prompt, SamplingParams(max_tokens=0, pooling=pooling_params)
+            )
             for id, prompt in enumerate(prompts)
-            for place, wanted in enumerate(WANTED)
+            for place, pooling_params in enumerate(POOLINGS)
         ]
         got = run(engine, [EngineRequest(99, 0, prompts[3], answer), *requests])
         for id in range(len(prompts)):
-            for place, wanted in enumerate(WANTED):
-                check(got[10 * id + place], states[id], wanted)
+            for place, pooling_params in enumerate(POOLINGS):
+                check(got[10 * id + place], states[id], pooling_params)
         tokens = [token for output in got[99] for token in output.tokens]
         assert tokens == [token for output in alone for token in output.tokens]
-    cached = [got[40 + place][0].cached for place in range(len(WANTED))]
+    cached = [got[40 + place][0].cached for place in range(len(POOLINGS))]
     assert cached[0] > 0 and cached[2] > 0, "the last token's state needs the last chunk only"
     assert cached[1] == cached[3] == 0, "a mean needs every state"
 
@@ -138,12 +142,14 @@ def test_preempted_prompts_give_the_same_embeddings(
     # They leave one token a step for the prompts, and take their pages meanwhile.
     talk = [EngineRequest(id, 0, prompts[0], answer, priority=-1) for id in (90, 91, 92)]
     requests = [
-        EngineRequest(10 * id + place, 0, prompts[id], SamplingParams(max_tokens=0, pooling=wanted))
+        EngineRequest(
+            10 * id + place, 0, prompts[id], SamplingParams(max_tokens=0, pooling=pooling_params)
+        )
         for id in (3, 4)
-        for place, wanted in enumerate(WANTED)
+        for place, pooling_params in enumerate(POOLINGS)
     ]
     got = run(engine, [*talk, *requests])
     for id in (3, 4):
-        for place, wanted in enumerate(WANTED):
-            check(got[10 * id + place], states[id], wanted)
+        for place, pooling_params in enumerate(POOLINGS):
+            check(got[10 * id + place], states[id], pooling_params)
     assert engine.stats().preemptions > 0

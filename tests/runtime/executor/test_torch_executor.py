@@ -211,10 +211,10 @@ def test_prompt_logprobs_are_the_same_however_the_prompt_is_cut(where: Where) ->
             scores = outputs[0].prompt_logprobs
             assert scores is not None and scores[0] is None and len(scores) == len(prompt)
             for position, scored in enumerate(scores[1:], 1):
-                wanted = logits_after(prompt[:position]).log_softmax(-1)
+                expected = logits_after(prompt[:position]).log_softmax(-1)
                 assert scored is not None
-                assert scored.logprob == pytest.approx(float(wanted[prompt[position]]), abs=1e-5)
-                assert [token for token, _ in scored.top] == wanted.topk(2).indices.tolist()
+                assert scored.logprob == pytest.approx(float(expected[prompt[position]]), abs=1e-5)
+                assert [token for token, _ in scored.top] == expected.topk(2).indices.tolist()
             first = outputs[0].logprobs
             assert first is not None and first[0].rank == 1 and len(first[0].top) == 1
             assert outputs[1].prompt_logprobs is None

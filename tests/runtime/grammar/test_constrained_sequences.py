@@ -71,7 +71,7 @@ schemas = st.recursive(scalars, _nested, max_leaves=5)
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    wanted=st.lists(schemas, min_size=1, max_size=4),
+    requested=st.lists(schemas, min_size=1, max_size=4),
     model=st.integers(0, 1000),
     overlap=st.booleans(),
     pages=st.sampled_from([40, 256]),
@@ -79,15 +79,15 @@ schemas = st.recursive(scalars, _nested, max_leaves=5)
 def test_whatever_the_logits_an_answer_fulfils_its_schema(
     texts: Texts,
     grammars: GrammarManager,
-    wanted: list[object],
+    requested: list[object],
     model: int,
     overlap: bool,
     pages: int,
 ) -> None:
     engine = make_engine(grammars, overlap=overlap, pages=pages, seed=model)
-    requests = [ask(id, json_grammar(schema)) for id, schema in enumerate(wanted)]
+    requests = [ask(id, json_grammar(schema)) for id, schema in enumerate(requested)]
     got = run(engine, requests)
-    for schema, outputs in zip(wanted, got.values(), strict=True):
+    for schema, outputs in zip(requested, got.values(), strict=True):
         assert outputs[-1].finish == "stop", outputs[-1]
         jsonschema.validate(json.loads(texts.of(outputs)), schema)  # type: ignore[arg-type]
 
@@ -181,8 +181,8 @@ def test_a_grammar_that_takes_no_more_ends_the_answer_without_an_end_token(
 def test_without_end_tokens_an_open_grammar_goes_on_to_the_limit(
     texts: Texts, grammars: GrammarManager
 ) -> None:
-    wanted = ask(1, regex_grammar("a+"), stop_ids=(), max_tokens=20)
-    got = run(make_engine(grammars, overlap=False), [wanted])
+    requested = ask(1, regex_grammar("a+"), stop_ids=(), max_tokens=20)
+    got = run(make_engine(grammars, overlap=False), [requested])
     assert got[1][-1].finish == "length"
     assert re.fullmatch("a+", texts.of(got[1]))
 

@@ -28,8 +28,8 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_only(
     texts: Texts, grammars: GrammarManager
 ) -> None:
     engine = make_engine(grammars, overlap=True)
-    wanted = [ask(1, lark_grammar("start: nothing")), ask(2, regex_grammar("abc")), ask(3, "[")]
-    got = run(engine, wanted)
+    requests = [ask(1, lark_grammar("start: nothing")), ask(2, regex_grammar("abc")), ask(3, "[")]
+    got = run(engine, requests)
     for id in (1, 3):
         assert (got[id][-1].finish, got[id][-1].is_request_error) == ("error", True)
     assert "nothing" in (got[1][-1].error or "")
@@ -83,7 +83,7 @@ def test_an_engine_without_grammars_refuses_them() -> None:
 @pytest.mark.parametrize("early", [True, False], ids=["while it compiles", "while it runs"])
 def test_an_aborted_request_is_forgotten(grammars: GrammarManager, early: bool) -> None:
     engine = make_engine(grammars, overlap=True)
-    # Ids of its own, as in a server: what the process still says of this one is for nobody else.
+    # Ids of its own, as in a server: late replies of the process reach no other request.
     id = 1001 if early else 1002
     engine.add(ask(id, regex_grammar("[a-z]{50}")))
     if not early:
@@ -112,8 +112,8 @@ def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
     while engine.has_work:
         outputs += engine.step()
         assert id not in [one.request_id for one in engine.scheduler.running.all()]
-    told = [(output.finish, output.tokens) for output in outputs if output.id == id]
-    assert told == [("abort", [])]
+    received = [(output.finish, output.tokens) for output in outputs if output.id == id]
+    assert received == [("abort", [])]
     assert engine.scheduler.pool.num_used == 0 and not grammars.has_live and not grammars.compiling
 
 

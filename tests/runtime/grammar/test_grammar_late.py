@@ -47,10 +47,10 @@ def grammars(tmp_path: Path) -> Iterator[GrammarManager]:
 def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     grammars: GrammarManager, overlap: bool
 ) -> None:
-    wanted = [ask(id, regex_grammar("[a-z]{60}"), repetition_penalty=1.2) for id in (1, 2)]
-    undisturbed = run(make_engine(grammars, overlap=overlap), wanted)
+    requests = [ask(id, regex_grammar("[a-z]{60}"), repetition_penalty=1.2) for id in (1, 2)]
+    undisturbed = run(make_engine(grammars, overlap=overlap), requests)
     engine = make_engine(grammars, overlap=overlap)
-    for one in wanted:
+    for one in requests:
         engine.add(one)
     outputs = step_until(engine, 1, 3)
     process = grammars._process
@@ -65,7 +65,7 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     while engine.has_work:
         outputs += engine.step()
     assert engine.scheduler.pool.num_used == 0 and not grammars.has_live
-    for one in wanted:
+    for one in requests:
         got = [output for output in outputs if output.id == one.id]
         assert tokens_of(got) == tokens_of(undisturbed[one.id])
 
@@ -94,7 +94,7 @@ def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
 
 
 class Late:
-    """An engine on the fake model whose grammar process takes as long as it is told."""
+    """An engine on the fake model whose grammar process replies after a set time."""
 
     def __init__(self, delays: list[float], *, slots: int = 4, pages: int = 64) -> None:
         self.config = resolved(max_num_seqs=slots, num_pages=pages)

@@ -109,7 +109,7 @@ def test_sender_reaches_a_reader_that_was_restarted(address: str) -> None:
     first.close()
     second = Receiver(address, TO_ENGINE)
     # ZMQ closes in a thread of its own.  A sender opened before `second` was bound could still
-    # reach `first`; between processes, the old reader is dead before its sender is told.
+    # reach `first`; between processes, the old reader is dead before its sender is notified.
     sender.reopen()
     sender.send(Abort(2))
     assert second.receive(5.0) == [Abort(2)]

@@ -49,7 +49,7 @@ class PlayedEngine:
         self.sender.send(StepOutput(list(outputs), Stats(steps=1)))
 
     def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
-        """What has come beside greetings."""
+        """The messages that have come, without greetings."""
         messages = self.receiver.receive(timeout_seconds)
         return [message for message in messages if not isinstance(message, Hello)]
 
@@ -85,7 +85,7 @@ async def client(tmp_path: Path, engine: PlayedEngine) -> AsyncIterator[EngineCl
 
 
 async def until(condition: object) -> None:
-    """Wait for a condition given as a callable."""
+    """Wait until `condition()` is true."""
     assert callable(condition)
     for _ in range(500):
         if condition():

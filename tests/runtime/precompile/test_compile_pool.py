@@ -193,14 +193,14 @@ def test_a_kernel_that_is_already_being_compiled_is_waited_for_and_a_job_that_di
 
 
 @pytest.mark.parametrize(
-    ("wish", "number"),
+    ("changes", "number"),
     [({}, 3), ({"deterministic": True}, 0), ({"dtype": "float32"}, 0), ({"attention": "mha"}, 2)],
 )
 def test_only_kernels_that_will_be_used_are_predicted(
-    tmp_path: Path, wish: dict[str, object], number: int
+    tmp_path: Path, changes: dict[str, object], number: int
 ):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
-    config = replace(EngineConfig(model=str(tmp_path)), **wish)
+    config = replace(EngineConfig(model=str(tmp_path)), **changes)
     assert len(predicted_kernels(config, (9, 0))) == number
     assert predicted_kernels(config, (8, 0)) == []
 

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead are those that are launched later, and nothing runs meanwhile."""
+"""Kernels compiled before the start are those that are launched later; none runs meanwhile."""
 
 from __future__ import annotations
 

@@ -44,17 +44,17 @@ def say(slots: SequenceSlots, count: int, *, first: int = 1, rows: int = 1) -> l
     said: list[list[int]] = [[] for _ in range(rows)]
     for place in range(first, first + count):
         logits = torch.arange(VOCAB, dtype=torch.float32).repeat(rows, 1)
-        drawn = sample_tokens(logits, slots, np.arange(rows), np.full(rows, place))
-        assert drawn.usable.all()
-        for row, token in enumerate(drawn.tokens.tolist()):
+        sampled = sample_tokens(logits, slots, np.arange(rows), np.full(rows, place))
+        assert sampled.usable.all()
+        for row, token in enumerate(sampled.tokens.tolist()):
             said[row].append(token)
     return said
 
 
 def test_only_allowed_tokens_are_taken() -> None:
-    drawn = SamplingParams(max_tokens=100, temperature=2.0, allowed_ids=(1, 3))
+    sampled = SamplingParams(max_tokens=100, temperature=2.0, allowed_ids=(1, 3))
     [best, other, drawn_row] = say(
-        slots_of(greedy(allowed_ids=(2, 4)), greedy(), drawn), 30, rows=3
+        slots_of(greedy(allowed_ids=(2, 4)), greedy(), sampled), 30, rows=3
     )
     assert best == [4] * 30
     assert other == [6] * 30
@@ -96,8 +96,8 @@ def test_the_next_sequence_in_a_slot_inherits_nothing() -> None:
 
 def test_where_nothing_else_is_allowed_the_ban_yields() -> None:
     assert say(slots_of(greedy(allowed_ids=(3,), banned=((3, 3),))), 4) == [[3] * 4]
-    drawn = SamplingParams(max_tokens=9, temperature=1.0, allowed_ids=(2, 3), banned=((2,), (3,)))
-    assert set(say(slots_of(drawn), 30)[0]) == {2, 3}
+    sampled = SamplingParams(max_tokens=9, temperature=1.0, allowed_ids=(2, 3), banned=((2,), (3,)))
+    assert set(say(slots_of(sampled), 30)[0]) == {2, 3}
 
 
 def test_the_longest_sequence_that_is_taken_is_found() -> None:
@@ -120,23 +120,23 @@ def test_an_answer_is_the_likeliest_that_the_definition_permits(
 ) -> None:
     row = greedy(banned=tuple(banned), allowed_ids=tuple(sorted(allowed)))
     [said] = say(slots_of(row), 8)
-    wanted: list[int] = []
+    expected: list[int] = []
     for _ in range(8):
-        ends = [b[-1] for b in banned if tuple(wanted[len(wanted) - len(b) + 1 :]) == b[:-1]
-                and len(b) <= len(wanted) + 1]  # fmt: skip
+        ends = [b[-1] for b in banned if tuple(expected[len(expected) - len(b) + 1 :]) == b[:-1]
+                and len(b) <= len(expected) + 1]  # fmt: skip
         choices = sorted(allowed or range(VOCAB), reverse=True)
         free = [token for token in choices if token not in ends]
-        wanted.append((free or [said[len(wanted)]])[0])
-    assert said == wanted
+        expected.append((free or [said[len(expected)]])[0])
+    assert said == expected
     assert all(token in (allowed or range(VOCAB)) for token in itertools.chain(said))
 
 
 def test_the_tokens_asked_for_are_reported_instead_of_the_likeliest() -> None:
     rows = (greedy(logprobs=3, logprob_ids=(1, 6, 0)), greedy(logprobs=2), greedy(logprobs=0))
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
-    drawn = sample_tokens(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
-    assert drawn.scores is not None
-    asked, likeliest, alone = token_logprobs(drawn.scores.tensors(), drawn.widths)
+    sampled = sample_tokens(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
+    assert sampled.scores is not None
+    asked, likeliest, alone = token_logprobs(sampled.scores.tensors(), sampled.widths)
     exact = logits.double().log_softmax(-1)
     assert [token for token, _ in asked.top] == [1, 6, 0]
     for token, logprob in asked.top:

@@ -34,14 +34,14 @@ def slots_of(params: list[SamplingParams], vocab: int) -> SequenceSlots:
 def both(
     logits: torch.Tensor, params: list[SamplingParams], position: int, allowed: AllowedMasks | None
 ) -> tuple[SamplerOutput, SamplerOutput]:
-    """What is drawn, and what would be if no row were known to be plain."""
+    """The sampled tokens, and those sampled if no row were known to be plain."""
     slots, other = (slots_of(params, logits.shape[-1]) for _ in range(2))
     other.params["plain"] = False
     ids, positions = np.arange(len(params)), np.full(len(params), position)
     found = sample_tokens(logits.clone(), slots, ids, positions, allowed)
-    wanted = sample_tokens(logits.clone(), other, ids, positions, allowed)
+    expected = sample_tokens(logits.clone(), other, ids, positions, allowed)
     assert torch.equal(slots.last_token, found.tokens.clamp(min=0))
-    return found, wanted
+    return found, expected
 
 
 @settings(max_examples=120, deadline=None)
@@ -64,15 +64,15 @@ def test_a_plain_row_gets_the_token_that_the_definition_gives(
     allowed = AllowedMasks(masked, bits) if data.draw(st.booleans()) else None
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     with patch.object(cpu, "SMALL", data.draw(st.sampled_from([0, cpu.SMALL]))):
-        found, wanted = both(torch.from_numpy(logits).to(dtype), params, 2, allowed)
-    assert found.usable.tolist() == wanted.usable.tolist()
+        found, expected = both(torch.from_numpy(logits).to(dtype), params, 2, allowed)
+    assert found.usable.tolist() == expected.usable.tolist()
     fine = found.usable
-    assert found.tokens[fine].tolist() == wanted.tokens[fine].tolist()
+    assert found.tokens[fine].tolist() == expected.tokens[fine].tolist()
     assert int(found.tokens.min()) >= LAST and int(found.tokens.max()) < vocab
-    assert (found.scored, found.widths) == (wanted.scored, wanted.widths)
+    assert (found.scored, found.widths) == (expected.scored, expected.widths)
     scored = fine.all() and bool((found.tokens != LAST).all())
-    if found.scores is not None and wanted.scores is not None and scored:
-        pairs = zip(found.scores.tensors(), wanted.scores.tensors(), strict=True)
+    if found.scores is not None and expected.scores is not None and scored:
+        pairs = zip(found.scores.tensors(), expected.scores.tensors(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -123,8 +123,8 @@ def test_numbers_made_beforehand_are_those_of_their_seed_and_position() -> None:
     positions = np.array([0, 1, 300, 2**31, 77])
     for step in range(3 * PREFETCH):
         slots = draws.permutation(5)[: step % 6]
-        wanted = uniform(seeds[slots], positions[slots])
-        assert numbers.take(slots, seeds[slots], positions[slots]).tolist() == wanted.tolist()
+        expected = uniform(seeds[slots], positions[slots])
+        assert numbers.take(slots, seeds[slots], positions[slots]).tolist() == expected.tolist()
         positions[slots] += draws.integers(0, 3)
         if step % 50 == 49:
             seeds[step % 5] += np.uint64(1)

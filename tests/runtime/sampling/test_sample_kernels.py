@@ -62,8 +62,8 @@ def test_rows_of_all_kinds_get_their_tokens_in_one_launch(device: str, dtype: to
     tokens, usable = Kernels(rows, logits.shape[1], device).run(logits)
     eager = draw_eagerly(rows, logits).tokens.tolist()
     assert all(usable)
-    for token, wanted, row, values in zip(tokens, eager, rows, logits, strict=True):
-        assert token == wanted or is_right(token, row, values), row
+    for token, expected, row, values in zip(tokens, eager, rows, logits, strict=True):
+        assert token == expected or is_right(token, row, values), row
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.01, 0.3, 10.0])
@@ -269,13 +269,13 @@ def test_tokens_come_as_often_as_their_probability_says(device: str) -> None:
     tokens, _ = Kernels(rows, len(logits), device).run(logits.expand(count, -1))
     assert {token % 256 for token in tokens} == {2}
     observed = np.bincount(np.asarray(tokens) // 256, minlength=5)
-    wanted = probabilities.numpy() * count
+    expected = probabilities.numpy() * count
     # Five standard deviations of a chi-square of four degrees of freedom.
-    assert ((observed - wanted) ** 2 / wanted).sum() < 4 + 5 * math.sqrt(8)
+    assert ((observed - expected) ** 2 / expected).sum() < 4 + 5 * math.sqrt(8)
 
 
 def test_logits_need_not_lie_side_by_side(device: str) -> None:
-    """A matrix product may pad its output: rows begin at any distance from each other."""
+    """A GEMM may pad its output: rows begin at any distance from each other."""
     rows = rows_of(KINDS[:5], 1)
     padded = torch.full((5, 1000), math.nan)
     padded[:, :901] = noise(5, 901)

@@ -120,9 +120,9 @@ def test_every_row_gets_the_token_that_the_definitions_give(
 ) -> None:
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(noise)) * 3
     rows = [(p, seed, history, min(n, len(history))) for p, seed, history, n in rows]
-    drawn = draw_all(logits, fill(rows), [len(history) for _, _, history, _ in rows])
-    assert drawn.usable.all()
-    for row, token in enumerate(drawn.tokens.tolist()):
+    sampled = draw_all(logits, fill(rows), [len(history) for _, _, history, _ in rows])
+    assert sampled.usable.all()
+    for row, token in enumerate(sampled.tokens.tolist()):
         assert token in expected(logits[row].tolist(), *rows[row])
 
 
@@ -182,9 +182,11 @@ def test_numbers_are_uniform_and_do_not_follow_each_other(along: str) -> None:
     single = np.bincount((numbers * 256).astype(int), minlength=256)
     pairs = (numbers[:-1] * 32).astype(int) * 32 + (numbers[1:] * 32).astype(int)
     for observed in (single, np.bincount(pairs, minlength=1024)):
-        wanted = observed.sum() / len(observed)
+        reference = observed.sum() / len(observed)
         freedom = len(observed) - 1
-        assert ((observed - wanted) ** 2 / wanted).sum() < freedom + 5 * math.sqrt(2 * freedom)
+        assert ((observed - reference) ** 2 / reference).sum() < freedom + 5 * math.sqrt(
+            2 * freedom
+        )
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
@@ -192,10 +194,10 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
     count = 20_000
     slots = fill([(params(temperature=0.5), seed, [0], 1) for seed in range(count)], vocab=5)
     logits = probabilities.log().div(2).expand(count, 5)  # halved: temperature 0.5 restores them
-    drawn = draw_all(logits, slots, [1] * count).tokens
-    observed = np.bincount(drawn.numpy(), minlength=5)
-    wanted = probabilities.numpy() * count
-    assert ((observed - wanted) ** 2 / wanted).sum() < 4 + 5 * math.sqrt(8)
+    sampled = draw_all(logits, slots, [1] * count).tokens
+    observed = np.bincount(sampled.numpy(), minlength=5)
+    reference = probabilities.numpy() * count
+    assert ((observed - reference) ** 2 / reference).sum() < 4 + 5 * math.sqrt(8)
 
 
 @pytest.mark.parametrize("peak", [0.0, 30.0])
@@ -203,16 +205,16 @@ def test_nucleus_of_a_large_vocabulary_is_exact(peak: float) -> None:
     logits = torch.randn(3, 150_001, generator=torch.Generator().manual_seed(5))
     logits[:, 7] += peak
     rows = [(params(top_p=p, top_k=k), 3, [0], 1) for p, k in [(0.9, 0), (0.5, 0), (0.9, 4000)]]
-    drawn = draw_all(logits, fill(rows, 150_001), [1, 1, 1]).tokens
+    sampled = draw_all(logits, fill(rows, 150_001), [1, 1, 1]).tokens
     for row in range(3):
-        assert drawn[row].item() in expected(logits[row].tolist(), *rows[row])
+        assert sampled[row].item() in expected(logits[row].tolist(), *rows[row])
 
 
 def test_tokens_of_equal_probability_stay_or_go_together() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]]).expand(400, 4)
     rows = [(params(top_k=2), seed, [0], 1) for seed in range(400)]
-    drawn = draw_all(logits, fill(rows, 4), [1] * 400).tokens
-    assert set(drawn.tolist()) == {0, 1, 2}
+    sampled = draw_all(logits, fill(rows, 4), [1] * 400).tokens
+    assert set(sampled.tolist()) == {0, 1, 2}
 
 
 def test_penalties_count_the_tokens_sampled_since() -> None:
@@ -243,16 +245,16 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     clean = draw_all(logits, fill(rows), [1, 1, 1]).tokens
     logits[1, 40] = bad
-    drawn = draw_all(logits, fill(rows), [1, 1, 1])
-    assert drawn.usable.tolist() == [True, False, True]
-    assert drawn.tokens[[0, 2]].tolist() == clean[[0, 2]].tolist()
-    assert 0 <= int(drawn.tokens[1]) < VOCAB
+    sampled = draw_all(logits, fill(rows), [1, 1, 1])
+    assert sampled.usable.tolist() == [True, False, True]
+    assert sampled.tokens[[0, 2]].tolist() == clean[[0, 2]].tolist()
+    assert 0 <= int(sampled.tokens[1]) < VOCAB
 
 
-@pytest.mark.parametrize("vocab", [VOCAB, 40_000])  # drawn as defined, and by blocks
+@pytest.mark.parametrize("vocab", [VOCAB, 40_000])  # sampled as defined, and by blocks
 @pytest.mark.parametrize("bad", [False, True])
 @pytest.mark.parametrize(
-    "wanted",
+    "reference",
     [
         params(temperature=0),
         params(),
@@ -261,20 +263,20 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     ],
 )
 def test_a_row_that_may_take_no_token_gets_none_and_is_usable_unless_its_logits_are_nan(
-    wanted: SamplingParams, bad: bool, vocab: int
+    reference: SamplingParams, bad: bool, vocab: int
 ) -> None:
-    slots = fill([(wanted, 1, [0], 1)] * 4, vocab)
+    slots = fill([(reference, 1, [0], 1)] * 4, vocab)
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(1))
     if bad:
         logits[2] = math.nan
     bits = np.zeros((1, -(-vocab // 8)), dtype=np.uint8)
     ids = np.arange(4)
-    drawn = sample_tokens(
+    sampled = sample_tokens(
         logits, slots, ids, np.ones(4, np.int64), AllowedMasks(np.array([2]), bits)
     )
-    assert drawn.usable.tolist() == [True, True, not bad, True]
-    got_none = {row for row in range(4) if drawn.usable[row] and drawn.tokens[row] == LAST}
-    assert got_none == (set(range(4)) if wanted.min_tokens else {2}) - ({2} if bad else set())
+    assert sampled.usable.tolist() == [True, True, not bad, True]
+    got_none = {row for row in range(4) if sampled.usable[row] and sampled.tokens[row] == LAST}
+    assert got_none == (set(range(4)) if reference.min_tokens else {2}) - ({2} if bad else set())
     assert 0 <= int(slots.last_token.min()) <= int(slots.last_token.max()) < vocab
 
 
@@ -289,17 +291,19 @@ def test_values_beyond_every_limit_still_give_a_token_of_the_vocabulary() -> Non
         (params(min_p=math.nan, top_p=-1.0, top_k=-5), 1, [0], 1),
     ]
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(4))
-    drawn = draw_all(logits, fill(rows), [1] * len(rows))
-    assert drawn.usable.all() and 0 <= int(drawn.tokens.min()) <= int(drawn.tokens.max()) < VOCAB
-    assert drawn.tokens[1:3].tolist() == logits[1:3].argmax(-1).tolist()
+    sampled = draw_all(logits, fill(rows), [1] * len(rows))
+    assert (
+        sampled.usable.all() and 0 <= int(sampled.tokens.min()) <= int(sampled.tokens.max()) < VOCAB
+    )
+    assert sampled.tokens[1:3].tolist() == logits[1:3].argmax(-1).tolist()
 
 
 def test_a_tiny_temperature_neither_overflows_nor_wanders() -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2)) * 1e4
     rows = [(params(temperature=t), 1, [0], 1) for t in (1e-30, 1e-6, 1e-4, 1e-3)]
-    drawn = draw_all(logits, fill(rows), [1] * 4)
-    assert drawn.usable.all()
-    assert drawn.tokens.tolist() == logits.argmax(-1).tolist()
+    sampled = draw_all(logits, fill(rows), [1] * 4)
+    assert sampled.usable.all()
+    assert sampled.tokens.tolist() == logits.argmax(-1).tolist()
 
 
 def test_logprobs_are_those_of_the_model_before_any_change() -> None:
@@ -309,15 +313,15 @@ def test_logprobs_are_those_of_the_model_before_any_change() -> None:
         (params(temperature=2.0), 0, [0], 1),
         (params(temperature=0.1, frequency_penalty=1.0, logprobs=0), 0, [0], 1),
     ]
-    drawn = draw_all(logits, fill(rows), [1, 1, 1])
-    assert drawn.scores is not None and drawn.scored == [0, 2]
-    first, last = token_logprobs(drawn.scores.tensors(), drawn.widths)
+    sampled = draw_all(logits, fill(rows), [1, 1, 1])
+    assert sampled.scores is not None and sampled.scored == [0, 2]
+    first, last = token_logprobs(sampled.scores.tensors(), sampled.widths)
     raw = logits.double().log_softmax(-1)
-    assert drawn.tokens[0] == 11
+    assert sampled.tokens[0] == 11
     assert first.logprob == pytest.approx(raw[0, 11].item(), abs=1e-5)
     assert first.rank == int((raw[0] > raw[0, 11]).sum()) + 1
     assert [token for token, _ in first.top] == raw[0].argsort(descending=True)[:3].tolist()
-    assert last.logprob == pytest.approx(raw[2, drawn.tokens[2]].item(), abs=1e-5)
+    assert last.logprob == pytest.approx(raw[2, sampled.tokens[2]].item(), abs=1e-5)
     assert last.top == []
 
 

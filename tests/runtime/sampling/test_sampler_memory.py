@@ -24,7 +24,7 @@ KINDS = (
 )
 
 
-def drawn(device: torch.device, rows: int) -> tuple[SamplerOutput, SequenceSlots]:
+def sample(device: torch.device, rows: int) -> tuple[SamplerOutput, SequenceSlots]:
     slots = SequenceSlots(rows, 4, VOCAB, device)
     new_rows = [NewRow(slot, KINDS[slot % 6], slot, 2, [3, 4]) for slot in range(rows)]
     slots.begin(make_batch(new_rows=new_rows))
@@ -44,15 +44,15 @@ def test_rows_sampled_a_few_at_a_time_equal_rows_sampled_together(
     device: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
-    together, slots = drawn(where, 23)
+    together, slots = sample(where, 23)
     monkeypatch.setattr(eager, "CHUNK_LOGITS", at_once * VOCAB + 5)
-    apart, other_slots = drawn(where, 23)
+    apart, other_slots = sample(where, 23)
     assert apart.tokens.tolist() == together.tokens.tolist()
     assert apart.usable.tolist() == together.usable.tolist()
     assert apart.scored == together.scored and apart.widths == together.widths
     assert apart.scores is not None and together.scores is not None
-    for found, wanted in zip(apart.scores.tensors(), together.scores.tensors(), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for found, expected in zip(apart.scores.tensors(), together.scores.tensors(), strict=True):
+        torch.testing.assert_close(found, expected)
     assert torch.equal(slots.last_token, other_slots.last_token)
     assert torch.equal(slots.counts, other_slots.counts)
     assert torch.equal(slots.constraints.recent, other_slots.constraints.recent)
@@ -63,10 +63,10 @@ def test_drawing_256_rows_of_a_large_vocabulary_takes_little_memory():
     device = torch.device("cuda", torch.cuda.current_device())
     rows, vocab = 256, 151_936
     slots = SequenceSlots(rows, 4, vocab, device)
-    wishes = SamplingParams(
+    params = SamplingParams(
         9, temperature=0.5, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20
     )
-    new_rows = [NewRow(slot, wishes, slot, 2, [3, 4]) for slot in range(rows)]
+    new_rows = [NewRow(slot, params, slot, 2, [3, 4]) for slot in range(rows)]
     slots.begin(make_batch(new_rows=new_rows))
     logits = torch.randn(rows, vocab, device=device).to(torch.bfloat16)
     masks = AllowedMasks(np.arange(rows), np.full((rows, -(-vocab // 8)), 255, dtype=np.uint8))

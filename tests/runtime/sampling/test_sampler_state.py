@@ -69,9 +69,9 @@ def test_counts_separate_the_prompt_from_the_answer() -> None:
     state = state_on("cpu")
     state.counts[1] = 3
     state.count(1, [5, 6, 5, 6, 7, 7], prompt_len=3)
-    wanted = np.zeros(50, dtype=np.int16)
-    wanted[[5, 6, 7]] = [IN_PROMPT, IN_PROMPT + 1, 2]
-    assert state.counts[1].tolist() == wanted.tolist()
+    expected = np.zeros(50, dtype=np.int16)
+    expected[[5, 6, 7]] = [IN_PROMPT, IN_PROMPT + 1, 2]
+    assert state.counts[1].tolist() == expected.tolist()
     state.count(1, [4] * (IN_PROMPT + 9), prompt_len=1)
     assert state.counts[1, 4] == 2 * IN_PROMPT - 1 and state.counts[1].sum() == 2 * IN_PROMPT - 1
 
@@ -81,7 +81,7 @@ def test_its_memory_is_two_bytes_a_token_and_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "constrained"),
+    ("expected", "constrained"),
     [
         (params(), False),
         (params(top_k=3, min_p=0.1, presence_penalty=1.0), False),
@@ -96,6 +96,6 @@ def test_its_memory_is_two_bytes_a_token_and_slot() -> None:
     ],
 )
 def test_rows_with_parameters_that_the_kernels_lack_are_constrained(
-    wanted: SamplingParams, constrained: bool
+    expected: SamplingParams, constrained: bool
 ) -> None:
-    assert is_constrained(wanted) is constrained
+    assert is_constrained(expected) is constrained

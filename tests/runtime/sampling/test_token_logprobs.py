@@ -12,9 +12,9 @@ from runtime.sampling.logprobs import score
 def test_alternatives_come_by_their_log_probability(device: str):
     logits = torch.randn(5, 300, device=device)
     scores = score(logits, torch.arange(5, device=device), 7)
-    wanted = logits.log_softmax(-1).topk(7)
-    assert torch.equal(scores.top_logprobs, wanted.values)
-    assert torch.equal(scores.top_ids, wanted.indices)
+    expected = logits.log_softmax(-1).topk(7)
+    assert torch.equal(scores.top_logprobs, expected.values)
+    assert torch.equal(scores.top_ids, expected.indices)
     assert torch.equal(scores.logprobs, logits.log_softmax(-1).diagonal())
 
 

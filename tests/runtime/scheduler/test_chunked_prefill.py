@@ -23,7 +23,7 @@ from runtime.scheduler.step_time import StepLoad, StepTimes
 
 
 class SimulatedServer:
-    """An engine on the reckoned device, and what it has done."""
+    """An engine on the simulated device, and its batches."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ def test_the_automatic_target_gives_prompts_their_share_while_many_rows_decode()
 
 
 def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() -> None:
-    """Else nothing tells what decoding alone takes, and prompts could stay in too small parts."""
+    """Without them the time of decoding alone is unknown, and chunks could stay too small."""
     server = SimulatedServer()
     warmed(server, 64)
     for id in range(1000):
@@ -345,7 +345,7 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
         under_way = dict(scheduler.running.prefilling)
         preempted, made = scheduler.num_preemptions, len(server.batches)
         first = min(under_way.values(), key=lambda one: one.priority_key, default=None)
-        wanted = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
+        first_chunk = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
         ahead = scheduler.waiting.head()
         server.step()
         batches = server.batches[made:]
@@ -354,9 +354,9 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
         if ahead is not None and ahead.priority_key < first.priority_key:
             continue
         batch = batches[0]
-        fed = dict(zip(batch.slots, batch.q_lens, strict=True)).get(wanted[1], 0)
+        prefilled = dict(zip(batch.slots, batch.q_lens, strict=True)).get(first_chunk[1], 0)
         prompt_tokens = batch.num_tokens - batch.decode_rows
-        assert 2 * fed >= prompt_tokens or fed == wanted[0]
+        assert 2 * prefilled >= prompt_tokens or prefilled == first_chunk[0]
     ended = [output for output in server.outputs if output.finish is not None]
     assert len(ended) == len(requests)
     answered = {output.id for output in ended if output.finish == "length"}

@@ -24,7 +24,7 @@ def test_pages_that_an_answer_fills_are_found_by_who_goes_on_from_it(
     bench.run(request(1, prompt(prompt_len), max_tokens=21))
     known = prompt(prompt_len) + bench.tokens(1)
     assert len(known) == prompt_len + 21
-    # The last token was never fed: its page holds a hole.
+    # The last token was never computed: its cell of the page is not written.
     written = (len(known) - 1) // 4 * 4
     bench.run(request(2, [*known, 7, 7, 7, 7], max_tokens=1))
     assert next(output.cached for output in bench.of(2) if output.started) == written
@@ -50,10 +50,10 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_one_before() -> None:
     again = request(1, prompt(5, first=50), max_tokens=5)
     bench.add(again)
     bench.run()
-    told = bench.of(1)
-    ends = [index for index, output in enumerate(told) if output.finish]
+    outputs = bench.of(1)
+    ends = [index for index, output in enumerate(outputs) if output.finish]
     assert len(ends) == 2
-    tokens = [token for output in told[ends[0] + 1 :] for token in output.tokens]
+    tokens = [token for output in outputs[ends[0] + 1 :] for token in output.tokens]
     assert tokens == bench.plain(again)
 
 

@@ -44,8 +44,8 @@ def test_preemptions_are_counted() -> None:
     bench = Bench(page_size=4, num_pages=6, max_model_len=20)
     bench.run(*(request(id, prompt(5, 20 * id), max_tokens=12) for id in (1, 2)))
     assert bench.engine.scheduler.num_preemptions >= 1
-    told = [last(bench, id).preemptions for id in (1, 2)]
-    assert sum(told) == bench.engine.scheduler.num_preemptions
+    counts = [last(bench, id).preemptions for id in (1, 2)]
+    assert sum(counts) == bench.engine.scheduler.num_preemptions
 
 
 def test_a_request_that_never_ran_reports_no_batch() -> None:

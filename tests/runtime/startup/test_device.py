@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "model", "has_bfloat16", "chosen"),
+    ("requested", "model", "has_bfloat16", "chosen"),
     [
         ("auto", "bfloat16", True, "bfloat16"),
         ("auto", "bfloat16", False, "float32"),
@@ -34,10 +34,10 @@ CPU = torch.device("cpu")
     ],
 )
 def test_cpu_computes_in_the_type_it_is_fast_at(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, model: str, has_bfloat16: bool, chosen: str
+    monkeypatch: pytest.MonkeyPatch, requested: str, model: str, has_bfloat16: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(device, "_cpu_has_bfloat16", lambda: has_bfloat16)
-    assert choose_dtype(wanted, model, CPU) == chosen  # type: ignore[arg-type]
+    assert choose_dtype(requested, model, CPU) == chosen  # type: ignore[arg-type]
 
 
 def test_one_core_is_left_to_the_api_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,23 +77,23 @@ def test_files_that_a_container_has_read_leave_its_memory_free(
 
 
 def test_step_without_results_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     class Event:
         def __init__(self, *, blocking: bool) -> None:
             assert blocking
 
         def record(self) -> None:
-            told.append("record")
+            calls.append("record")
 
         def synchronize(self) -> None:
-            told.append("synchronize")
+            calls.append("synchronize")
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert Download([], torch.device("cuda")).wait() == []
-    assert told == ["record", "synchronize"]
+    assert calls == ["record", "synchronize"]
     assert Download([], CPU).wait() == []
-    assert len(told) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="for glibc's allocator")

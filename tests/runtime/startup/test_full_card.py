@@ -69,7 +69,7 @@ def ballast(left: int) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_of_the_test_before() -> None:
+def empty_device() -> None:
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -83,20 +83,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def loaded(model: Path, **wishes: object) -> Loaded:
-    config = EngineConfig(model=str(model), device="cuda", load_format="dummy", **wishes)  # type: ignore[arg-type]
+def loaded(model: Path, **options: object) -> Loaded:
+    config = EngineConfig(model=str(model), device="cuda", load_format="dummy", **options)  # type: ignore[arg-type]
     return load(config, lambda phase, done, total: None)
 
 
 def worst_requests(rows: int, longest: int) -> list[EngineRequest]:
     """Rows that want everything, prompts that are scored from end to end, and one vector."""
-    wanted = [EVERYTHING] * rows
-    wanted += [SamplingParams(1, temperature=0, prompt_logprobs=20, logprobs=20)] * 2
-    wanted += [SamplingParams(0, pooling=PoolingParams("mean"))]
+    row_params = [EVERYTHING] * rows
+    row_params += [SamplingParams(1, temperature=0, prompt_logprobs=20, logprobs=20)] * 2
+    row_params += [SamplingParams(0, pooling=PoolingParams("mean"))]
     lengths = [33] * rows + [longest] * 3
     return [
         EngineRequest(id, 0, [(id * 7 + place) % 1000 for place in range(length)], params)
-        for id, (length, params) in enumerate(zip(lengths, wanted, strict=True))
+        for id, (length, params) in enumerate(zip(lengths, row_params, strict=True))
     ]
 
 
@@ -161,12 +161,12 @@ def test_the_memory_estimate_of_a_start_is_near_what_it_measures(model: Path) ->
         max_len=resolved.max_model_len,
         page_size=resolved.page_size,
     )
-    reckoned = estimate(read_config(model), torch.bfloat16, steps, free=80 * GIB, share=0.9)
-    assert report["weights"] == pytest.approx(reckoned.weights, rel=0.001)
-    assert report["state"] == pytest.approx(reckoned.state, rel=0.5)
-    assert report["activations"] == pytest.approx(reckoned.activations, rel=0.5)
+    estimated = estimate(read_config(model), torch.bfloat16, steps, free=80 * GIB, share=0.9)
+    assert report["weights"] == pytest.approx(estimated.weights, rel=0.001)
+    assert report["state"] == pytest.approx(estimated.state, rel=0.5)
+    assert report["activations"] == pytest.approx(estimated.activations, rel=0.5)
     # What graphs take depends on what PyTorch's allocator has left over.
     measured = sum(report[name] for name in ("state", "activations", "graphs"))
     assert measured == pytest.approx(
-        reckoned.state + reckoned.activations + reckoned.graphs, rel=0.5
+        estimated.state + estimated.activations + estimated.graphs, rel=0.5
     )

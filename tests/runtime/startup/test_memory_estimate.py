@@ -39,10 +39,10 @@ def test_weights_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> Non
 def test_the_weights_of_a_cpu_are_those_of_its_start(kind: str, tmp_path: Path) -> None:
     """Of an embedding that is the head, too, it keeps both ways to lay it out."""
     write_checkpoint(kind, tmp_path)
-    wanted = EngineConfig(
+    engine_config = EngineConfig(
         model=str(tmp_path), device="cpu", dtype="float32", threads=1, kv_tokens=64
     )
-    found = load(wanted, lambda phase, done, total: None).ready.weight_bytes
+    found = load(engine_config, lambda phase, done, total: None).ready.weight_bytes
     config = read_config(tmp_path)
     buffers = 4 * config.head_dim  # frequencies of rotations
     planned = weight_bytes(config, torch.float32) + copy_bytes(config, torch.float32)
@@ -70,10 +70,10 @@ def test_the_plan_of_a_cpu_is_that_of_its_start(
     write_checkpoint("qwen3", tmp_path)
     free = [20 * MIB + weight_bytes(read_config(tmp_path), torch.float32), 20 * MIB]
     monkeypatch.setattr(loading, "free_bytes", lambda device: free.pop(0))
-    wanted = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
-    started = load(wanted, lambda phase, done, total: None).resolved
+    engine_config = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
+    started = load(engine_config, lambda phase, done, total: None).resolved
     config = read_config(tmp_path)
     place = TargetDevice("cpu", "", 20 * MIB + weight_bytes(config, torch.float32), "float32")
-    planned = resolve_config(wanted, config, place)
+    planned = resolve_config(engine_config, config, place)
     assert planned.num_pages == started.num_pages < 64 * 32, "not what all slots could use"
     assert planned.max_batched_tokens == started.max_batched_tokens

@@ -30,12 +30,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def blueprint_for(checkpoint: Path, **wishes: object) -> EngineSpec:
+def spec_for(checkpoint: Path, **changes: object) -> EngineSpec:
     config = EngineConfig(
         model=str(checkpoint), device="cpu", dtype="float32", max_num_seqs=4,
         max_batched_tokens=64, threads=1, gpu_memory=0.5,
     )  # fmt: skip
-    return resolve_engine_spec(replace(config, **wishes))
+    return resolve_engine_spec(replace(config, **changes))
 
 
 class Memory:
@@ -74,7 +74,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
 
 
 def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memory) -> None:
-    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    made = loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
     sizes = dict(made.memory)
     pages_of_trial = made.kv.num_bytes // made.kv.num_pages * memory_profile.PAGES
     assert sizes["state"] == 3 * MIB
@@ -83,14 +83,14 @@ def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memo
         == len(memory.steps) * MIB
     )
     assert sum(sizes.values()) == 64 * MIB
-    asked = int(64 * MIB * 0.5) - sizes["weights"] - sizes["state"] - sizes["activations"]
+    available = int(64 * MIB * 0.5) - sizes["weights"] - sizes["state"] - sizes["activations"]
     whole = 4 * -(-made.resolved.max_model_len // 16)  # more would never be used
-    fits = asked // (made.kv.num_bytes // made.kv.num_pages)
+    fits = available // (made.kv.num_bytes // made.kv.num_pages)
     assert made.resolved.num_pages == made.kv.num_pages == min(fits, whole)
 
 
 def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory) -> None:
-    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    made = loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
     batch = next(all_batch_kinds(made.resolved))
     batch = replace(batch, new_pages=[made.kv.num_pages - 1] * len(batch.new_pages))
     made.runner.forward(batch)
@@ -102,7 +102,7 @@ def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory
     memory.fits = lambda batch: batch.num_tokens <= 40
     with pytest.raises(ConfigError, match=r"--max-batched-tokens 256 .* --max-batched-tokens 64,"):
         loading._on_gpu(
-            blueprint_for(checkpoint, max_batched_tokens=256),
+            spec_for(checkpoint, max_batched_tokens=256),
             lambda *report: None,
             Timeline(),
         )
@@ -111,7 +111,7 @@ def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory
 @pytest.fixture
 def resolved(checkpoint: Path) -> ResolvedConfig:
     plan = MemoryPlan(free=1 << 30, share=1.0)
-    return replace(blueprint_for(checkpoint).resolve_config(plan), device="cuda", max_num_seqs=12)
+    return replace(spec_for(checkpoint).resolve_config(plan), device="cuda", max_num_seqs=12)
 
 
 def test_every_kind_of_step_keeps_to_the_limits_and_meets_them(resolved: ResolvedConfig) -> None:
@@ -156,7 +156,7 @@ def test_graphs_that_do_not_fit_name_numbers_too(
         raise torch.OutOfMemoryError("made up")
 
     monkeypatch.setattr(memory_profile, "run", lambda runner, batch, masks=None: None)
-    engine_spec = blueprint_for(checkpoint)
+    engine_spec = spec_for(checkpoint)
     plan = MemoryPlan(free=64 * MIB, share=0.5)
     loaded = memory_profile.MemoryProfiler(
         plan, engine_spec, engine_spec.begin_loading(64 * MIB).model
@@ -171,7 +171,7 @@ def test_the_largest_steps_are_run_again_when_all_else_is_there(
     checkpoint: Path, memory: Memory
 ) -> None:
     """Through two layers: what follows them takes the same memory."""
-    made = loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    made = loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
     assert made.profiler is not None
     before = len(memory.steps)
     made.profiler.keep_peak_memory()
@@ -196,13 +196,13 @@ def test_memory_that_runs_out_while_loading_names_what_took_it_and_three_numbers
         raise error
 
     monkeypatch.setattr(EngineSpec, "kv_pool", fail)
-    wanted = (
+    expected = (
         r"of 64.0 MiB that were free .* weights in float32 take \S+ \S+; --max-batched-tokens 64, "
         r"--max-num-seqs 4 and --gpu-memory 0.5 of it need more .* try --max-batched-tokens 64, "
         r"--max-num-seqs 4, --gpu-memory 0.5"
     )
-    with pytest.raises(ConfigError, match=wanted):
-        loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+    with pytest.raises(ConfigError, match=expected):
+        loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
 
 
 def test_other_mistakes_while_loading_are_not_taken_for_a_lack_of_memory(
@@ -213,10 +213,10 @@ def test_other_mistakes_while_loading_are_not_taken_for_a_lack_of_memory(
 
     monkeypatch.setattr(EngineSpec, "kv_pool", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        loading._on_gpu(blueprint_for(checkpoint), lambda *report: None, Timeline())
+        loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(checkpoint: Path) -> None:
-    engine_spec = blueprint_for(checkpoint)
+    engine_spec = spec_for(checkpoint)
     with pytest.raises(ConfigError, match=r"weights in float32 take \S+ KiB, 1.0 KiB are free"):
         engine_spec.begin_loading(1024)

@@ -56,10 +56,10 @@ def test_in_chat_completions(fake: FakeServer):
 
 def test_in_anthropics_messages(fake: FakeServer):
     with anthropic.Anthropic(base_url=fake.url, api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = {"model": "fake", "max_tokens": 100}
-        content = client.messages.create(**asked, messages=[QUESTION]).content
+        options: dict[str, Any] = {"model": "fake", "max_tokens": 100}
+        content = client.messages.create(**options, messages=[QUESTION]).content
         said = {"role": "assistant", "content": content}
-        client.messages.create(**asked, messages=[QUESTION, said, AGAIN])
+        client.messages.create(**options, messages=[QUESTION, said, AGAIN])
     assert SHOWN in prompt_of(fake)
 
 
@@ -78,16 +78,16 @@ def test_in_responses(fake: FakeServer):
     items: list[Any] = [QUESTION, *first.output, AGAIN]
     client.responses.create(model="fake", input=items)
     assert SHOWN in prompt_of(fake)
-    assert prompt_of(fake).count("<|assistant|>") == 2, "a thought and its answer are one message"
+    assert prompt_of(fake).count("<|assistant|>") == 2, "reasoning and its answer are one message"
 
 
 def test_reasoning_without_an_answer_is_a_turn_of_its_own_in_responses(fake: FakeServer):
-    thoughts = [
+    reasoning_items = [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So"}]},
         {"type": "reasoning", "summary": [], "encrypted_content": "?"},
     ]
-    items: list[Any] = [QUESTION, *thoughts, AGAIN]
+    items: list[Any] = [QUESTION, *reasoning_items, AGAIN]
     fake.client().responses.create(model="fake", input=items)
     assert "<|assistant|><think>Hm.\nSo</think><|end|><|user|>Sure?" in prompt_of(fake)
 
@@ -108,8 +108,8 @@ def test_only_an_assistant_thinks(fake: FakeServer, name: str):
 @pytest.mark.timeout(8)
 def test_reasoning_in_many_items_is_joined_once():
     text = "x" * 1900
-    thought = {"id": "rs_1", "type": "reasoning", "content": [{"text": text}]}
-    items = [thought] * 16_000  # of one body
+    reasoning = {"id": "rs_1", "type": "reasoning", "content": [{"text": text}]}
+    items = [reasoning] * 16_000  # of one body
     body = ResponsesRequest(model="fake", input="Hello")
     [message] = conversation_of(body, [], items).messages
     assert message["reasoning_content"] == "\n".join([text] * len(items))

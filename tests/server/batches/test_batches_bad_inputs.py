@@ -94,7 +94,7 @@ async def test_a_wrong_upload_gets_an_error_that_says_what_to_change(
 ):
     content = body.encode("utf-8", "surrogateescape")
     answer = await server.http.post("/v1/files", content=content, headers=BOUNDARY)
-    assert_told(answer, status, code, param, word)
+    assert_error(answer, status, code, param, word)
 
 
 WRONG_TYPES = [
@@ -114,10 +114,10 @@ async def test_a_wrong_kind_of_upload_gets_an_error_that_says_what_to_send(
     headers = {"content-type": kind} if kind else {}
     content = (FILE + PURPOSE + END).encode()
     answer = await server.http.post("/v1/files", content=content, headers=headers)
-    assert_told(answer, status, code, None, word)
+    assert_error(answer, status, code, None, word)
 
 
-def assert_told(answer: Any, status: int, code: str, param: str | None, word: str) -> None:
+def assert_error(answer: Any, status: int, code: str, param: str | None, word: str) -> None:
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -162,11 +162,11 @@ async def test_a_wrong_query_gets_an_error_that_says_what_to_change(
     param: str | None,
     word: str,
 ):
-    assert_told(await server.http.request(method, path), status, code, param, word)
+    assert_error(await server.http.request(method, path), status, code, param, word)
 
 
 ID = "ID OF THE FILE"
-ASKED = {"input_file_id": ID, "endpoint": CHAT, "completion_window": "24h"}
+BATCH = {"input_file_id": ID, "endpoint": CHAT, "completion_window": "24h"}
 LONG = {"anchor": "created_at", "seconds": 3600}
 WRONG_BATCHES = [
     ({"input_file_id": None}, 400, "invalid_type", "input_file_id", "string"),
@@ -199,22 +199,22 @@ WRONG_BATCHES = [
 async def test_a_wrong_batch_gets_an_error_that_says_what_to_change(
     server: BatchServer, changes: Any, status: int, code: str, param: str, word: str
 ):
-    body = ASKED | {"input_file_id": await server.upload(line("a"))} | changes
+    body = BATCH | {"input_file_id": await server.upload(line("a"))} | changes
     answer = await server.http.post("/v1/batches", json=body)
-    assert_told(answer, status, code, param, word)
+    assert_error(answer, status, code, param, word)
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", BATCH)
 async def test_each_field_of_a_batch_is_required(server: BatchServer, name: str):
-    body = {key: value for key, value in ASKED.items() if key != name}
+    body = {key: value for key, value in BATCH.items() if key != name}
     answer = await server.http.post("/v1/batches", json=body)
-    assert_told(answer, 400, "missing_required_parameter", name, "add it")
+    assert_error(answer, 400, "missing_required_parameter", name, "add it")
 
 
 async def test_a_file_for_something_else_makes_no_batch(server: BatchServer):
-    body = ASKED | {"input_file_id": await server.upload(line("a"), "user_data")}
+    body = BATCH | {"input_file_id": await server.upload(line("a"), "user_data")}
     answer = await server.http.post("/v1/batches", json=body)
-    assert_told(answer, 400, "invalid_purpose", "input_file_id", "'batch'")
+    assert_error(answer, 400, "invalid_purpose", "input_file_id", "'batch'")
 
 
 def changed(**fields: object) -> str:

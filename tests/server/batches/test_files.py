@@ -50,7 +50,7 @@ async def test_openais_client_uploads_reads_lists_and_deletes_a_file(server: Bat
 
 
 async def test_a_file_comes_back_byte_for_byte(server: BatchServer):
-    content = bytes(range(256)) * 9000 + b"\r\n--\r\n--x\r\n\r\n--"  # over two pieces
+    content = bytes(range(256)) * 9000 + b"\r\n--\r\n--x\r\n\r\n--"  # over two chunks
     id = await server.upload(content, "user_data")
     answer = await server.http.get(f"/v1/files/{id}/content")
     assert answer.content == content
@@ -289,7 +289,7 @@ class MultipartParts:
         self.open = False
 
 
-def read_in_pieces(body: bytes, cuts: list[int]) -> list[list[object]]:
+def read_in_chunks(body: bytes, cuts: list[int]) -> list[list[object]]:
     parts = MultipartParts()
     reader = MultipartReader(b"bound", parts)
     places = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
@@ -314,14 +314,14 @@ def test_a_form_reads_the_same_however_it_is_cut(contents: list[bytes], cuts: li
     )
     body += b"--bound--\r\n"
     expected = [[f"p{index}", None, content] for index, content in enumerate(contents)]
-    assert read_in_pieces(body, cuts) == expected
+    assert read_in_chunks(body, cuts) == expected
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=4), st.booleans())
 def test_no_body_breaks_the_reader_of_forms(noise: bytes, cuts: list[int], begun: bool):
     head = b'--bound\r\ncontent-disposition: form-data; name="a"' if begun else b""
     try:
-        read_in_pieces(head + noise, cuts)
+        read_in_chunks(head + noise, cuts)
     except RequestError as error:
         assert error.code == "invalid_multipart"
 
@@ -343,14 +343,14 @@ def test_names_of_parts_are_read_as_clients_write_them(
     header: str, expected: tuple[str, str | None]
 ):
     body = b"--bound\r\nContent-Type: x\r\nContent-Disposition: %b\r\n\r\nv\r\n--bound--"
-    assert read_in_pieces(body % header.encode(), [])[0][:2] == list(expected)
+    assert read_in_chunks(body % header.encode(), [])[0][:2] == list(expected)
 
 
 def test_parameters_that_cannot_be_read_are_refused():
     many = "9" * 5000  # more digits than Python turns into a number
     head = f"Content-Disposition: form-data; name=file; filename*{many}=a\r\n\r\n"
     with pytest.raises(RequestError, match="content-disposition cannot be read"):
-        read_in_pieces(b"--bound\r\n" + head.encode(), [])
+        read_in_chunks(b"--bound\r\n" + head.encode(), [])
     with pytest.raises(RequestError, match="content-type cannot be read"):
         boundary_of(f"multipart/form-data; boundary*{many}=b")
 

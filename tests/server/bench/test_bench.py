@@ -96,7 +96,7 @@ def bench(url: str, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("address", "taken"),
     [
         ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
         ("https://host/", "https://host/v1"),
@@ -104,8 +104,8 @@ def bench(url: str, *arguments: str) -> int:
         ("http://host/openai/v1", "http://host/openai/v1"),
     ],
 )
-def test_an_address_without_a_path_gets_the_version(given: str, taken: str) -> None:
-    assert with_version(given) == taken
+def test_an_address_without_a_path_gets_the_version(address: str, taken: str) -> None:
+    assert with_version(address) == taken
 
 
 SMALL = ("--input-len", "7", "--output-len", "6", "--num-prompts", "12", "--warmup", "2")
@@ -216,9 +216,9 @@ def test_the_key_is_that_of_the_option_or_the_first_of_the_environment(
     fake = BenchFakeServer()
     if environment is not None:
         monkeypatch.setenv("WAVEFILL_API_KEY", environment)
-    given = () if option is None else ("--api-key", option)
+    address = () if option is None else ("--api-key", option)
     with listening(fake) as url:
-        assert bench(url, "--num-prompts", "1", "--warmup", "1", "--output-len", "2", *given) == 0
+        assert bench(url, "--num-prompts", "1", "--warmup", "1", "--output-len", "2", *address) == 0
     assert set(fake.keys) == {None if sent is None else f"Bearer {sent}"}
     assert len(fake.keys) == 3, "one of them asks for the models"
 
@@ -244,9 +244,9 @@ def test_a_key_that_is_missing_is_asked_for(
     fake.refuse_models = no_key if of_models else None
     with listening(fake) as url:
         assert bench(url, *SMALL, "--warmup", warmup) == 1
-    told = "".join(capsys.readouterr())
-    assert "401" in told and "Incorrect API key provided" in told
-    assert "give --api-key or set WAVEFILL_API_KEY" in told
+    printed = "".join(capsys.readouterr())
+    assert "401" in printed and "Incorrect API key provided" in printed
+    assert "give --api-key or set WAVEFILL_API_KEY" in printed
 
 
 def test_a_failed_warm_up_ends_the_run_before_anything_is_measured(
@@ -269,7 +269,7 @@ def test_an_absent_server_is_named_with_the_remedy(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["--endpoint", "chat", "--prompts", "ids"], "use --prompts words"),
         (["--concurrency", "0"], "from 1 on"),
@@ -281,10 +281,10 @@ def test_an_absent_server_is_named_with_the_remedy(capsys: pytest.CaptureFixture
     ],
 )
 def test_a_wrong_option_is_refused_with_the_remedy(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench("http://127.0.0.1:9/v1", *arguments) == 2
-    assert told in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 def test_the_module_in_benchmarks_is_the_same_command() -> None:

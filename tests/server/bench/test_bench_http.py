@@ -117,7 +117,7 @@ async def test_a_connection_is_used_again_and_replaced_when_the_server_closed_it
 
 
 def into(body: bytearray) -> OnChunk:
-    return lambda piece, now: body.extend(piece)
+    return lambda received, now: body.extend(received)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_a_reader_that_fails_ends_the_exchange() -> None:
         writer.write(STREAM + chunk(b"one") + chunk(b"two") + b"0\r\n\r\n")
         await reader.read()
 
-    def fail(piece: bytes, now: float) -> None:
+    def fail(received: bytes, now: float) -> None:
         raise ZeroDivisionError
 
     async with served(handler) as url:

@@ -62,7 +62,7 @@ def test_throughput_counts_usage_over_the_whole_run_and_failures_add_nothing() -
     assert summary.duration_s == pytest.approx(4.0)
     assert summary.output_tokens_per_s == pytest.approx(15.0)
     assert summary.total_tokens_per_s == pytest.approx(25.0)
-    assert summary.good_requests_per_s is None, "no limits were given"
+    assert summary.good_requests_per_s is None, "no limits were set"
 
 
 def test_a_run_without_answers_has_zero_throughput_and_no_spreads() -> None:
@@ -124,7 +124,7 @@ def test_events_are_whole_however_the_bytes_are_cut(size: int) -> None:
     stream = 'data: {"a": "ü"}\n\n: ping\r\n\r\nevent: x\ndata:{"b": 1}\r\n\r\ndata: [DONE]\n\n'
     raw, lines = stream.encode(), Lines()
     cut = [raw[i : i + size] for i in range(0, len(raw), size)]
-    found = [data for piece in cut for data in lines.feed(piece)]
+    found = [data for chunk in cut for data in lines.feed(chunk)]
     assert found == ['{"a": "ü"}'.encode(), b'{"b": 1}', b"[DONE]"]
 
 

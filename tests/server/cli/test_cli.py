@@ -88,11 +88,11 @@ def test_keys_come_from_all_three_sources_and_are_never_shown(tmp_path: Path):
 def test_the_model_and_the_file_of_keys_may_be_set_by_variables(tmp_path: Path):
     file = tmp_path / "keys"
     file.write_text("secret")
-    given = {"WAVEFILL_MODEL": "some/model", "WAVEFILL_API_KEY_FILE": str(file)}
-    assert unknown_variables({**given, "WAVEFILL_REVISION": "main"}) == []
-    assert config(**given).engine.model == "some/model"
-    assert config(**given).api_keys == ("secret",)
-    assert config("other/model", **given).engine.model == "other/model"
+    variables = {"WAVEFILL_MODEL": "some/model", "WAVEFILL_API_KEY_FILE": str(file)}
+    assert unknown_variables({**variables, "WAVEFILL_REVISION": "main"}) == []
+    assert config(**variables).engine.model == "some/model"
+    assert config(**variables).api_keys == ("secret",)
+    assert config("other/model", **variables).engine.model == "other/model"
     assert config().engine.model == "tiny-chat"
 
 
@@ -214,8 +214,8 @@ def test_the_table_of_others_options_says_what_the_command_says():
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
     assert rows
     for _, theirs, ours, _ in rows:
-        told = " ".join(REMEDIES[name] for name in re.findall(r"--([a-z-]+)", theirs))
-        assert {*re.findall(r"--[a-z-]+", ours)} == {*re.findall(r"--[a-z-]+", told)}, theirs
+        remedies = " ".join(REMEDIES[name] for name in re.findall(r"--([a-z-]+)", theirs))
+        assert {*re.findall(r"--[a-z-]+", ours)} == {*re.findall(r"--[a-z-]+", remedies)}, theirs
 
 
 def test_the_service_links_of_kubernetes_are_not_taken_for_options():
@@ -229,8 +229,12 @@ def test_the_service_links_of_kubernetes_are_not_taken_for_options():
 
 
 def test_a_misspelt_variable_is_named():
-    given = {"WAVEFILL_MAX_MODELLEN": "1", "WAVEFILL_MAX_MODEL_LEN": "1", "WAVEFILL_API_KEY": "k"}
-    assert unknown_variables(given) == ["WAVEFILL_MAX_MODELLEN"]
+    variables = {
+        "WAVEFILL_MAX_MODELLEN": "1",
+        "WAVEFILL_MAX_MODEL_LEN": "1",
+        "WAVEFILL_API_KEY": "k",
+    }
+    assert unknown_variables(variables) == ["WAVEFILL_MAX_MODELLEN"]
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,15 @@ def test_what_does_not_fit_ends_with_code_2_and_numbers_to_change(shape: Path) -
 def test_more_sequences_than_a_plan_of_attention_holds_are_refused_unless_nothing_is_planned(
     shape: Path,
 ) -> None:
-    wish = shape, "--card", "80", "--max-num-seqs", "9000", "--max-batched-tokens", "9000"
-    done = plan(*wish)
+    arguments = shape, "--card", "80", "--max-num-seqs", "9000", "--max-batched-tokens", "9000"
+    done = plan(*arguments)
     assert done.returncode == 2 and "KV holds" not in done.stdout
     [line] = done.stderr.splitlines()
     assert line.startswith("error: --max-num-seqs 9000: --attention flash2 plans at most 8192")
     assert "--attention flash1" in line
-    assert "9000 running" in plan(*wish, "--attention", "flash1", "--max-model-len", "64").stdout
+    assert (
+        "9000 running" in plan(*arguments, "--attention", "flash1", "--max-model-len", "64").stdout
+    )
 
 
 def test_without_a_card_it_is_this_machine_that_is_planned_for() -> None:

@@ -37,7 +37,7 @@ def takes(grammar: str, text: str, folder: Path) -> bool:
         ("", {}, {PLAIN, REASONED}),  # the model thinks unasked, or does not
         (CAN_BE_QUIET, {}, {PLAIN, REASONED}),
         (CAN_BE_QUIET, ON, {PLAIN, REASONED}),
-        (CAN_BE_QUIET, OFF, {PLAIN}),  # the thought is over where the answer begins
+        (CAN_BE_QUIET, OFF, {PLAIN}),  # the reasoning is over where the answer begins
         (CAN_BE_QUIET, {"reasoning_effort": "none"}, {PLAIN}),
         (SWITCH, {}, {PLAIN}),  # the prompt begins reasoning that is requested
         (SWITCH, OFF, {PLAIN}),

@@ -59,8 +59,8 @@ def test_reasoning_has_so_many_tokens_and_no_more(
     # A word of text may go on in the next token: then it counts from there.
     least = budget if reasoning is THINK else max(0, budget - 2)
     assert least <= taken(tokenizer, begun, WORDS) <= budget
-    thought = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:least])
-    answer = f"{thought}{reasoning.closes[0]}\n\nYes: {WORDS} <|tool_call|> {WORDS}"
+    reasoning_text = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:least])
+    answer = f"{reasoning_text}{reasoning.closes[0]}\n\nYes: {WORDS} <|tool_call|> {WORDS}"
     assert accepts(tokenizer, begun, answer)
     free = after_limited_reasoning(None, reasoning, literals, budget, begun=False)
     assert accepts(tokenizer, free, reasoning.opens[0] + answer)
@@ -72,9 +72,11 @@ def test_reasoning_may_end_by_itself_and_the_answer_is_not_limited(
 ):
     grammar = after_limited_reasoning(None, reasoning, literals_of(tokenizer), 30, begun=True)
     end = reasoning.closes[0]
-    for thought in ("", "a < b", "</b> </", f"{end[:4]}{end[:-1]}<", "x" + end[:3]):
-        assert accepts(tokenizer, grammar, f"{thought}{end}{WORDS} {WORDS} {end} {WORDS}"), thought
-    assert not accepts(tokenizer, grammar, "the quick"), "an answer cannot end within its thought"
+    for reasoning_text in ("", "a < b", "</b> </", f"{end[:4]}{end[:-1]}<", "x" + end[:3]):
+        assert accepts(tokenizer, grammar, f"{reasoning_text}{end}{WORDS} {WORDS} {end} {WORDS}"), (
+            reasoning_text
+        )
+    assert not accepts(tokenizer, grammar, "the quick"), "an answer cannot end within its reasoning"
 
 
 @pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
@@ -111,27 +113,29 @@ def test_harmonys_reasoning_is_one_message_of_so_many_tokens(tokenizer: Tokenize
     free = after_limited_reasoning(None, HARMONY, literals, budget, begun=False)
     head = len(tokenizer.encode(HEAD, add_special_tokens=False).ids)
     assert taken(tokenizer, free, HEAD + WORDS) == head + budget
-    thought = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:budget])
+    reasoning_text = tokenizer.decode(
+        tokenizer.encode(WORDS, add_special_tokens=False).ids[:budget]
+    )
     for rest in (FINAL + f"{WORDS} {WORDS}", CALL, " to=functions.weather" + CALL):
-        assert accepts(tokenizer, begun, thought + NEXT + rest)
-        assert accepts(tokenizer, free, HEAD + thought + NEXT + rest)
+        assert accepts(tokenizer, begun, reasoning_text + NEXT + rest)
+        assert accepts(tokenizer, free, HEAD + reasoning_text + NEXT + rest)
         assert accepts(tokenizer, free, rest)
         again = CALL + NEXT + HEAD
-        assert not accepts(tokenizer, free, again, whole=False), "a second thought"
+        assert not accepts(tokenizer, free, again, whole=False), "reasoning a second time"
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_harmonys_preambles_and_calls_follow_the_reasoning(tokenizer: Tokenizer, strict: bool):
-    told = f"<|channel|>commentary<|message|>I will look.{NEXT}"
+    preamble = f"<|channel|>commentary<|message|>I will look.{NEXT}"
     tools = [tool("weather", parameters=PARAMETERS, strict=strict)]
     format, literals = TOOL_FORMATS["harmony"], literals_of(tokenizer)
     calls = tool_grammar(request(tools=tools), None, format, "", literals, reasoning_between=False)
     assert (calls is None) == (not strict)
     grammar = after_limited_reasoning(calls, HARMONY, literals, 3, begun=False)
     for before in ("", f"{HEAD}Hm.{NEXT}"):
-        for text in (CALL, told + CALL, told + FINAL + WORDS):
+        for text in (CALL, preamble + CALL, preamble + FINAL + WORDS):
             assert accepts(tokenizer, grammar, before + text), before + text
-        for text in (f"{told}{HEAD}", f"{HEAD}{WORDS}"):
+        for text in (f"{preamble}{HEAD}", f"{HEAD}{WORDS}"):
             assert not accepts(tokenizer, grammar, before + text, whole=False), before + text
     assert accepts(tokenizer, grammar, CALL.replace('"Rome"', "1")) == (not strict)
 

@@ -49,9 +49,9 @@ class Judge:
         for token in self._tokenizer.encode(text).ids:
             if not mask[token >> 3] >> (token & 7) & 1:
                 return False
-            news = self._matchers.advance([(self._key, token)])
-            assert not news.errors
-            mask, ended = news.masks.get(self._key, bytes(len(mask))), self._key in news.ended
+            step = self._matchers.advance([(self._key, token)])
+            assert not step.errors
+            mask, ended = step.masks.get(self._key, bytes(len(mask))), self._key in step.ended
         return bool(mask[0] & 1) or ended
 
 
@@ -159,9 +159,9 @@ def test_the_engine_gets_a_grammar_that_takes_what_was_asked_for(
     assert [text for text in bad if judge.takes(grammar, text)] == []
 
 
-@pytest.mark.parametrize("wanted", [None, {"type": "text"}])
-def test_any_text_needs_no_grammar(fake: FakeServer, http: httpx.Client, wanted: object) -> None:
-    assert grammar_of(fake, http, CHAT, response_format=wanted) == ""
+@pytest.mark.parametrize("requested", [None, {"type": "text"}])
+def test_any_text_needs_no_grammar(fake: FakeServer, http: httpx.Client, requested: object) -> None:
+    assert grammar_of(fake, http, CHAT, response_format=requested) == ""
 
 
 def test_white_space_is_a_space_or_an_indentation(judge: Judge) -> None:

@@ -100,5 +100,5 @@ def test_every_429_has_its_reason_in_one_table():
         if "RateLimited(" in path.read_text().replace("class RateLimited(", "")
     }
     assert made == {"admission.py"}
-    told = (ROOT / "docs" / "operate.md").read_text("utf-8")
-    assert all(f"`{reason}`" in told for reason in get_args(Reason))
+    documented = (ROOT / "docs" / "operate.md").read_text("utf-8")
+    assert all(f"`{reason}`" in documented for reason in get_args(Reason))

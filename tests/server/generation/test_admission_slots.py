@@ -46,13 +46,13 @@ async def small(tmp_path: Path) -> AsyncIterator[BatchServer]:
         yield server
 
 
-def all_given_back(server: BatchServer) -> bool:
+def all_released(server: BatchServer) -> bool:
     return server.state.admission.reserved == 0 and server.engine.num_open == 0
 
 
-async def until_given_back(server: BatchServer) -> None:
+async def until_released(server: BatchServer) -> None:
     async with asyncio.timeout(10):
-        while not all_given_back(server):
+        while not all_released(server):
             await asyncio.sleep(0.005)
 
 
@@ -71,9 +71,9 @@ async def test_a_full_server_refuses_before_it_renders_tokenizes_or_compiles(
     def spy(kind: type, name: str) -> None:
         own = getattr(kind, name)
 
-        def noting(*given: Any, **options: Any) -> Any:
+        def noting(*args: Any, **options: Any) -> Any:
             worked.append(name)
-            return own(*given, **options)
+            return own(*args, **options)
 
         monkeypatch.setattr(kind, name, noting)
 
@@ -91,7 +91,7 @@ async def test_a_full_server_refuses_before_it_renders_tokenizes_or_compiles(
         assert worked == []
     assert (await server.http.post(path, json=body)).status_code == 200
     assert worked, "the spies see the work"
-    assert all_given_back(server)
+    assert all_released(server)
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,20 +117,20 @@ async def test_a_refusal_at_any_stage_releases_its_admission_slots(server: Batch
     answer = await server.http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     assert server.engine.requests == []
-    assert all_given_back(server)
+    assert all_released(server)
 
 
 async def test_a_template_that_fails_releases_the_admission_slots(
     server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(*given: object, **options: object) -> str:
+    def fail(*args: object, **options: object) -> str:
         assert server.state.admission.used == 5, "they are reserved while it renders"
         raise RuntimeError("a seeded fault")
 
     monkeypatch.setattr(ChatTokenizer, "render", fail)
     with pytest.raises(RuntimeError, match="a seeded fault"):
         await server.http.post(CHAT, json=HELLO | {"n": 5})
-    assert all_given_back(server)
+    assert all_released(server)
 
 
 async def test_a_submission_that_fails_halfway_leaves_nothing_behind(
@@ -138,17 +138,17 @@ async def test_a_submission_that_fails_halfway_leaves_nothing_behind(
 ):
     submit = FakeEngine.submit
 
-    def fail(engine: FakeEngine, *given: Any, **options: Any) -> Mailbox:
+    def fail(engine: FakeEngine, *args: Any, **options: Any) -> Mailbox:
         if len(engine.requests) == 2:
             raise RuntimeError("a seeded fault")
-        return submit(engine, *given, **options)
+        return submit(engine, *args, **options)
 
     monkeypatch.setattr(FakeEngine, "submit", fail)
     server.engine.held = True
     with pytest.raises(RuntimeError, match="a seeded fault"):
         await server.http.post(CHAT, json=HELLO | {"n": 5})
     assert sorted(server.engine.aborted) == [1, 2]
-    assert all_given_back(server)
+    assert all_released(server)
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
@@ -181,7 +181,7 @@ async def test_a_client_that_disconnects_releases_the_admission_slots(
     await until_submitted(server, 1)
     gone.set()
     await asking
-    assert all_given_back(server) and server.engine.aborted
+    assert all_released(server) and server.engine.aborted
 
 
 async def test_a_request_that_is_cancelled_while_its_grammar_compiles_releases_its_admission_slots(
@@ -189,7 +189,7 @@ async def test_a_request_that_is_cancelled_while_its_grammar_compiles_releases_i
 ):
     begun = asyncio.Event()
 
-    async def wait(*given: object) -> str:
+    async def wait(*args: object) -> str:
         begun.set()
         return await asyncio.Event().wait() or ""  # type: ignore[return-value]
 
@@ -199,7 +199,7 @@ async def test_a_request_that_is_cancelled_while_its_grammar_compiles_releases_i
     assert server.state.admission.used == 4
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert all_given_back(server)
+    assert all_released(server)
 
 
 async def test_requests_whose_prompts_are_being_made_count(
@@ -207,9 +207,9 @@ async def test_requests_whose_prompts_are_being_made_count(
 ):
     go_on, check = asyncio.Event(), GrammarChecker.check
 
-    async def wait(*given: Any) -> str:
+    async def wait(*args: Any) -> str:
         await go_on.wait()
-        return await check(*given)
+        return await check(*args)
 
     monkeypatch.setattr(GrammarChecker, "check", wait)
     asking = asyncio.create_task(server.http.post(CHAT, json=HELLO | FORM | {"n": 128}))
@@ -221,7 +221,7 @@ async def test_requests_whose_prompts_are_being_made_count(
     assert (await server.http.post(CHAT, json=HELLO | {"n": 72})).status_code == 200
     go_on.set()
     assert (await asking).status_code == 200
-    assert all_given_back(server)
+    assert all_released(server)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -230,9 +230,9 @@ async def test_many_mixed_requests_never_exceed_the_queue_and_release_all_admiss
 ):
     admission, submit, most = small.state.admission, FakeEngine.submit, 0
 
-    def noting(engine: FakeEngine, *given: Any, **options: Any) -> Mailbox:
+    def noting(engine: FakeEngine, *args: Any, **options: Any) -> Mailbox:
         nonlocal most
-        mailbox = submit(engine, *given, **options)
+        mailbox = submit(engine, *args, **options)
         most = max(most, admission.used)
         return mailbox
 
@@ -258,7 +258,7 @@ async def test_many_mixed_requests_never_exceed_the_queue_and_release_all_admiss
             await ask()
 
     await asyncio.gather(*(caller() for _ in range(8)))
-    await until_given_back(small)
+    await until_released(small)
     assert set(codes) == {200, 400, 429}
     assert 4 <= most <= 6
 
@@ -276,7 +276,7 @@ async def test_no_admission_slot_is_free_between_two_texts_of_one_request(
     body = {"model": "fake", "input": ["a"] * 24}
     assert (await small.http.post("/v1/embeddings", json=body)).status_code == 200
     assert used[:18] == [6] * 18
-    assert all_given_back(small)
+    assert all_released(small)
 
 
 async def test_a_request_of_the_whole_queues_size_is_admitted_with_several_api_processes(
@@ -312,4 +312,4 @@ async def test_a_process_holds_its_share_of_the_queue_or_one_larger_request(tmp_
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         server.engine.held = False
         assert (await large).status_code == 200
-        assert all_given_back(server)
+        assert all_released(server)

@@ -76,7 +76,12 @@ def test_a_stop_string_ends_the_text_alike_for_every_split(
 
 def test_text_is_held_back_only_while_it_may_become_a_stop_string():
     machine = StopStrings(["STOP"])
-    assert [machine.feed(piece) for piece in ("a S", "TO", "x", "S")] == ["a ", "", "STOx", ""]
+    assert [machine.feed(chunk_text) for chunk_text in ("a S", "TO", "x", "S")] == [
+        "a ",
+        "",
+        "STOx",
+        "",
+    ]
     assert machine.flush() == "S"
 
 
@@ -139,8 +144,8 @@ def test_the_length_limit_ends_an_answer_with_length(fake: FakeServer):
 
 def test_a_chat_may_use_all_of_the_context_by_default(fake: FakeServer):
     answer = post(fake)
-    wanted = fake.engine.requests[-1].params.max_tokens
-    assert wanted == CONTEXT - answer["usage"]["prompt_tokens"]
+    submitted_max = fake.engine.requests[-1].params.max_tokens
+    assert submitted_max == CONTEXT - answer["usage"]["prompt_tokens"]
 
 
 def test_the_prompts_cached_tokens_are_counted(fake: FakeServer):

@@ -100,11 +100,11 @@ def test_the_schemas_of_tools_are_not_copied():
     """They may have a million values, and where they are handed on is on the event loop."""
     inner = {"a": {"type": "string"}}
     function = {"name": "f", "parameters": {"type": "object", "properties": inner}}
-    given = OllamaChatBody.model_validate(
+    parsed = OllamaChatBody.model_validate(
         {"model": "m", "messages": TURNS[:1], "tools": [{"type": "function", "function": function}]}
     )
     tokenizer = SimpleNamespace(template=None)
-    chat = to_chat_request(given, tokenizer)  # type: ignore[arg-type]
+    chat = to_chat_request(parsed, tokenizer)  # type: ignore[arg-type]
     [to_json] = template_tools(chat.offered_tools(), tokenizer)  # type: ignore[arg-type]
     assert to_json == {"type": "function", "function": function}
     assert to_json["function"]["parameters"]["properties"] is inner

@@ -1,4 +1,4 @@
-"""Timings in answers, GET /v1/requests/{id}, and the headers that tell of the queue."""
+"""Timings in answers, GET /v1/requests/{id}, and the headers that report the queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TIMES = {
 
 
 @pytest.fixture
-def engine_that_tells(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def engine_with_timings(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last Output says what the engine says of a request."""
     plain = fake.engine._outputs
 
@@ -57,14 +57,14 @@ def ask(fake: FakeServer, *, id: str = "", **fields: Any) -> httpx.Response:
     return httpx.post(f"{fake.url}/v1/completions", json=body, headers=headers)
 
 
-def look(fake: FakeServer, id: str, **options: Any) -> httpx.Response:
+def get_record(fake: FakeServer, id: str, **options: Any) -> httpx.Response:
     return httpx.get(f"{fake.url}/v1/requests/{id}", **options)
 
 
 def when(fake: FakeServer, id: str, state: str) -> dict[str, Any]:
     """The record, as soon as it says so."""
     for _ in range(500):
-        record = look(fake, id)
+        record = get_record(fake, id)
         if record.status_code == 200 and record.json()["state"] == state:
             return record.json()
         time.sleep(0.01)
@@ -76,14 +76,14 @@ def test_timings_are_in_each_choice(fake: FakeServer):
     fake.engine.cached = 1
     choices = ask(fake, timings=True, n=2, max_tokens=5).json()["choices"]
     for choice in choices:
-        told = choice["timings"]
-        assert set(told) == TIMES
-        assert (told["preemptions"], told["mean_batch_size"]) == (2, 3.46)
-        assert (told["prompt_tokens"], told["cached_tokens"]) == (2, 1)
-        assert told["completion_tokens"] == 5
+        times = choice["timings"]
+        assert set(times) == TIMES
+        assert (times["preemptions"], times["mean_batch_size"]) == (2, 3.46)
+        assert (times["prompt_tokens"], times["cached_tokens"]) == (2, 1)
+        assert times["completion_tokens"] == 5
         phases = ("queue_seconds", "prefill_seconds", "decode_seconds")
-        assert sum(told[phase] for phase in phases) == pytest.approx(
-            told["total_seconds"], abs=1e-4
+        assert sum(times[phase] for phase in phases) == pytest.approx(
+            times["total_seconds"], abs=1e-4
         )
 
 
@@ -91,8 +91,8 @@ def test_timings_are_in_each_choice(fake: FakeServer):
 def test_a_streams_timings_come_with_its_finish(fake: FakeServer):
     text = ask(fake, timings=True, stream=True, max_tokens=3).text
     chunks = [orjson.loads(line[6:]) for line in text.split("\n\n")[:-2]]
-    told = ["timings" in chunk["choices"][0] for chunk in chunks]
-    assert told == [False] * (len(chunks) - 1) + [True]
+    times = ["timings" in chunk["choices"][0] for chunk in chunks]
+    assert times == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1]["choices"][0]["timings"]["mean_batch_size"] == 3.46
 
 
@@ -112,9 +112,9 @@ def test_what_the_engine_does_not_report_is_null(fake: FakeServer):
 
 def test_a_request_is_found_by_either_of_its_names(fake: FakeServer):
     answer = ask(fake, id="my-own:1", max_tokens=3)
-    by_header = look(fake, "my-own:1").json()
-    assert look(fake, answer.json()["id"]).json() == by_header
-    assert look(fake, answer.json()["id"].removeprefix("cmpl-")).json() == by_header
+    by_header = get_record(fake, "my-own:1").json()
+    assert get_record(fake, answer.json()["id"]).json() == by_header
+    assert get_record(fake, answer.json()["id"].removeprefix("cmpl-")).json() == by_header
     assert by_header["request_id"] == answer.headers["x-request-id"] == "my-own:1"
     assert answer.json()["id"] == f"cmpl-{by_header['id']}"
 
@@ -123,7 +123,7 @@ def test_a_request_is_found_by_either_of_its_names(fake: FakeServer):
 def test_a_record_has_numbers_and_no_text(fake: FakeServer):
     fake.say("sesame")
     ask(fake, id="secret", prompt="quick brown", n=2, max_tokens=50, seed=4)
-    response = look(fake, "secret")
+    response = get_record(fake, "secret")
     assert not any(word in response.text for word in ("sesame", "quick", "brown"))
     record = response.json()
     assert (record["state"], record["model"], record["stream"]) == ("finished", "fake", False)
@@ -140,7 +140,7 @@ def test_a_chat_is_explained_as_well(fake: FakeServer):
     body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     url = f"{fake.url}/v1/chat/completions"
     assert httpx.post(url, json=body, headers={"x-request-id": "a-chat"}).status_code == 200
-    record = look(fake, "a-chat").json()
+    record = get_record(fake, "a-chat").json()
     assert (record["route"], record["choices"][0]["finish_reason"]) == ("chat", "length")
 
 
@@ -160,11 +160,11 @@ def test_requests_of_other_api_adapters_are_logged_too(
 ):
     answer = httpx.post(fake.url + path, json={"model": "fake", "stream": stream} | body)
     assert answer.status_code == 200
-    record = look(fake, answer.headers["x-request-id"]).json()
+    record = get_record(fake, answer.headers["x-request-id"]).json()
     assert (record["state"], record["stream"]) == ("finished", stream)
     names = re.findall(r'"id": ?"((?:resp|msg)_\w+)"', answer.text)
     if path.startswith("/v1/"):
-        assert look(fake, names[0]).json() == record
+        assert get_record(fake, names[0]).json() == record
 
 
 def test_a_response_in_the_background_is_found(fake: FakeServer):
@@ -191,7 +191,7 @@ def test_a_request_can_be_watched_from_queue_to_end(fake: FakeServer):
 def test_a_request_that_failed_says_so(fake: FakeServer):
     fake.engine.fail_after = 1
     assert ask(fake, id="failing", n=2).status_code == 500
-    assert look(fake, "failing").json()["state"] == "failed"
+    assert get_record(fake, "failing").json()["state"] == "failed"
 
 
 def test_a_request_whose_caller_left_says_so(fake: FakeServer):
@@ -205,14 +205,14 @@ def test_a_request_whose_caller_left_says_so(fake: FakeServer):
 
 def test_only_some_of_many_choices_are_kept(fake: FakeServer):
     ask(fake, id="many", n=MAX_CHOICES + 4, max_tokens=1)
-    record = look(fake, "many").json()
+    record = get_record(fake, "many").json()
     assert (record["num_choices"], len(record["choices"])) == (MAX_CHOICES + 4, MAX_CHOICES)
     assert record["usage"]["completion_tokens"] == MAX_CHOICES + 4
 
 
 @pytest.mark.parametrize("id", ["nobody", "cmpl-" + "0" * 32, "x" * 5000, "%00", "-", "a%20b"])
 def test_an_unknown_request_is_404(fake: FakeServer, id: str):
-    answer = look(fake, id)
+    answer = get_record(fake, id)
     assert answer.status_code == 404
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == ("request_not_found", "invalid_request_error")
@@ -221,7 +221,7 @@ def test_an_unknown_request_is_404(fake: FakeServer, id: str):
 
 def test_a_refused_request_leaves_no_record(fake: FakeServer):
     assert ask(fake, id="refused", temperature=9).status_code == 400
-    assert look(fake, "refused").status_code == 404
+    assert get_record(fake, "refused").status_code == 404
 
 
 def log_of(limit: int, count: int) -> RequestLog:

@@ -59,7 +59,7 @@ def test_a_wrong_key_is_401(locked: FakeServer, value: str):
 
 
 @pytest.mark.parametrize(
-    ("headers", "code", "told"),
+    ("headers", "code", "beginning"),
     [
         ({}, None, "You did not provide an API key: send"),
         ({"authorization": "Bearer"}, None, "You did not provide an API key: send"),
@@ -69,27 +69,27 @@ def test_a_wrong_key_is_401(locked: FakeServer, value: str):
     ],
 )
 def test_a_missing_key_is_not_called_incorrect(
-    locked: FakeServer, headers: dict[str, str], code: str | None, told: str
+    locked: FakeServer, headers: dict[str, str], code: str | None, beginning: str
 ):
     answer = httpx.get(f"{locked.url}/v1/models", headers=headers)
     found = error(answer)
     assert (answer.status_code, found["code"], found["type"]) == (401, code, INVALID_REQUEST)
-    assert found["message"].startswith(told)
+    assert found["message"].startswith(beginning)
     assert "`Authorization: Bearer KEY`" in found["message"]
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def salts(fake: FakeServer, asked: list[tuple[str, str | None]]) -> list[bytes]:
+def salts(fake: FakeServer, requested: list[tuple[str, str | None]]) -> list[bytes]:
     """The salts with which one prompt reaches the engine, for each (API key, cache_salt)."""
-    for key, own in asked:
+    for key, own in requested:
         body = CHAT if own is None else {**CHAT, "cache_salt": own}
         headers = {"authorization": f"Bearer {key}"}
         for path, asks in (
             ("chat/completions", body),
             ("completions", {**body, "messages": None, "prompt": "Hi"}),
         ):
-            given = {name: value for name, value in asks.items() if value is not None}
-            answer = httpx.post(f"{fake.url}/v1/{path}", json=given, headers=headers)
+            sent = {name: value for name, value in asks.items() if value is not None}
+            answer = httpx.post(f"{fake.url}/v1/{path}", json=sent, headers=headers)
             assert answer.status_code == 200, answer.text
     found = [request.salt for request in fake.engine.requests]
     assert found[::2] == found[1::2], "chat and completions differ"

@@ -56,8 +56,8 @@ def test_a_loopback_server_answers_to_its_own_names_only(
 ):
     answer = http.request(method, path, headers={"host": "evil.example:8000"})
     assert answer.status_code == 403
-    for told in ("header Host is `evil.example:8000`", "localhost, 127.0.0.1, ::1 only"):
-        assert told in answer.text
+    for words in ("header Host is `evil.example:8000`", "localhost, 127.0.0.1, ::1 only"):
+        assert words in answer.text
     assert "--allowed-hosts evil.example" in answer.text
     if not path.startswith(("/v1/messages", "/api/")):
         assert error(answer)["code"] == "host_not_allowed"

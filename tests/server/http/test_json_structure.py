@@ -31,15 +31,15 @@ def counted(value: Any) -> tuple[int, int]:
 
 @given(values, st.integers(1, 40), st.booleans())
 def test_what_is_inside_of_strings_is_not_counted_wherever_chunks_end(
-    value: Any, piece: int, ascii: bool
+    value: Any, size: int, ascii: bool
 ):
     raw = json.dumps(value, ensure_ascii=ascii).encode()
-    assert structure(raw, piece) == counted(value)
+    assert structure(raw, size) == counted(value)
 
 
 @given(st.binary(max_size=60), st.integers(1, 9))
-def test_what_is_no_json_is_counted_too(raw: bytes, piece: int):
-    brackets, commas = structure(raw, piece)
+def test_what_is_no_json_is_counted_too(raw: bytes, size: int):
+    brackets, commas = structure(raw, size)
     assert 0 <= brackets <= len(raw) and 0 <= commas <= len(raw)
 
 

@@ -35,7 +35,7 @@ def test_the_report_has_the_capacity():
 
 
 def test_the_report_has_the_use_of_memory_and_time():
-    told = replace(
+    loaded = replace(
         FACTS,
         memory=[
             ("weights", 15 << 30),
@@ -45,7 +45,7 @@ def test_the_report_has_the_use_of_memory_and_time():
         ],
         phases=[("imports", 2.94), ("weights", 1.5)],
     )
-    text = start_report(ServerConfig(), told)
+    text = start_report(ServerConfig(), loaded)
     assert "memory  weights 15.0 GiB | activations 2.0 GiB | KV 50.0 GiB | unused 512 MiB\n" in text
     assert "start   imports 2.9 | weights 1.5 s\n" in text
 
@@ -58,8 +58,8 @@ def test_the_report_has_the_limits():
 def test_a_length_that_only_kv_limits_is_reported_as_such():
     little = replace(FACTS, max_model_len=1024)
     assert "1,024 tokens a request (limited by KV) | " in start_report(ServerConfig(), little)
-    asked = ServerConfig(engine=EngineConfig(model="x", max_model_len=1024))
-    assert "1,024 tokens a request | " in start_report(asked, little)
+    server_config = ServerConfig(engine=EngineConfig(model="x", max_model_len=1024))
+    assert "1,024 tokens a request | " in start_report(server_config, little)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_o
     with pytest.raises(EOFError):
         await Reporter(ServerConfig(), client).run()  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
-    told = [line.strip() for line in lines if "weights" in line and "|" not in line]
+    loaded = [line.strip() for line in lines if "weights" in line and "|" not in line]
     first = ["weights ...", "weights 20 %", "weights 70 %"]
-    assert told == [*first, "weights ...", "weights 50 %"]
+    assert loaded == [*first, "weights ...", "weights 50 %"]
     assert [line.split()[1] for line in lines if line.startswith("  ready")] == ["7.0", "2.0"]

@@ -53,7 +53,7 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer.load(folder)
 
 
-def pieces(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[str]:
+def text_chunks(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[str]:
     texts: list[str] = []
     while tokens:
         size = max(1, cuts.pop()) if cuts else 1
@@ -74,7 +74,7 @@ def test_any_split_of_any_ids_gives_the_text_of_all_at_once(
 ):
     detokenizer = byte_level.detokenizer(skip_special=skip)
     whole = byte_level.decode(tokens, skip_special=skip)
-    assert "".join(pieces(detokenizer, tokens, list(cuts))) == whole
+    assert "".join(text_chunks(detokenizer, tokens, list(cuts))) == whole
 
 
 @examples(200)
@@ -83,7 +83,7 @@ def test_a_text_chunk_never_ends_in_half_a_character(
     byte_level: ChatTokenizer, text: str, cuts: list[int]
 ):
     tokens = byte_level.encode(text)
-    parts = pieces(byte_level.detokenizer(skip_special=False), tokens, list(cuts))
+    parts = text_chunks(byte_level.detokenizer(skip_special=False), tokens, list(cuts))
     assert "".join(parts) == text
     assert parts[-1] == "", "a text of whole characters left something behind"
     assert "\ufffd" not in "".join(parts) or "\ufffd" in text
@@ -96,7 +96,7 @@ def test_a_decoder_of_another_kind_gives_the_same_text_for_every_split(
 ):
     tokens = spm.encode(text)
     whole = spm.decode(tokens)
-    assert "".join(pieces(spm.detokenizer(), tokens, list(cuts))) == whole
+    assert "".join(text_chunks(spm.detokenizer(), tokens, list(cuts))) == whole
 
 
 @pytest.mark.parametrize("word", ["</s>", "<0x80>"])
@@ -112,14 +112,14 @@ def test_tokens_that_make_no_text_are_not_decoded_again_and_again(spm: ChatToken
     watched = SimpleNamespace(decode=decode)
     detokenizer = WindowDetokenizer(watched, skip_special=True, context=[])  # type: ignore[arg-type]
     tokens = [*hello, *[token] * 500, *hello]
-    assert "".join(pieces(detokenizer, tokens, [])) == spm.decode(tokens)
+    assert "".join(text_chunks(detokenizer, tokens, [])) == spm.decode(tokens)
     assert max(decoded) < 100
 
 
 def test_an_answer_keeps_the_space_that_follows_its_prompt(spm: ChatTokenizer):
     prompt, answer = spm.encode("hello"), spm.encode("hello world")[len(spm.encode("hello")) :]
-    assert "".join(pieces(spm.detokenizer(prompt=prompt), answer, [])) == " world"
-    assert "".join(pieces(spm.detokenizer(), answer, [])) == "world"
+    assert "".join(text_chunks(spm.detokenizer(prompt=prompt), answer, [])) == " world"
+    assert "".join(text_chunks(spm.detokenizer(), answer, [])) == "world"
 
 
 def test_a_cut_character_becomes_one_replacement_at_the_end(byte_level: ChatTokenizer):

@@ -31,7 +31,7 @@ tool_names = st.sampled_from([None, *TOOL_FORMATS])
 reasoning_names = st.sampled_from([None, *REASONING_FORMATS])
 
 
-def pieces_of(text: str, cuts: list[int]) -> list[str]:
+def chunks_of(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     return [text[start:end] for start, end in pairwise(places)]
 
@@ -55,7 +55,7 @@ def test_any_text_is_split_the_same_however_it_is_cut(
 ):
     options = {"starts_in_reasoning": within, "parallel": parallel}
     whole = split_chunks([text], tools, reasoning, **options)
-    assert split_chunks(pieces_of(text, cuts), tools, reasoning, **options) == whole
+    assert split_chunks(chunks_of(text, cuts), tools, reasoning, **options) == whole
     assert split_chunks(text, tools, reasoning, **options) == whole
 
 
@@ -69,7 +69,7 @@ def test_any_text_is_split_the_same_however_it_is_cut(
 def test_text_without_delimiters_comes_out_as_it_is(
     text: str, cuts: list[int], tools: str | None, reasoning: str | None
 ):
-    assert split_chunks(pieces_of(text, cuts), tools, reasoning) == (text, "", ())
+    assert split_chunks(chunks_of(text, cuts), tools, reasoning) == (text, "", ())
 
 
 @examples(300)

@@ -22,7 +22,7 @@ MARKS = sorted(
         for delimiter in f.delimiters()
     }
 )
-PIECES = (
+TEXTS = (
     *MARKS,
     '"',
     "'",
@@ -39,8 +39,8 @@ PIECES = (
     "=",
     ":",
 )
-PIECES += ("\n", "\r", "\t", "\x00", "\u2028", "é", "😀", "</", "<|", "```", "null", "1")
-words = st.lists(st.sampled_from(PIECES) | st.text(max_size=2), max_size=4).map("".join)
+TEXTS += ("\n", "\r", "\t", "\x00", "\u2028", "é", "😀", "</", "<|", "```", "null", "1")
+words = st.lists(st.sampled_from(TEXTS) | st.text(max_size=2), max_size=4).map("".join)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
 scalars = scalars.filter(lambda value: value not in (float("inf"), float("-inf")))
 values = st.recursive(
@@ -82,12 +82,12 @@ def test_calls_are_read_back_as_they_were_meant(name: str, data: st.DataObject):
     ]
     text = section(name, *texts)
     tools = {
-        each: {"properties": {key: {"type": KINDS[type(value)]} for key, value in given.items()}}
-        for each, given in calls
+        each: {"properties": {key: {"type": KINDS[type(value)]} for key, value in encoded.items()}}
+        for each, encoded in calls
     }
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=9)))
     machine = AnswerParser(format, None, tools=tools)
     chunks = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     found = joined([delta for each in chunks for delta in machine.feed(each)] + machine.end())
-    assert [(each, json.loads(given)) for each, given in found.calls] == calls
+    assert [(each, json.loads(encoded)) for each, encoded in found.calls] == calls
     assert found.content == ""

@@ -203,8 +203,8 @@ def test_reasoning_may_come_before_the_call(tokenizer: Tokenizer, begun: bool, r
         inner, REASONING_FORMATS[reasoning], literals_of(tokenizer), begun=begun
     )
     right = call("hermes", "now", "{}")
-    thought = "Let me see <tool_call> no.</think>\n\n"
-    assert accepts(tokenizer, grammar, ("" if begun else "<think>") + thought + right)
+    reasoning_text = "Let me see <tool_call> no.</think>\n\n"
+    assert accepts(tokenizer, grammar, ("" if begun else "<think>") + reasoning_text + right)
     assert accepts(tokenizer, grammar, right) == (not begun)
     assert not accepts(tokenizer, grammar, "Hello")
 

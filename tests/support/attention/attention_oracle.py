@@ -77,7 +77,7 @@ class OracleCase:
         return self._by_row(torch.float64)
 
     def in_dtype(self) -> Tensor:
-        """out [T, heads, D]: the same maths with every product and weight in q's dtype."""
+        """out [T, heads, D]: the same maths with every matmul and weight in q's dtype."""
         return self._by_row(self.q.dtype)[0].double()
 
     def _by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def dense_attention(
 ) -> tuple[Tensor, Tensor]:
     """One row: q [q_len, heads, D]; k, v [kv_len, kv_heads, D] -> out like q, lse [q_len, heads].
 
-    Products and weights are in q's dtype; the softmax is never in less than float32.
+    Matmuls and weights are in q's dtype; the softmax is never in less than float32.
     """
     q_len, heads, head_dim = q.shape
     kv_len, kv_heads, _ = k.shape

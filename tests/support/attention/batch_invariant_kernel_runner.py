@@ -16,7 +16,7 @@ from tests.support.attention.attention_oracle import OracleCase
 
 # Small tiles, so that a few tokens make several of them and the interpreter stays quick.
 SMALL = BatchInvariantConfig(block_m=32, block_n=16, split=32, warps=4, stages=2, ctas_per_sm=1)
-Part = tuple[int, int, int]  # row of the case, its first position that is fed, and the end
+Part = tuple[int, int, int]  # row of the case, its first position of the step, and the end
 
 
 def run_parts(

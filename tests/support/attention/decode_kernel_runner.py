@@ -33,7 +33,7 @@ def plan_whole(
 def plan_thin(
     cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
 ) -> HostSplitPlan:
-    """Every row is cut into pieces of one block, for which spec.programs must be enough."""
+    """Every row is cut into work tiles of one block, for which spec.programs must be enough."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     return plan_of_counts(rows, np.maximum(rows.blocks, 1), spec)
 

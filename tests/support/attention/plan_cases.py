@@ -48,8 +48,8 @@ def batches(draw: st.DrawFn, max_rows: int = 1024) -> tuple[np.ndarray, np.ndarr
 
 
 def units_of(plan: HostSplitPlan) -> dict[tuple[int, int], np.ndarray]:
-    """Indices of the pieces of each (row, KV head), in the order of `work`."""
+    """Indices of the work tiles of each (row, KV head), in the order of `work`."""
     units: dict[tuple[int, int], list[int]] = {}
-    for index, piece in enumerate(plan.work.tolist()):
-        units.setdefault((piece[ROW], piece[HEAD]), []).append(index)
+    for index, tile in enumerate(plan.work.tolist()):
+        units.setdefault((tile[ROW], tile[HEAD]), []).append(index)
     return {unit: np.array(indices) for unit, indices in units.items()}

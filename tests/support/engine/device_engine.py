@@ -23,7 +23,7 @@ from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
 from tests.support.models.loaded_model import load_model
 
-POISON = 130  # a token whose embedding is no number: whoever feeds it fails, and nobody else
+POISON = 130  # a token whose embedding is no number: only the request that computes it fails
 
 
 @cache

@@ -28,7 +28,7 @@ def mask_after(answer: Sequence[int]) -> bytes:
 
 
 class Clock:
-    """Time passes when somebody waits, or says so."""
+    """Seconds; a wait for a reply advances them."""
 
     def __init__(self) -> None:
         self.now = 1.0

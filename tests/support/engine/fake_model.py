@@ -87,8 +87,8 @@ class FakeSlot:
     pages: list[int] = field(default_factory=list)
     last: int | None = None
     length: int = 0
-    fed: list[int] = field(default_factory=list)  # since a sequence moved in
-    drawn: list[int] = field(default_factory=list)  # the same
+    computed: list[int] = field(default_factory=list)  # since a sequence moved in
+    sampled: list[int] = field(default_factory=list)  # the same
 
 
 class FakePending:
@@ -100,7 +100,7 @@ class FakePending:
 
 
 class FakeExecutor:
-    """Overlapping, it computes nothing before somebody waits, in the order of the calls."""
+    """Overlapping, it computes only when a result is waited for, in the order of the calls."""
 
     def __init__(self, config: ResolvedConfig, *, overlap: bool) -> None:
         self.overlap = overlap
@@ -123,7 +123,9 @@ class FakeExecutor:
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
         assert batch.slots.tolist() == self.batches[-1].slots
-        batch = self.batches[-1]  # a row that no longer samples is drawn all the same, for nobody
+        batch = self.batches[
+            -1
+        ]  # a row that no longer samples is sampled all the same, and discarded
         rows = [] if masks is None else masks.rows
         bits = b"" if masks is None else masks.bits
         assert len(bits) == len(rows) * MASK_BYTES
@@ -178,7 +180,7 @@ class FakeExecutor:
                     token = slot.last
                 spoilt = (number, index) in self.spoils
                 self._cells[self._where(slot, position)] = SPOILT if spoilt else token
-                slot.fed.append(token)
+                slot.computed.append(token)
             spans.append((slot, start + q_len))
         # As on a GPU, all writes of a step come before its reads.
         self._read = [
@@ -206,13 +208,13 @@ class FakeExecutor:
             token = LAST
             if samples:
                 token = next_token(cells, params, prompt_len)
-                wanted = mask_after(cells[prompt_len:]) if params.grammar else None
-                if allowed.pop(row, None) != wanted:
-                    token = (token + 1) % VOCAB_SIZE  # drawn under no mask, or a wrong one
+                expected = mask_after(cells[prompt_len:]) if params.grammar else None
+                if allowed.pop(row, None) != expected:
+                    token = (token + 1) % VOCAB_SIZE  # sampled under no mask, or a wrong one
                 slot.last = token
                 if params.needs_history and SPOILT not in cells:
-                    assert slot.new.history + slot.drawn == cells, "penalties count other tokens"
-                slot.drawn.append(token)
+                    assert slot.new.history + slot.sampled == cells, "penalties count other tokens"
+                slot.sampled.append(token)
             if index in self.fail_slots:
                 errors[row] = self.fail_slots.pop(index)
             if SPOILT in cells:
@@ -221,14 +223,16 @@ class FakeExecutor:
             wants = samples and params.logprobs is not None
             logprobs.append(_score(token) if wants else None)
             first = max(1, batch.starts[row])
-            fed = cells[first : max(first, min(len(cells), prompt_len))]
+            computed = cells[first : max(first, min(len(cells), prompt_len))]
             wants = params.prompt_logprobs is not None
-            prompt_logprobs.append([_score(token) for token in fed] if wants else None)
+            prompt_logprobs.append([_score(token) for token in computed] if wants else None)
             if params.pooling is not None:
                 assert not samples, "a prompt that is pooled samples nothing"
                 if len(cells) == prompt_len and row not in errors:
-                    # A mean is made of all that the slot was fed; the last state reads the cells.
-                    embeddings[row] = bytes(slot.fed if params.pooling.kind == "mean" else cells)
+                    # A mean is of all tokens computed; the last state reads the cells.
+                    embeddings[row] = bytes(
+                        slot.computed if params.pooling.kind == "mean" else cells
+                    )
         assert not allowed, "masks of rows that do not sample"
         return ModelRunnerOutput(
             np.array(tokens, dtype=np.int32),

@@ -90,7 +90,7 @@ def start_off_by_one(true: Callable[..., SchedulerOutput]) -> Callable[..., Sche
     return build
 
 
-def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
+def last_computed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
     def add_prefill(
         self: BatchBuilder, sequence: Sequence, count: int, new_pages: list[int]
     ) -> bool:
@@ -207,7 +207,7 @@ def back_at_once_after_making_way(
     return lambda self, background_preempted: true(self, False)
 
 
-def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
+def pages_never_sent(true: Callable[..., bool]) -> Callable[..., bool]:
     return lambda self, sequence, count, new_pages: true(self, sequence, count, [])
 
 
@@ -255,7 +255,7 @@ def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]
     return hold
 
 
-def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
+def held_token_not_computed_again(true: Callable[..., None]) -> Callable[..., None]:
     def hold(self: Running, sequence: Sequence, now: float) -> None:
         true(self, sequence, now)
         sequence.num_computed_tokens += 1
@@ -317,8 +317,8 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (runtime.scheduler.sequence, "chain_root", salt_ignored),
     (Sequence, "may_use_prefix_cache", means_without_their_prefix),
     (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
-    (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
-    (BatchBuilder, "add_prefill", pages_never_told),
+    (BatchBuilder, "add_prefill", last_computed_stale_after_preemption),
+    (BatchBuilder, "add_prefill", pages_never_sent),
     (BatchBuilder, "build", forgotten_new_page),
     (BatchBuilder, "build", start_off_by_one),
     (BatchBuilder, "init_slot", slot_not_started_over),
@@ -339,7 +339,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "resume_held", held_for_ever),
     (SchedulerOutput, "without_sampling", left_out_row_committed),
     (Running, "hold", held_slot_not_started_over),
-    (Running, "hold", held_token_not_fed_again),
+    (Running, "hold", held_token_not_computed_again),
     (runtime.scheduler.request_table, "validation_error", nothing_refused),
     (runtime.scheduler.request_table, "next_output", min_tokens_forgotten),
     (WaitingQueue, "push", one_token_too_many),

@@ -38,7 +38,7 @@ class FuzzWorkload:
 
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
-HUNG = 1.5 * REPLY_TIMEOUT_SECONDS  # without an answer the process is given up
+HUNG = 1.5 * REPLY_TIMEOUT_SECONDS  # without an answer the process is abandoned
 assert HUNG < COMPILE_SECONDS
 PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
 

@@ -143,8 +143,8 @@ def lark_grammar(text: str) -> str:
 
 def ask(id: int, grammar: str = "", *, max_tokens: int = 300, **params: object) -> EngineRequest:
     fields: dict[str, object] = {"stop_ids": (STOP_ID,), "seed": id, "temperature": 1.5, **params}
-    wanted = SamplingParams(max_tokens=max_tokens, grammar=grammar, **fields)  # type: ignore[arg-type]
-    return EngineRequest(id, 0, [1, 2, 3 + id % 50], wanted)
+    sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar, **fields)  # type: ignore[arg-type]
+    return EngineRequest(id, 0, [1, 2, 3 + id % 50], sampling)
 
 
 def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:

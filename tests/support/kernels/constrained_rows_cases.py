@@ -18,7 +18,7 @@ from tests.support.kernels.sampler_cases import SamplerRow
 Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
 
 
-class Behind:
+class ConstrainedSampler:
     """Rows in slots of their order, behind a step that has chosen the tokens of some."""
 
     def __init__(self, rows: list[SamplerRow], vocab: int, device: str) -> None:
@@ -40,7 +40,7 @@ class Behind:
     def sample_tokens(
         self, logits: Tensor, ends: list[int], masks: Masks, slots: list[int] | None = None
     ) -> tuple[SamplerOutput, list[int]]:
-        """What was drawn, and the rows of the logits that its entries are of."""
+        """The output, and the rows of the logits that its entries are of."""
         slots = list(range(len(self.rows))) if slots is None else slots
         batch = make_batch(slots=slots, starts=[end - 1 for end in ends], q_lens=[1] * len(slots))
         constrained = [is_constrained(self.rows[slot].params) for slot in slots]

@@ -1,6 +1,6 @@
 """The interpreter's tl.dot with sums in the order of the columns, like a GPU's.
 
-NumPy's library takes rows of one product by different ways, which round differently: no GPU does.
+NumPy's library computes rows of one matmul in different ways, which round differently: no GPU does.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Kernels:
     def run(
         self, logits: Tensor, slots: list[int] | None = None, positions: list[int] | None = None
     ) -> tuple[list[int], list[bool]]:
-        """(tokens, usable): of all slots at the ends of their histories, unless told otherwise."""
+        """(tokens, usable): of all slots, by default at the ends of their histories."""
         slots = list(range(len(self.rows))) if slots is None else slots
         if positions is None:
             positions = [len(self.rows[slot].history) if slot >= 0 else 0 for slot in slots]
@@ -82,40 +82,40 @@ def draw_eagerly(rows: list[SamplerRow], logits: Tensor) -> SamplerOutput:
 def is_right(token: int, row: SamplerRow, logits: Tensor) -> bool:
     """Whether the definitions give this token, where rounding may decide between neighbours."""
     values = _adjusted(row, logits)
-    wanted = row.params
-    if wanted.temperature == 0 or wanted.top_k == 1:
+    requested = row.params
+    if requested.temperature == 0 or requested.top_k == 1:
         return bool(values[token] >= values.max() - 1e-5 * abs(values.max()))
-    p = np.exp((values - values.max()) / np.float32(wanted.temperature))
+    p = np.exp((values - values.max()) / np.float32(requested.temperature))
     position = np.asarray([len(row.history)])
     number = uniform(np.asarray([row.seed], dtype=np.uint64), position)[0]
     return any(
-        _covers(token, np.where(_kept(p, wanted, top_p), p, 0), number)
-        for top_p in (wanted.top_p, wanted.top_p - ROUNDING, wanted.top_p + ROUNDING)
+        _covers(token, np.where(_kept(p, requested, top_p), p, 0), number)
+        for top_p in (requested.top_p, requested.top_p - ROUNDING, requested.top_p + ROUNDING)
     )
 
 
 def _adjusted(row: SamplerRow, logits: Tensor) -> NDArray[np.float64]:
-    values, wanted = logits.double().numpy().copy(), row.params
+    values, requested = logits.double().numpy().copy(), row.params
     seen = list(set(row.history))
-    if wanted.has_penalties:
-        factor = np.float64(wanted.repetition_penalty)
+    if requested.has_penalties:
+        factor = np.float64(requested.repetition_penalty)
         values[seen] = np.where(values[seen] > 0, values[seen] / factor, values[seen] * factor)
         for token, count in Counter(row.history[row.prompt_len :]).items():
-            values[token] -= wanted.frequency_penalty * count + wanted.presence_penalty
-    if len(row.history) - row.prompt_len < wanted.min_tokens:
-        values[list(wanted.stop_ids)] = -np.inf
+            values[token] -= requested.frequency_penalty * count + requested.presence_penalty
+    if len(row.history) - row.prompt_len < requested.min_tokens:
+        values[list(requested.stop_ids)] = -np.inf
     return values
 
 
-def _kept(p: NDArray[np.float64], wanted: SamplingParams, top_p: float) -> NDArray[np.bool_]:
+def _kept(p: NDArray[np.float64], requested: SamplingParams, top_p: float) -> NDArray[np.bool_]:
     """Tokens as likely as the last that top-k and top-p leave, and min-p."""
     largest = np.sort(p)[::-1]
-    if wanted.top_k:
-        largest = largest[: wanted.top_k]
-    if wanted.top_p < 1:
+    if requested.top_k:
+        largest = largest[: requested.top_k]
+    if requested.top_p < 1:
         before = np.cumsum(largest) - largest
         largest = largest[: max(1, int((before < top_p * largest.sum()).sum()))]
-    return (p >= largest[-1] * (1 - 1e-7)) & (p >= wanted.min_p * p.max() * (1 - 1e-6))
+    return (p >= largest[-1] * (1 - 1e-7)) & (p >= requested.min_p * p.max() * (1 - 1e-6))
 
 
 def _covers(token: int, weights: NDArray[np.float64], number: float) -> bool:

@@ -2,11 +2,11 @@
 
     python -m tests.support.kernels.sanitized_step NAME ...
 
-layers    what stands between the products of a layer
-split_k   products of few rows, in plain Triton
+layers    the kernels between the GEMMs of a layer
+split_k   GEMMs of few rows, in plain Triton
 stream    the same for Hopper
 sample    a token for rows of all kinds, of few and of many groups
-special   tokens and scores of rows that ask for more, of few and of many groups
+constrained   tokens and scores of constrained rows, of few and of many groups
 step      a tiny model through an engine, so that prepare and all others follow each other
 """
 
@@ -33,7 +33,7 @@ from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
 from runtime.messages import EngineRequest, SamplingParams
 from tests.support.engine.device_engine import device_engine, sizes
-from tests.support.kernels.constrained_rows_cases import Behind
+from tests.support.kernels.constrained_rows_cases import ConstrainedSampler
 from tests.support.kernels.sampler_cases import Kernels, SamplerRow, is_right, params
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
@@ -58,16 +58,16 @@ def norm_of(size: int) -> RMSNorm:
     return norm.to("cuda")
 
 
-def near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.cpu(), wanted.to("cpu", found.dtype), rtol=4e-3, atol=4e-3)
+def near(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.cpu(), expected.to("cpu", found.dtype), rtol=4e-3, atol=4e-3)
 
 
 def layers() -> None:
     for rows, size in ((1, 64), (7, 1000), (33, 4096)):
         norm, x, residual = norm_of(size), noise(rows, size), noise(rows, size)
-        wanted = norm(x + residual)
+        expected = norm(x + residual)
         add_rms_norm(x, residual, norm.weight, norm.eps)
-        near(x, wanted)
+        near(x, expected)
         gate_up = noise(rows, 2 * size)
         gate, up = gate_up.chunk(2, -1)
         near(silu_mul(gate_up), F.silu(gate) * up)
@@ -91,12 +91,12 @@ def _heads(rows: int, cos_sin: Tensor, heads: int = 6, kv_heads: int = 3) -> Non
     slots = torch.randperm(48, device="cuda")[:rows]
     slots[-1] = -1
     q, k, v = qkv.view(rows, -1, 64).split([heads, kv_heads, kv_heads], 1)
-    wanted, keys, values = rotate(q_norm(q), cos_sin), rotate(k_norm(k), cos_sin), v.clone()
+    expected, keys, values = rotate(q_norm(q), cos_sin), rotate(k_norm(k), cos_sin), v.clone()
     found = qk_norm_rope_write(
         qkv, kv.k[0], kv.v[0], slots, heads=heads, cos_sin=cos_sin, q_weight=q_norm.weight,
         k_weight=k_norm.weight, eps=1e-6, k_scale=None, v_scale=None,
     )  # fmt: skip
-    near(found, wanted)
+    near(found, expected)
     stored = slots[:-1]
     near(kv.k[0][stored // 16, :, stored % 16], keys[:-1])
     near(kv.v[0][stored // 16, :, stored % 16], values[:-1])
@@ -108,10 +108,10 @@ def gemms(tried: list[GemmImpl]) -> None:
         for rows in (1, 7, 33):
             x = noise(rows, inputs)
             # On the CPU: cuBLAS adds parts in 16 bits, and writes what initcheck does not see.
-            wanted = F.linear(*(tensor.cpu().double() for tensor in (x, weight, bias)))
+            expected = F.linear(*(tensor.cpu().double() for tensor in (x, weight, bias)))
             for gemm in tried:
                 if gemm.serves(rows, outputs, inputs):
-                    near(gemm.run(x, weight, bias), wanted)
+                    near(gemm.run(x, weight, bias), expected)
 
 
 def sampled() -> None:
@@ -140,30 +140,34 @@ def constrained() -> None:
         rows = [SamplerRow(kind, seed=7 * index) for index, kind in enumerate(kinds * 2)]
         logits = (torch.randn(len(rows), vocab) * 3).to(torch.bfloat16)
         every = np.ones(vocab, dtype=np.bool_)
-        drawn, order = Behind(rows, vocab, "cuda").sample_tokens(
+        sampler_output, order = ConstrainedSampler(rows, vocab, "cuda").sample_tokens(
             logits, [1] * 8, {2: every, 6: every}
         )
-        assert order == [0, 1, 2, 4, 5, 6, 3, 7] and drawn.usable.all()
-        assert drawn.tokens[[0, 3]].tolist() == [5, 5] and drawn.scores is not None
-        assert drawn.scores.ranks.min() >= 1
+        assert order == [0, 1, 2, 4, 5, 6, 3, 7] and sampler_output.usable.all()
+        assert (
+            sampler_output.tokens[[0, 3]].tolist() == [5, 5] and sampler_output.scores is not None
+        )
+        assert sampler_output.scores.ranks.min() >= 1
 
 
 def step() -> None:
-    """Chunks, shared pages, slots that start over, rows that draw() serves."""
+    """Chunks, shared pages, slots that start over, rows that sample() serves."""
     device = torch.device("cuda", torch.cuda.current_device())
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint("qwen3", Path(folder))
         room = sizes(slots=3, budget=24, pages=7, page_size=16, max_len=64, prefix_cache=True)
         engine, _ = device_engine(Path(folder), device, room, graph_steps=True)
         for id, length in enumerate((1, 40, 17, 33)):
-            wishes = SamplingParams(3, temperature=0.7 * (id % 2), logprobs=1 if id == 3 else None)
-            engine.add(EngineRequest(id, 0, [place % 90 for place in range(length)], wishes))
-        told = 0
+            sampling = SamplingParams(
+                3, temperature=0.7 * (id % 2), logprobs=1 if id == 3 else None
+            )
+            engine.add(EngineRequest(id, 0, [place % 90 for place in range(length)], sampling))
+        num_tokens = 0
         while engine.has_work:
             for output in engine.step():
                 assert output.error is None
-                told += len(output.tokens)
-    assert told == 12
+                num_tokens += len(output.tokens)
+    assert num_tokens == 12
 
 
 SKINNY_CONFIGS = [
@@ -177,7 +181,7 @@ KERNELS: dict[str, Callable[[], None]] = {
     "split_k": lambda: gemms([*SPLITS]),
     "stream": lambda: gemms([*SKINNY_CONFIGS]),
     "sample": sampled,
-    "special": constrained,
+    "constrained": constrained,
     "step": step,
 }
 

@@ -241,7 +241,7 @@ def call_sample(dtype: torch.dtype) -> None:
     sample(tensor(ROWS, vocab, dtype=dtype), slots, positions, state, last_token, tokens, usable)
 
 
-def call_special(dtype: torch.dtype) -> None:
+def call_constrained(dtype: torch.dtype) -> None:
     logits = tensor(ROWS, 151936, dtype=dtype)
     numbers, words = tensor(ROWS, dtype=INT32), tensor(1 << 20, dtype=INT32)
     aside = tensor(ROWS, 151936, dtype=FP32)
@@ -262,8 +262,8 @@ SHIPPED: dict[str, Callable[[], None]] = {
     "gated fp16": partial(call_gated, torch.float16),
     "sample bf16": partial(call_sample, BF16),
     "sample fp32": partial(call_sample, FP32),
-    "special bf16": partial(call_special, BF16),
-    "special fp32": partial(call_special, FP32),
+    "constrained bf16": partial(call_constrained, BF16),
+    "constrained fp32": partial(call_constrained, FP32),
 }
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)

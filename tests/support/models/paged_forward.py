@@ -49,7 +49,7 @@ class PagedRow:
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor, *, only_last: bool = False) -> Tensor:
-        """Feed tokens [T] after those fed before -> logits [T, vocab], or [1, vocab]."""
+        """Compute tokens [T] after those of earlier calls -> logits [T, vocab], or [1, vocab]."""
         count, end = len(tokens), self.length + len(tokens)
         positions = torch.arange(self.length, end, device=self.device)
         slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE

@@ -29,7 +29,7 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 @dataclass
 class FakeClock:
-    """Unix seconds that stand still until they are told to go on."""
+    """Unix seconds that stand still until a test advances them."""
 
     now: float = 1_700_000_000.0
 

@@ -7,9 +7,27 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tests.support.server.tiny_chat_tools import ANNA, MODEL, PERSON, RESULT, TEXT, TOLD, WEATHER
+from tests.support.server.tiny_chat_tools import (
+    ANNA,
+    MODEL,
+    PERSON,
+    RESULT,
+    TEXT,
+    TOOL_ANSWER,
+    WEATHER,
+)
 
-__all__ = ["ANNA", "FRANCE", "FUNCTION", "MODEL", "PERSON", "RESULT", "TEXT", "TOLD", "WEATHER"]
+__all__ = [
+    "ANNA",
+    "FRANCE",
+    "FUNCTION",
+    "MODEL",
+    "PERSON",
+    "RESULT",
+    "TEXT",
+    "TOOL_ANSWER",
+    "WEATHER",
+]
 FRANCE = "What is the capital of France?"
 
 

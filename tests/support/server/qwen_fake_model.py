@@ -18,7 +18,7 @@ TEMPLATE = (
     "{% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>THINKING{% endif %}{# <think></think> #}"
 )
-# Places in the template: a switch against thoughts, and one that begins them.
+# Places in the template: a switch that disables reasoning, and one that begins it.
 CAN_BE_QUIET = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )

@@ -120,7 +120,7 @@ def test_a_gemm_that_the_device_is_too_small_for_is_not_tried():
 
 
 class CountingGemm:
-    """A product that says that it ran."""
+    """A GEMM that records that it ran."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -225,15 +225,15 @@ def test_somebody_who_keeps_the_lock_holds_no_start_up(
 def test_choices_depend_on_the_source_of_all_that_is_timed(tmp_path: Path):
     """What the folder imports, but for where files lie and what --deterministic alone runs."""
     untimed = {"attention.planner.costs", "attention.common.softmax"}
-    wanted: set[Path] = set()
+    origins: set[Path] = set()
     for file in Path(keeping.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module not in untimed:
                 found = find_spec(node.module or "")
                 if (node.module or "").startswith(("model_zoo.", "attention.")) and found:
-                    wanted.add(Path(found.origin or ""))
-    assert {path.resolve() for path in wanted} <= {path.resolve() for path in sources()}
-    assert {"linear.py", "silu_mul.py", "dependent_launch.py"} <= {path.name for path in wanted}
+                    origins.add(Path(found.origin or ""))
+    assert {path.resolve() for path in origins} <= {path.resolve() for path in sources()}
+    assert {"linear.py", "silu_mul.py", "dependent_launch.py"} <= {path.name for path in origins}
     changed = tmp_path / "linear.py"
     changed.write_text("a faster way\n")
     assert digest([changed]) != digest(sources())

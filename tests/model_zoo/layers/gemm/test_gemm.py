@@ -85,7 +85,7 @@ def test_products_are_as_exact_as_float32_sums_allow(gemm: GemmImpl, dtype: torc
 @pytest.mark.gpu
 @pytest.mark.parametrize("gemm", [*SKINNY_CONFIGS, *SPLITS], ids=str)
 def test_a_row_has_the_same_result_among_any_others(gemm: GemmImpl):
-    """A product's order of summation depends on the weights' shape alone."""
+    """A GEMM's order of summation depends on the weights' shape alone."""
     served = [rows for rows in ROWS if gemm.serves(rows, 1024, 4096)]
     x = numbers("cuda", torch.bfloat16, max(served), 4096)
     weight = numbers("cuda", torch.bfloat16, 1024, 4096)
@@ -97,7 +97,7 @@ def test_a_row_has_the_same_result_among_any_others(gemm: GemmImpl):
 @pytest.mark.gpu
 @pytest.mark.parametrize("gemm", [*SKINNY_CONFIGS, *SPLITS], ids=str)
 def test_a_captured_chain_of_gemms_gives_the_same_bits_at_each_replay(gemm: GemmImpl):
-    """Each product reads what the one before wrote, while its own weights are on their way."""
+    """Each GEMM reads what the one before wrote, while its own weights are on their way."""
     weights = [numbers("cuda", torch.bfloat16, 1024, 1024) / math.sqrt(1024) for _ in range(8)]
     first = numbers("cuda", torch.bfloat16, 8, 1024)
 
@@ -137,7 +137,7 @@ def test_a_captured_chain_of_gemms_gives_the_same_bits_at_each_replay(gemm: Gemm
         (SkinnyGemm(64, 128, 4, 132), (1, 64, 100), False),  # rows that are not 16-byte aligned
         (SkinnyGemm(64, 128, 4, 132, split_units=3), (1, 64, 512), False),
         (SkinnyGemm(16, 512, 4, 132), (32, 64, 512), True),
-        (SkinnyGemm(16, 512, 4, 132), (33, 64, 512), False),  # its product would be too wide
+        (SkinnyGemm(16, 512, 4, 132), (33, 64, 512), False),  # its tile would be too wide
     ],
 )
 def test_a_gemm_reports_what_it_serves(gemm: GemmImpl, shape: tuple[int, int, int], serves: bool):

@@ -155,7 +155,7 @@ ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
      ("`thinking.budget_tokens` is 2000", "less than `max_tokens`, here 20")),
     ({"thinking": {"type": "disabled", "budget_tokens": 2000}}, ("`thinking.budget_tokens`",)),
     ({"thinking": {"type": "adaptive"}}, ("`thinking`", "cannot switch thinking on")),
-    # what nobody has
+    # unknown fields
     ({"max_token": 5}, ("`max_token`", "did you mean `max_tokens`")),
     ({"seed": 5}, ("`seed`", "not a parameter")),
     ({"n": 2}, ("`n`", "not a parameter")),

@@ -40,7 +40,7 @@ ASK: dict[str, Any] = {
     "tools": [WEATHER, TIME],
 }
 PLAIN = {name: value for name, value in ASK.items() if name != "tools"}
-THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
+REASONING = "<think>\nRome is in Italy.\n</think>\n\nSunny."
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_stream_of_calls_is_the_same_message(
 
 
 def test_each_block_ends_before_the_next_begins(fake: FakeServer):
-    fake.say(THOUGHT + CALL + OTHER)
+    fake.say(REASONING + CALL + OTHER)
     answer = httpx.post(f"{fake.url}/v1/messages", json=ASK | {"stream": True})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
     inside: int | None = None
@@ -108,15 +108,15 @@ def test_each_block_ends_before_the_next_begins(fake: FakeServer):
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "sent"),
     [
         ("Ab3dE6gH9", "toolu_Ab3dE6gH9"),
         ("functions.get_weather:12", "toolu_functions-get_weather-12"),
         ("functions.a-1:0", "toolu_functions-a-1-0"),
     ],
 )
-def test_a_template_that_knows_the_form_of_ids_reads_its_own(made: str, told: str):
-    assert (anthropic_id(made), model_id(told)) == (told, made)
+def test_a_template_that_knows_the_form_of_ids_reads_its_own(made: str, sent: str):
+    assert (anthropic_id(made), model_id(sent)) == (sent, made)
 
 
 @pytest.mark.parametrize("id", ["call_1", "toolu_01A09q90qw90lq917835lq9x", "toolu_1", "x"])
@@ -222,15 +222,15 @@ def test_a_number_of_more_than_64_bits_is_an_argument_like_others(
 
 
 def test_thinking_is_a_signed_block_of_its_own(fake: FakeServer, client: anthropic.Anthropic):
-    fake.say(THOUGHT)
+    fake.say(REASONING)
     whole = client.messages.create(**PLAIN)
     with client.messages.stream(**PLAIN) as stream:
         streamed = stream.get_final_message()
     for message in (whole, streamed):
-        thought, text = message.content
-        assert (thought.type, thought.thinking) == ("thinking", "Rome is in Italy.")
+        reasoning, text = message.content
+        assert (reasoning.type, reasoning.thinking) == ("thinking", "Rome is in Italy.")
         assert (text.type, text.text) == ("text", "Sunny.")
-        assert thought.signature == whole.content[0].signature
+        assert reasoning.signature == whole.content[0].signature
     turns = [*PLAIN["messages"], {"role": "assistant", "content": whole.content}]
     turns.append({"role": "user", "content": "Sure?"})
     client.messages.create(**PLAIN | {"messages": turns})
@@ -238,13 +238,13 @@ def test_thinking_is_a_signed_block_of_its_own(fake: FakeServer, client: anthrop
 
 
 def test_thinking_can_be_left_out_of_the_answer(fake: FakeServer, client: anthropic.Anthropic):
-    fake.say(THOUGHT)
+    fake.say(REASONING)
     hidden = PLAIN | {"thinking": {"type": "adaptive", "display": "omitted"}}
     with client.messages.stream(**hidden) as stream:
         streamed = stream.get_final_message()
     for message in (client.messages.create(**hidden), streamed):
-        thought, text = message.content
-        assert (thought.thinking, text.text) == ("", "Sunny.") and thought.signature
+        reasoning, text = message.content
+        assert (reasoning.thinking, text.text) == ("", "Sunny.") and reasoning.signature
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_call_that_must_be_made_is_enforced(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("sent", "expected"),
     [
         ("tools[0].function.parameters.properties.a", "tools[0].input_schema.properties.a"),
         ("tools[12].function.name", "tools[12].name"),
@@ -320,11 +320,11 @@ def test_a_call_that_must_be_made_is_enforced(
         ("stopped", "stopped"),
     ],
 )
-def test_an_error_names_fields_as_the_caller_wrote_them(told: str, expected: str):
+def test_an_error_names_fields_as_the_caller_wrote_them(sent: str, expected: str):
     with (
         pytest.raises(RequestError) as refused,
         map_error_fields(["system", "messages[0]"], FIELDS),
     ):
-        raise RequestError(f"look at `{told}`, stop", param=told)
+        raise RequestError(f"look at `{sent}`, stop", param=sent)
     assert refused.value.param == expected
     assert refused.value.message == f"look at `{expected}`, stop"

@@ -27,8 +27,8 @@ M0 = "`messages[0]"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def options(**given: object) -> dict[str, Any]:
-    return {"options": given}
+def options(**values: object) -> dict[str, Any]:
+    return {"options": values}
 
 
 def message(**fields: object) -> dict[str, Any]:
@@ -158,7 +158,7 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
      ("`prompt` has", "maximum context length", "`truncate` of `/api/embed`")),
     (OLDER, {"prompt": "w" * 100_000}, ("100000 characters",)),
     (OLDER, {"input": "x"}, ("`input`", "not a parameter")),
-    # what nobody has
+    # unknown fields
     (CHAT, {"prompt": "x"}, ("`prompt`", "not a parameter")),
     (TEXT, {"messages": []}, ("`messages`", "not a parameter")),
     (CHAT, {"temperature": 1}, ("`temperature`", "not a parameter")),

@@ -20,7 +20,7 @@ from tests.support.server.qwen_fake_model import (
     qwen_server,
 )
 
-THOUGHT = "<think>\nRome is in Italy.\n</think>\n\nSunny."
+REASONING = "<think>\nRome is in Italy.\n</think>\n\nSunny."
 
 
 def weather(city: str) -> str:
@@ -102,7 +102,7 @@ def test_a_tool_loop_goes_through_the_template(fake: FakeServer, client: ollama.
 
 
 def test_thinking_is_a_field_of_its_own(fake: FakeServer, client: ollama.Client):
-    fake.say(THOUGHT)
+    fake.say(REASONING)
     message = client.chat("fake", QUESTION, think=True).message
     assert (message.thinking, message.content) == ("Rome is in Italy.", "Sunny.")
     lines = list(client.chat("fake", QUESTION, think=True, stream=True))

@@ -273,7 +273,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (TEXT, {"cache_prompt": False}, UNSUPPORTED, "cache_prompt", "use true"),
     (TEXT, {"stop_regex": "x"}, UNSUPPORTED, "stop_regex", "`stop`"),
     (TEXT, {"enable_thinking": True}, UNKNOWN, "enable_thinking", "not a parameter"),
-    # what nobody has
+    # unknown fields
     (CHAT, {"temprature": 1}, UNKNOWN, "temprature", "did you mean `temperature`"),
     (CHAT, {"prompt": "Hello"}, UNKNOWN, "prompt", "not a parameter"),
     (TEXT, {"messages": []}, UNKNOWN, "messages", "not a parameter"),

@@ -172,7 +172,7 @@ def test_allowed_tools_are_the_only_ones_that_the_model_sees(fake: FakeServer, m
     assert '"name": "time"' in prompt_of(fake) and '"name": "weather"' not in prompt_of(fake)
     grammar = fake.engine.requests[-1].params.grammar
     assert "arguments1" in grammar and "arguments0" not in grammar
-    assert ("tail:" in grammar) == (mode == "auto"), "text beside the calls"
+    assert ("tail:" in grammar) == (mode == "auto"), "text around the calls"
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,12 @@ def test_reasoning_is_separate_under_both_names(fake: FakeServer):
     assert message["content"] == "Sunny."
     assert message["reasoning"] == message["reasoning_content"] == "Rome is in Italy."
     usage = whole["usage"]
-    thought = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert len(fake.tokenizer.encode("Rome is in Italy.")) <= thought < usage["completion_tokens"]
+    num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert (
+        len(fake.tokenizer.encode("Rome is in Italy."))
+        <= num_reasoning
+        < usage["completion_tokens"]
+    )
     assert joined(fake, **body)[:2] == ("Sunny.", "Rome is in Italy.")
 
 
@@ -286,13 +290,13 @@ def test_log_probabilities_cover_every_token_of_a_call(fake: FakeServer):
     assert choice.logprobs and choice.logprobs.content
     assert "".join(entry.token for entry in choice.logprobs.content) == CALL
     streamed = fake.client().chat.completions.create(**body, stream=True)
-    pieces = [
+    deltas = [
         entry.token
         for chunk in streamed
         if chunk.choices[0].logprobs
         for entry in chunk.choices[0].logprobs.content or ()
     ]
-    assert "".join(pieces) == CALL
+    assert "".join(deltas) == CALL
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,19 @@ def test_a_stream_spells_the_answer(fake: FakeServer):
 def test_every_form_of_prompt_is_answered_in_order(
     fake: FakeServer, stream: bool, prompt: Any, tokens: Any
 ):
-    wanted = [fake.tokenizer.encode(t[0]) if isinstance(t[0], str) else t for t in tokens]
+    prompts = [fake.tokenizer.encode(t[0]) if isinstance(t[0], str) else t for t in tokens]
     fake.engine.reply = lambda request: [*request.tokens, 20 + request.id]
     answer = create(fake, prompt=prompt, n=2, stream=stream)
-    texts = [""] * len(wanted) * 2
+    texts = [""] * len(prompts) * 2
     for part in answer if stream else [answer]:
         for choice in part.choices:
             texts[choice.index] += choice.text
     requests = fake.engine.requests
-    assert [request.tokens for request in requests] == [t for t in wanted for _ in range(2)]
+    assert [request.tokens for request in requests] == [t for t in prompts for _ in range(2)]
     expected = [fake.tokenizer.decode([*r.tokens, 20 + r.id]) for r in requests]
     assert texts == expected
     if not stream:
-        assert answer.usage.prompt_tokens == sum(map(len, wanted))
+        assert answer.usage.prompt_tokens == sum(map(len, prompts))
 
 
 @pytest.mark.parametrize("stream", [False, True])

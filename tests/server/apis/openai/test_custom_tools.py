@@ -62,15 +62,15 @@ def test_the_model_sees_a_function_and_the_caller_gets_its_input(fake: FakeServe
 def test_a_stream_sends_a_custom_call_in_one_chunk(fake: FakeServer, step: int, calls: str):
     fake.engine.step = step
     fake.say(calls + "So.")
-    told: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     content = ""
     for chunk in fake.client().chat.completions.create(**ASK, stream=True):
         delta = chunk.choices[0].delta
         content += delta.content or ""
-        told += [call.model_dump(exclude_none=True) for call in delta.tool_calls or ()]
-    custom = [call["custom"] for call in told if call.get("type") == "custom"]
+        received += [call.model_dump(exclude_none=True) for call in delta.tool_calls or ()]
+    custom = [call["custom"] for call in received if call.get("type") == "custom"]
     assert custom == [{"name": "run", "input": TEXT}] * calls.count(CALL)
-    assert {call["index"] for call in told} == set(range(calls.count("</tool_call>")))
+    assert {call["index"] for call in received} == set(range(calls.count("</tool_call>")))
     assert content == "So."
 
 
@@ -142,9 +142,9 @@ def test_lark_inside_of_strings_is_refused_by_name(tokenizer: Tokenizer, fake: F
             grammar_of(tokenizer, name, tools=[formed("lark", 'start: "a"')])
         assert refused.value.param == path
     body: dict[str, Any] = ASK | {"tools": [formed("lark", 'start: "a"')]}
-    with pytest.raises(BadRequestError, match="lark") as told:
+    with pytest.raises(BadRequestError, match="lark") as received:
         fake.client().chat.completions.create(**body)
-    assert (told.value.param, told.value.code) == (path, "unsupported_parameter")
+    assert (received.value.param, received.value.code) == (path, "unsupported_parameter")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_the_documented_defaults_and_limits_are_those_of_the_schema():
         for name, field in schema.items()
         if "anyOf" in field and all("type" in option for option in field["anyOf"])
     }
-    told = {
+    documented = {
         "n": ("minimum", "maximum"),
         "temperature": ("minimum", "maximum"),
         "min_p": ("minimum", "maximum"),
@@ -103,7 +103,7 @@ def test_the_documented_defaults_and_limits_are_those_of_the_schema():
         "best_of": ("maximum",),
     }
     rows = {name: row for row in PARAMETERS for name in NAME.findall(row["parameter"])}
-    for name, keys in told.items():
+    for name, keys in documented.items():
         numbers = [float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", rows[name]["range (default)"])]
         for key in keys:
             assert limits[name][key] in numbers, (name, key)
@@ -117,12 +117,12 @@ def test_every_route_is_documented():
     state = ServerState(ServerConfig(), None, None, None)  # type: ignore[arg-type]
     names = {"{name}": "{id}", "{file_id}": "{id}", "{batch_id}": "{id}"}
     for path in create_app(state).openapi()["paths"]:
-        told = path
+        documented = path
         for own, common in names.items():
-            told = told.replace(own, common)
+            documented = documented.replace(own, common)
         # Those of one kind are listed behind each other, the first one in full.
-        short = told.removeprefix("/v1/responses").removeprefix("/v1")
-        assert f"`{told}`" in DOCS or f" {told}`" in DOCS or f"`{short}`" in DOCS, path
+        short = documented.removeprefix("/v1/responses").removeprefix("/v1")
+        assert f"`{documented}`" in DOCS or f" {documented}`" in DOCS or f"`{short}`" in DOCS, path
 
 
 EMBEDDINGS = DOCS.split("## Embeddings\n")[1].split("\n## ")[0]

@@ -46,14 +46,14 @@ def expected(fake: FakeServer, tokens: list[int], pooling: PoolingParams) -> lis
 
 def test_openais_client_gets_equal_floats_from_either_encoding(fake: FakeServer):
     tokens = fake.tokenizer.encode("The quick brown fox")
-    wanted = expected(fake, tokens, PoolingParams("mean"))
+    reference = expected(fake, tokens, PoolingParams("mean"))
     client, extra = fake.client(), {"pooling": "mean"}
     plain = client.embeddings.create(
         model="fake", input="The quick brown fox", encoding_format="float", extra_body=extra
     )
     # Left alone, the client asks for base64 and decodes it.
     packed = client.embeddings.create(model="fake", input="The quick brown fox", extra_body=extra)
-    assert plain.data[0].embedding == packed.data[0].embedding == wanted
+    assert plain.data[0].embedding == packed.data[0].embedding == reference
     assert plain.object == "list" and plain.data[0].object == "embedding"
     assert plain.usage.prompt_tokens == plain.usage.total_tokens == len(tokens)
     assert plain.model == "fake"
@@ -76,7 +76,7 @@ def test_base64_is_little_endian_float32(fake: FakeServer):
 
 
 @pytest.mark.parametrize(
-    ("given", "prompts"),
+    ("texts_in", "prompts"),
     [
         ([5, 6, 7], [[5, 6, 7]]),
         ([[5], [6, 7]], [[5], [6, 7]]),
@@ -85,11 +85,11 @@ def test_base64_is_little_endian_float32(fake: FakeServer):
         (["a", "b"], None),
     ],
 )
-def test_text_texts_ids_and_lists_of_ids_are_taken(fake: FakeServer, given: Any, prompts: Any):
+def test_text_texts_ids_and_lists_of_ids_are_taken(fake: FakeServer, texts_in: Any, prompts: Any):
     if prompts is None:
-        texts = [given] if isinstance(given, str) else given
+        texts = [texts_in] if isinstance(texts_in, str) else texts_in
         prompts = [fake.tokenizer.encode(text) for text in texts]
-    answer = ask(fake, "/v1/embeddings", input=given)
+    answer = ask(fake, "/v1/embeddings", input=texts_in)
     assert [request.tokens for request in fake.engine.requests] == prompts
     assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
     assert len(answer["data"]) == len(prompts)
@@ -190,9 +190,9 @@ def test_vectors_wait_for_the_engine(fake: FakeServer):
 
 def test_what_became_of_a_request_can_be_asked(fake: FakeServer):
     answer = httpx.post(f"{fake.url}/v1/embeddings", json={"model": "fake", "input": ["a", "b"]})
-    told = httpx.get(f"{fake.url}/v1/requests/{answer.headers['x-request-id']}").json()
-    assert (told["route"], told["state"], told["num_done"]) == ("embeddings", "finished", 2)
-    assert told["usage"] == answer.json()["usage"]
+    record = httpx.get(f"{fake.url}/v1/requests/{answer.headers['x-request-id']}").json()
+    assert (record["route"], record["state"], record["num_done"]) == ("embeddings", "finished", 2)
+    assert record["usage"] == answer.json()["usage"]
     name = ask(fake, "/v1/rerank", query="fox", documents=["fox"])["id"]
     assert httpx.get(f"{fake.url}/v1/requests/{name}").json()["route"] == "rerank"
 
@@ -225,13 +225,13 @@ def test_failed_and_abandoned_requests_are_counted_as_such(fake: FakeServer):
 @pytest.mark.parametrize(
     ("side", "kept"), [(None, slice(-3, None)), ("left", slice(-3, None)), ("right", slice(3))]
 )
-@pytest.mark.parametrize("given", ["The quick brown fox jumps", [5, 6, 7, 8, 9]])
+@pytest.mark.parametrize("texts_in", ["The quick brown fox jumps", [5, 6, 7, 8, 9]])
 def test_truncation_cuts_on_the_side_that_was_named(
-    fake: FakeServer, given: Any, side: str | None, kept: slice
+    fake: FakeServer, texts_in: Any, side: str | None, kept: slice
 ):
-    tokens = fake.tokenizer.encode(given) if isinstance(given, str) else given
+    tokens = fake.tokenizer.encode(texts_in) if isinstance(texts_in, str) else texts_in
     options = {} if side is None else {"truncation_side": side}
-    embed(fake, given, truncate_prompt_tokens=3, **options)
+    embed(fake, texts_in, truncate_prompt_tokens=3, **options)
     assert fake.engine.requests[0].tokens == tokens[kept]
 
 

@@ -49,7 +49,7 @@ def begins(fake: FakeServer) -> str:
 
 
 # field and value -> what each template prints before the messages; None: refused
-ASKED: list[tuple[dict[str, str], dict[str, str | None]]] = [
+REQUESTED: list[tuple[dict[str, str], dict[str, str | None]]] = [
     ({}, {"plain": "", "effort": "", "switch": "", "wordy": ""}),
     ({"reasoning_effort": "high"}, {"plain": None, "effort": "[effort high]", "switch": None}),
     ({"reasoning_effort": "low"}, {"plain": None, "effort": "[effort low]", "wordy": None}),
@@ -61,20 +61,20 @@ ASKED: list[tuple[dict[str, str], dict[str, str | None]]] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "asked", "wanted"),
-    [(kind, asked, text) for asked, told in ASKED for kind, text in told.items()],
+    ("kind", "asked", "rendered"),
+    [(kind, asked, text) for asked, answers in REQUESTED for kind, text in answers.items()],
 )
 def test_a_field_reaches_the_template_or_is_refused(
-    servers: dict[str, FakeServer], kind: str, asked: dict[str, str], wanted: str | None
+    servers: dict[str, FakeServer], kind: str, asked: dict[str, str], rendered: str | None
 ):
     answer = post(servers[kind], **asked)
-    if wanted is None:
+    if rendered is None:
         error = answer.json()["error"]
         assert answer.status_code == 400
         assert (error["code"], error["param"]) == ("unsupported_parameter", next(iter(asked)))
     else:
         assert answer.status_code == 200, answer.text
-        assert begins(servers[kind]) == wanted
+        assert begins(servers[kind]) == rendered
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_continuous_usage_counts_up(fake: FakeServer):
 def test_the_logprobs_of_chosen_tokens_are_shown(fake: FakeServer):
     answer = post(fake, logprobs=True, logprob_token_ids=[65, 66, 67], max_tokens=1).json()
     [entry] = answer["choices"][0]["logprobs"]["content"]
-    wanted = [list(fake.tokenizer.token_bytes(token)) for token in (65, 66, 67)]
-    assert [top["bytes"] for top in entry["top_logprobs"]] == wanted
+    rendered = [list(fake.tokenizer.token_bytes(token)) for token in (65, 66, 67)]
+    assert [top["bytes"] for top in entry["top_logprobs"]] == rendered
     assert [top["logprob"] for top in entry["top_logprobs"]] == [-0.25, -1.25, -2.25]
 
 
@@ -221,9 +221,9 @@ def test_copies_of_a_greedy_answer_are_equal(fake: FakeServer):
 def test_a_requested_service_tier_is_answered_with_the_used_one(fake: FakeServer, tier: str | None):
     fields: Any = {"service_tier": tier, "stream_options": {"include_usage": True}}
     whole = post(fake, service_tier=tier).json()
-    told = [whole, *stream(fake, n=2, logprobs=True, **fields), *stream(fake, **fields)]
-    assert len(told) > 6
-    for part in told:
+    answers = [whole, *stream(fake, n=2, logprobs=True, **fields), *stream(fake, **fields)]
+    assert len(answers) > 6
+    for part in answers:
         assert ("service_tier" in part) == (tier is not None)
         assert part.get("service_tier") in (None, "default")
 

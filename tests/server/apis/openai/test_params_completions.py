@@ -129,7 +129,7 @@ def test_a_stream_returns_the_token_ids_as_they_come(fake: FakeServer, fields: d
 
 @pytest.fixture
 def likelier(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Requests by id: each says its own number, every token as likely as told."""
+    """Requests by id: each answers its own number, every token with its expected logprob."""
 
     def install(logprobs: dict[int, float]) -> None:
         def outputs(request: EngineRequest) -> Iterator[RequestOutput]:

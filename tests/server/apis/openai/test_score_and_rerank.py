@@ -43,8 +43,8 @@ def test_score_compares_pair_by_pair_under_all_names(fake: FakeServer, first: st
     ones, others = ["fox dog", "lazy"], ["dog fox", "quick"]
     answer = ask(fake, "/score", **{first: ones, second: others}, pooling="mean")
     a, b = embed(fake, ones, pooling="mean"), embed(fake, others, pooling="mean")
-    wanted = [sum(x * y for x, y in zip(*pair, strict=True)) for pair in zip(a, b, strict=True)]
-    assert [entry["score"] for entry in answer["data"]] == pytest.approx(wanted)
+    expected = [sum(x * y for x, y in zip(*pair, strict=True)) for pair in zip(a, b, strict=True)]
+    assert [entry["score"] for entry in answer["data"]] == pytest.approx(expected)
 
 
 def test_equal_texts_score_no_more_than_one(fake: FakeServer):

@@ -47,8 +47,8 @@ def test_the_callers_stop_is_reported_and_the_models_own_end_is_null(
     events = httpx.post(fake.url + path, json=body | {"stream": True}).text.split("\n\n")
     *chunks, last, done, empty = events
     assert (done, empty) == ("data: [DONE]", "")
-    told = httpx.Response(200, content=last.removeprefix("data: ")).json()["choices"][0]
-    assert (told["finish_reason"], told["stop_reason"]) == (finish, reason)
+    last_choice = httpx.Response(200, content=last.removeprefix("data: ")).json()["choices"][0]
+    assert (last_choice["finish_reason"], last_choice["stop_reason"]) == (finish, reason)
     assert not any("stop_reason" in chunk for chunk in chunks)
 
 

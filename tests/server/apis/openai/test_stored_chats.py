@@ -101,8 +101,8 @@ def test_messages_come_as_they_were_sent_in_pages_of_either_order(fake: FakeServ
     ]
     id = chats.create(model="fake", messages=messages, store=True).id
     listed = list(chats.messages.list(id, limit=3))
-    told = [(str(each.role), each.content) for each in listed]
-    assert told == [
+    stored = [(str(each.role), each.content) for each in listed]
+    assert stored == [
         ("system", "Be brief."),
         ("user", None),
         ("assistant", "ab"),

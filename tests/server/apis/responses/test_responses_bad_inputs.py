@@ -29,8 +29,8 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
 
 
-def items(*given: object) -> dict[str, Any]:
-    return {"input": list(given)}
+def items(*inputs: object) -> dict[str, Any]:
+    return {"input": list(inputs)}
 
 
 def part(kind: str, role: str = "user", **fields: object) -> dict[str, Any]:
@@ -196,7 +196,7 @@ QUERIES: list[tuple[str, str, int, str, str | None]] = [
     ("GET", "/resp_x/input_items?order=true", 400, VALUE, "order"),
 ]
 # what the message says
-TOLD = [
+NAMED = [
     ("/resp_x/input_items?limit=abc", '`limit` is "abc": it must be an integer from 1 to 100'),
     ("/resp_x/input_items?limit=-1", "from 1 to 100; or leave it out for 20"),
     (f"/resp_x/input_items?limit={'9' * 5000}", "a text of 5000 characters"),
@@ -205,7 +205,7 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("path", "words"), TOLD)
+@pytest.mark.parametrize(("path", "words"), NAMED)
 def test_a_wrong_type_in_a_query_names_what_is_taken(http: httpx.Client, path: str, words: str):
     answer = http.get(URL + path)
     assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text

@@ -1,4 +1,4 @@
-"""docs/api.md tells of every field of /v1/responses."""
+"""docs/api.md has every field of /v1/responses."""
 
 from __future__ import annotations
 

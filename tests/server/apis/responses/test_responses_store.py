@@ -182,8 +182,8 @@ def test_events_of_a_background_response_are_followed_from_any_number(fake: Fake
 
 def test_events_that_were_not_kept_are_refused(fake: FakeServer):
     answer = fake.client().responses.create(**HELLO)
-    told = httpx.get(f"{fake.url}/v1/responses/{answer.id}", params={"stream": "true"})
-    assert told.status_code == 400 and told.json()["error"]["param"] == "stream"
+    refused = httpx.get(f"{fake.url}/v1/responses/{answer.id}", params={"stream": "true"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"
 
 
 def test_a_cancelled_response_ends_its_stream_with_its_last_state(fake: FakeServer):
