@@ -48,7 +48,7 @@ class RopeCase:
             norm.weight.normal_(1, 0.1)
         self.q_norm, self.k_norm = (norm.to(device) for norm in norms)
         self.cos_sin = None
-        if self.turn:
+        if self.apply_rope:
             positions = torch.randint(0, 40_000, (self.tokens,), device=device)
             rope = Rope(RopeConfig(theta=1e6), self.head_dim).to(device)
             self.cos_sin = rope.rows(positions, self.dtype)
@@ -114,7 +114,7 @@ def test_queries_and_stored_keys_and_values_are_those_of_separate_operations(
     case = CASES[name]
     case.make(device)
     kv = case.pool(device)
-    q, k, v = (part.clone() for part in case.heads_wanted())
+    q, k, v = (part.clone() for part in case.expected_heads())
     assert near(case.run(kv), q)
     assert near(case.stored(kv.k), k) and torch.equal(case.stored(kv.v), v)
     # Nothing else is written, in this layer or the other.
@@ -127,7 +127,7 @@ def test_rotation_alone_is_equal_to_the_bit(device: str, dtype: torch.dtype):
     case = RopeCase(dtype=dtype, norm=False, head_dim=128)
     case.make(device)
     kv = case.pool(device)
-    q, k, _ = (part.clone() for part in case.heads_wanted())
+    q, k, _ = (part.clone() for part in case.expected_heads())
     assert torch.equal(case.run(kv), q) and torch.equal(case.stored(kv.k), k)
 
 
@@ -166,7 +166,7 @@ def test_padding_tokens_are_not_stored(device: str):
     case.make(device)
     case.slots[1], case.slots[3] = -1, -(2**40)
     kv = case.pool(device)
-    _, _, v = case.heads_wanted()
+    _, _, v = case.expected_heads()
     case.run(kv)
     real = case.slots >= 0
     case.slots = case.slots[real]
@@ -210,7 +210,7 @@ def test_fp8_keys_are_rounded_from_the_turned_keys():
     kv = case.pool("cuda", FP8)
     assert kv.k_scale is not None
     kv.k_scale[1] = torch.tensor([0.013, 0.7])
-    _, k, v = (part.clone() for part in case.heads_wanted())
+    _, k, v = (part.clone() for part in case.expected_heads())
     case.run(kv)
     scaled = k.float() / kv.k_scale[1][:, None]
     assert torch.equal(case.stored(kv.k).float(), scaled.clamp(-448, 448).to(FP8).float())
