@@ -27,7 +27,7 @@ NEAR = {FP32: 2e-6, FP16: 2e-3, BF16: 3e-2}
 
 @dataclass
 class RopeCase:
-    """One layer's shape; `norm` and `turn` say what is done to queries and keys."""
+    """One layer's shape; `norm` and `apply_rope` say what is done to queries and keys."""
 
     heads: int = 4
     kv_heads: int = 2

@@ -71,7 +71,7 @@ def when(fake: FakeServer, id: str, state: str) -> dict[str, Any]:
     raise AssertionError(record.text)
 
 
-@pytest.mark.usefixtures("engine_that_tells")
+@pytest.mark.usefixtures("engine_with_timings")
 def test_timings_are_in_each_choice(fake: FakeServer):
     fake.engine.cached = 1
     choices = ask(fake, timings=True, n=2, max_tokens=5).json()["choices"]
@@ -87,7 +87,7 @@ def test_timings_are_in_each_choice(fake: FakeServer):
         )
 
 
-@pytest.mark.usefixtures("engine_that_tells")
+@pytest.mark.usefixtures("engine_with_timings")
 def test_a_streams_timings_come_with_its_finish(fake: FakeServer):
     text = ask(fake, timings=True, stream=True, max_tokens=3).text
     chunks = [orjson.loads(line[6:]) for line in text.split("\n\n")[:-2]]
@@ -119,7 +119,7 @@ def test_a_request_is_found_by_either_of_its_names(fake: FakeServer):
     assert answer.json()["id"] == f"cmpl-{by_header['id']}"
 
 
-@pytest.mark.usefixtures("engine_that_tells")
+@pytest.mark.usefixtures("engine_with_timings")
 def test_a_record_has_numbers_and_no_text(fake: FakeServer):
     fake.say("sesame")
     ask(fake, id="secret", prompt="quick brown", n=2, max_tokens=50, seed=4)

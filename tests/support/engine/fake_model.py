@@ -1,7 +1,7 @@
 """A strict fake executor: it answers rightly only if every cell of KV is right.
 
 A KV cell holds the token written to it, and the next token is a hash of every cell that the row
-reads through its page table: one stale, lost or aliased cell changes the answer.  It is fed by
+reads through its page table: one stale, lost or aliased cell changes the answer.  It is called by
 encoded Batch bytes alone, as another rank would be.
 """
 
