@@ -17,7 +17,7 @@ from server.apis.ops import requests
 from server.apis.ops import routes as ops
 from server.apis.responses import routes as responses
 from server.apis.responses.background import BackgroundResponses
-from server.batches import batch_routes, file_routes
+from server.batches import routes as batches
 from server.batches.background import in_background
 from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body, internal_error
 from server.http import middleware
@@ -42,8 +42,7 @@ PARTS = (
     models,
     tokenize,
     requests,
-    file_routes,
-    batch_routes,
+    batches,
     ops,
 )
 

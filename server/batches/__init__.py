@@ -1,9 +1,11 @@
 """Files and batches: work without a deadline, stored in `--data-dir` across restarts.
 
+    routes.py      /v1/files and /v1/batches
+    schema.py      bodies, queries, the batch object, and the fields that only the server sees
     database.py    SQLite: the owners of files and batches, and the state of each
     files.py       uploaded and written files; their rows come before their bytes, and go after them
+    upload.py      stores one upload
     multipart.py   a streaming parser of an upload's body
-    objects.py     the batch object of the API, and the fields that only the server sees
     store.py       batches and their states
     lines.py       the input: one request a line
     results.py     output and error file, which also record what is done after a crash

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from server.batches.objects import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
+from server.batches.schema import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
 from server.http.validation import fields_of
 
 EXPIRED = "batch_expired"
@@ -145,11 +145,8 @@ class BatchResults:
         """Flush to disk (fsync)."""
         for path in self._paths.values():
             if path.exists():
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
 
 def append(path: Path, data: bytes) -> None:

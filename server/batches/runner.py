@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 
 from runtime.ipc.client import EngineClient
 from server.batches.background import BatchSlots
-from server.batches.objects import StoredBatch
 from server.batches.run import BatchRun
+from server.batches.schema import StoredBatch
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.http.request_context import OWNER
