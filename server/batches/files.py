@@ -72,24 +72,21 @@ class FileStore:
     def begin(self, owner: str, num_bytes: int) -> str:
         """Reserve room for an upload.  Raises RequestError, RateLimited if there is none."""
         with self.database.transaction() as connection:
-            self._check_room(connection, num_bytes)
+            count, used = connection.execute(
+                "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
+            ).fetchone()
+            if count >= self._max_files:
+                raise full(
+                    "files_full",
+                    f"{count} files are stored, at most {self._max_files} are allowed: delete some",
+                )
+            if used + num_bytes > self.max_bytes:
+                raise full(
+                    "data_full",
+                    f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit "
+                    f"of {self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
+                )
             return self.insert(connection, owner, "uploading", num_bytes)
-
-    def _check_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
-        count, used = connection.execute(
-            "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
-        ).fetchone()
-        if count >= self._max_files:
-            raise full(
-                "files_full",
-                f"{count} files are stored, at most {self._max_files} are allowed: delete some",
-            )
-        if used + num_bytes > self.max_bytes:
-            raise full(
-                "data_full",
-                f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit of "
-                f"{self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
-            )
 
     def is_full(self) -> bool:
         """Whether stored files have reached the limit, so that batches should stop writing."""

@@ -15,17 +15,10 @@ from starlette.types import ASGIApp
 
 from server.batches.background import BatchSlots, ask
 from server.batches.lines import Line, check_input, lines
-from server.batches.results import (
-    CANCELLED,
-    EXPIRED,
-    STORAGE_FULL,
-    BatchResult,
-    BatchResults,
-    ResultWriter,
-)
+from server.batches.results import EXPIRED, BatchResult, BatchResults
 from server.batches.schema import BatchError, BatchErrors, BatchObject, Status, StoredBatch
 from server.batches.store import BatchStore
-from server.errors import RequestError, UnsupportedParameter, internal_error
+from server.errors import UnsupportedParameter, internal_error
 from server.http.request_context import REQUEST_ID
 from server.metrics.metrics import Metrics
 
@@ -42,6 +35,8 @@ REFUSED = {
 }
 # The answers are in the output file; stored as well, they would evict all other responses.
 DEFAULTS: dict[str, dict[str, object]] = {"/v1/responses": {"store": False}}
+CANCELLED = "batch_cancelled"
+STORAGE_FULL = "storage_full"
 NOT_RUN = {
     CANCELLED: "the batch was cancelled before this request was executed",
     EXPIRED: "this request could not be executed before the completion window expired",
@@ -70,7 +65,6 @@ class BatchRun:
         self._total = batch.request_counts.total
         output, errors = path(self.stored.output_id), path(self.stored.error_id)
         self._results = BatchResults(self._id, output, errors)
-        self._writer = ResultWriter(self._results)
         self._failures: dict[int, int] = {}  # line -> failures of the engine
 
     async def run(self) -> None:
@@ -87,7 +81,7 @@ class BatchRun:
             elif batch.status == "cancelling" and self._total:  # else the file was not validated
                 await self._skip_lines(CANCELLED)
         finally:
-            await self._writer.close()
+            await self._results.close()
         if batch.status != "failed":
             await asyncio.to_thread(self._finish)
 
@@ -121,7 +115,7 @@ class BatchRun:
         """Run the lines until all are done or there is a reason to skip the others."""
         reason = await _first_result(self._submit_lines(), self._watch())
         if reason is not None:
-            await self._writer.close()
+            await self._results.close()
             await self._skip_lines(reason)
 
     async def _watch(self) -> str:
@@ -143,16 +137,12 @@ class BatchRun:
             await asyncio.sleep(self.poll_seconds)
 
     def _publish(self) -> BatchObject:
-        self.store.note_sizes(self._sizes())
+        self.store.note_sizes(self._results.sizes())
         return self.store.change(self._id, self._counted)
 
     def _counted(self, batch: BatchObject) -> BatchObject:
         totals = self._results.totals
         return replace(batch, request_counts=totals.counts(self._total), usage=totals.usage())
-
-    def _sizes(self) -> dict[str, int]:
-        ids = (self.stored.output_id, self.stored.error_id)
-        return dict(zip(ids, self._results.sizes(), strict=True))
 
     def _lines_left(self) -> Iterator[Line]:
         """The lines that are not done."""
@@ -180,21 +170,19 @@ class BatchRun:
                     self.slots.release(num_slots)
 
     async def _one(self, line: Line) -> None:
-        result = await self._answer(line)
-        if result is not None:
+        answer = await self._answer(line)
+        if answer is not None:
             self._failures.pop(line.number, None)
-            await self._writer.add(result)
+            result = BatchResult(line.number, line.custom_id, *answer)
+            await self._results.add(result)
             self.metrics.batch_line(result.completed)
 
-    async def _answer(self, line: Line) -> BatchResult | None:
-        """None if the engine failed on the line, which is then retried alone."""
-        try:
-            check_body(line)
-        except RequestError as error:
-            name = uuid.uuid4().hex
-            return BatchResult(
-                line.number, line.custom_id, error.status, error.body(), request_id=name
-            )
+    async def _answer(self, line: Line) -> tuple[int, bytes, str] | None:
+        """Status, body and request id; None if the engine failed: the line is retried alone."""
+        for name, why in REFUSED.items():
+            if line.body.get(name):
+                error = UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)
+                return error.status, error.body(), uuid.uuid4().hex
         while True:
             status, body, request_id = await self._ask(line)
             if status not in (429, 503):
@@ -205,7 +193,7 @@ class BatchRun:
             self._failures[line.number] = count
             if count < MAX_FAILURES:
                 return None
-        return BatchResult(line.number, line.custom_id, status, body, request_id=request_id)
+        return status, body, request_id
 
     async def _ask(self, line: Line) -> tuple[int, bytes, str]:
         """Status and body of the answer, and the request's id."""
@@ -222,11 +210,9 @@ class BatchRun:
         """Write the reason why they were not run for all remaining lines."""
         lines_left = self._lines_left()
         while chunk := await asyncio.to_thread(lambda: list(islice(lines_left, CHUNK))):
-            results = [
-                BatchResult(line.number, line.custom_id, code=code, message=NOT_RUN[code])
-                for line in chunk
-            ]
-            await asyncio.to_thread(self._results.write, results)
+            message = NOT_RUN[code]
+            skipped = [BatchResult(n, id, code=code, message=message) for n, id, _ in chunk]
+            await asyncio.to_thread(self._results.write, skipped)
 
     # The end.
 
@@ -246,14 +232,7 @@ class BatchRun:
 
         self.store.change(self._id, finalizing)
         self._results.sync()
-        self.store.end(self.stored, self._sizes(), ended)
-
-
-def check_body(line: Line) -> None:
-    """Raises UnsupportedParameter for parameters that routes support and batches do not."""
-    for name, why in REFUSED.items():
-        if line.body.get(name):
-            raise UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)
+        self.store.end(self.stored, self._results.sizes(), ended)
 
 
 async def _first_result(run: Coroutine[Any, Any, T], other: Coroutine[Any, Any, S]) -> T | S:

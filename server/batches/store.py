@@ -168,8 +168,8 @@ class BatchStore:
     def note_sizes(self, sizes: dict[str, int]) -> None:
         """Update the sizes of files that are being written, which count against the limit."""
         with self.database.transaction() as connection:
-            for id, num_bytes in sizes.items():
-                connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (num_bytes, id))
+            rows = [(num_bytes, id) for id, num_bytes in sizes.items()]
+            connection.executemany("UPDATE files SET bytes = ? WHERE id = ?", rows)
 
     def end(
         self,

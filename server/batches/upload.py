@@ -42,7 +42,7 @@ async def receive_upload(
         upload = _Upload(store, id, boundary, max_bytes)
         try:
             async for chunk in chunks:
-                await asyncio.to_thread(upload.feed, chunk)
+                await asyncio.to_thread(upload.reader.feed, chunk)
             return await asyncio.to_thread(upload.finish)
         except BaseException:
             upload.close()
@@ -74,17 +74,13 @@ class _Upload:
         self._store = store
         self._id = id
         self._max_bytes = max_bytes
-        self._reader = MultipartReader(boundary, self)
+        self.reader = MultipartReader(boundary, self)
         self._file: BinaryIO | None = None
         self._filename = ""
         self._num_bytes = 0
         self._fields: dict[str, str] = {}
         self._name = ""  # of the field that is being read
         self._value = b""
-
-    def feed(self, chunk: bytes) -> None:
-        """Read a chunk of the body.  Raises RequestError."""
-        self._reader.feed(chunk)
 
     def begin(self, name: str, filename: str | None) -> None:
         if name in self._fields or (name == "file" and self._file is not None):
@@ -124,7 +120,7 @@ class _Upload:
 
     def finish(self) -> StoredFile:
         """Check and store the form, after the whole body.  Raises RequestError."""
-        self._reader.close()
+        self.reader.close()
         form = parse(FileForm, form_fields(self._fields))
         if self._file is None:
             raise RequestError(

@@ -35,11 +35,6 @@ from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 STREAM = StreamFormat("application/x-ndjson", b"", b"", ollama_failure)
 
 
-def head(model: str) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return {"model": model, "created_at": now}
-
-
 def timing_fields(choice: Choice, finish: ChatFinish) -> dict[str, Any]:
     """The reason of the end, token counts, and durations in nanoseconds.
 
@@ -81,7 +76,7 @@ class OllamaAnswer:
         end = timing_fields(answer.choice, answer.finish)
         work = CHARS_PER_LOGPROB * len(answer.scored) * (1 + (self._num_logprobs or 0))
         scores = await off_loop(work, lambda: self._logprobs(answer.scored))
-        return orjson.dumps({**head(self._model), **fields, **scores, **end})
+        return self._encode({**fields, **scores, **end})
 
     def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
         """The lines of a chunk, for ChatTurn.stream."""
@@ -94,10 +89,11 @@ class OllamaAnswer:
             lines = [self._fields("")]
         data = b""
         for fields in lines:  # log-probabilities are in the first line of their chunk
-            data += self._line({**fields, **scores, "done": False})
+            data += self._encode({**fields, **scores, "done": False}) + b"\n"
             scores = {}
         if chunk.finish is not None:
-            data += self._line({**self._fields(""), **timing_fields(choice, chunk.finish)})
+            end = timing_fields(choice, chunk.finish)
+            data += self._encode({**self._fields(""), **end}) + b"\n"
         return data
 
     def render_text(self, choice: Choice, chunk: TextChunk) -> bytes:
@@ -106,10 +102,11 @@ class OllamaAnswer:
 
     def loaded(self) -> bytes:
         """The answer to a request without a prompt, which asks Ollama to load the model."""
-        return self._line({**self._fields(""), "done": True, "done_reason": "load"})
+        return self._encode({**self._fields(""), "done": True, "done_reason": "load"}) + b"\n"
 
-    def _line(self, fields: Mapping[str, Any]) -> bytes:
-        return orjson.dumps({**head(self._model), **fields}) + b"\n"
+    def _encode(self, fields: Mapping[str, Any]) -> bytes:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return orjson.dumps({"model": self._model, "created_at": now, **fields})
 
     def _delta(self, delta: Delta) -> dict[str, Any] | None:
         """A delta's fields; None while a call is incomplete."""
