@@ -13,7 +13,6 @@ from starlette.responses import Response, StreamingResponse
 from server.apis.responses.answer_schema import ITEMS_USAGE
 from server.batches.background import ENDPOINTS
 from server.batches.files import StoredFile
-from server.batches.multipart import boundary_of
 from server.batches.schema import BatchQuery, BatchRequest, FileQuery
 from server.batches.store import BatchStore
 from server.batches.upload import receive_upload
@@ -100,18 +99,8 @@ def _json(fields: object) -> Response:
 
 @endpoints.post("/v1/files", summary="Upload a file", form=UPLOAD, answer=FILE)
 async def upload_file(request: Request) -> Response:
-    store = store_of(request)
-    boundary = boundary_of(request.headers.get("content-type", ""))
-    length = request.headers.get("content-length", "")
-    file = await receive_upload(
-        store.files,
-        owner_of(request),
-        boundary,
-        request.stream(),
-        num_bytes=int(length) if length.isdigit() else None,
-        max_bytes=state_of(request).config.max_file_bytes,
-    )
-    return _json(file)
+    files = store_of(request).files
+    return _json(await receive_upload(request, files, state_of(request).config.max_file_bytes))
 
 
 @endpoints.get("/v1/files", summary="List files", query=FileQuery, answer=page_schema(FILE))

@@ -109,8 +109,6 @@ class BatchRun:
         self._total = total
         return self.store.change(self._id, begun)
 
-    # Lines.
-
     async def _work(self) -> None:
         """Run the lines until all are done or there is a reason to skip the others."""
         reason = await _first_result(self._submit_lines(), self._watch())
@@ -213,8 +211,6 @@ class BatchRun:
             message = NOT_RUN[code]
             skipped = [BatchResult(n, id, code=code, message=message) for n, id, _ in chunk]
             await asyncio.to_thread(self._results.write, skipped)
-
-    # The end.
 
     def _finish(self) -> None:
         now = int(self.store.clock())

@@ -19,12 +19,11 @@ AnyPurpose = Literal[
     "assistants", "batch", "batch_output", "fine-tune", "vision", "user_data", "evals"
 ]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
-HOUR, MONTH = 3600, 30 * 86400  # seconds
 
 
 class ExpiresAfter(Body):
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=HOUR, le=MONTH)
+    seconds: int = Field(ge=3600, le=30 * 86400)
 
 
 class FileForm(Body):

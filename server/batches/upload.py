@@ -8,10 +8,13 @@ import os
 from collections.abc import AsyncIterator
 from typing import BinaryIO
 
+from starlette.requests import Request
+
 from server.batches.files import KEEP_SECONDS, FileStore, StoredFile
-from server.batches.multipart import MultipartReader
+from server.batches.multipart import MultipartReader, boundary_of
 from server.batches.schema import FileForm, form_fields
 from server.errors import RequestError
+from server.http.request_context import owner_of
 from server.http.validation import parse
 
 CHUNK_BYTES = 1 << 20  # buffered for each call of a thread
@@ -19,26 +22,18 @@ MAX_FIELD_BYTES = 1024
 MAX_NAME = 255  # characters of a file's name
 
 
-async def receive_upload(
-    store: FileStore,
-    owner: str,
-    boundary: bytes,
-    body: AsyncIterator[bytes],
-    *,
-    num_bytes: int | None,
-    max_bytes: int,
-) -> StoredFile:
-    """Store the file of a form.
+async def receive_upload(request: Request, store: FileStore, max_bytes: int) -> StoredFile:
+    """Store the file of a form; max_bytes: of the file.
 
-    num_bytes   of the whole body, if it is known
-    max_bytes   of the file
-    Raises RequestError, after the whole body has been read: a client that still sends would not
-    see the answer.
+    Raises UnsupportedMediaType, RequestError.  An error about the form is raised after the whole
+    body has been read: a client that still sends would not see the answer.
     """
-    chunks = _buffered(body)
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    length = request.headers.get("content-length", "")
+    reserved = min(int(length), max_bytes) if length.isdigit() else max_bytes
+    chunks = _buffered(request.stream())
     try:
-        reserved = max_bytes if num_bytes is None else min(num_bytes, max_bytes)
-        id = await asyncio.to_thread(store.begin, owner, reserved)
+        id = await asyncio.to_thread(store.begin, owner_of(request), reserved)
         upload = _Upload(store, id, boundary, max_bytes)
         try:
             async for chunk in chunks:
