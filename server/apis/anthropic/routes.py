@@ -62,7 +62,7 @@ MESSAGE_EVENT = events(
     (("message_stop", "ping"), object_of()),
     (("error",), object_of(error=object_of(type=TEXT, message=TEXT))),
 )
-ROUTE = "messages"  # as records of requests say
+ROUTE = "messages"  # in records of requests
 B = TypeVar("B", bound=CountRequest)
 
 
@@ -110,7 +110,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[str]]:
-    """The checked body, what it asks for, and where each message of that came from."""
+    """The checked body, its ChatRequest, and the path in the body of each message of that."""
     state = state_of(request)
 
     def checked(fields: dict[str, Any]) -> tuple[B, ChatRequest, list[str]]:
@@ -118,11 +118,11 @@ async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[
         body = parse(model, fields, UNSUPPORTED)
         body.check()
         check_turns(body.messages)
-        wanted, paths = to_chat_request(body, state.tokenizer)
+        chat, paths = to_chat_request(body, state.tokenizer)
         reasoning, thinking = state.formats.formats.reasoning, body.thinking
         if thinking is not None and can_limit(reasoning, state.grammar_literals):
-            wanted["thinking_token_budget"] = thinking.budget_tokens
+            chat["thinking_token_budget"] = thinking.budget_tokens
         with map_error_fields(paths, FIELDS):
-            return body, parse(ChatRequest, wanted), paths
+            return body, parse(ChatRequest, chat), paths
 
     return await read_checked(request, checked)

@@ -15,7 +15,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 MAX_ITEMS = 16384
 MAX_PARTS = 1024  # of an item
-MAX_PARTS_IN_ALL = 16384
+MAX_TOTAL_PARTS = 16384
 TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -75,50 +75,40 @@ class MessageItem(Body):
     phase: None = None  # clients that send our answers back as they are send it as null
 
 
-class FunctionCallItem(Body):
-    type: Literal["function_call"]
+class CallItem(Body):
+    """What tool calls and their outputs have in common."""
+
     call_id: ItemId
+    id: ItemId | None = None
+    status: Status | None = None
+    namespace: None = None
+    caller: None = None
+
+
+class FunctionCallItem(CallItem):
+    type: Literal["function_call"]
     name: FunctionName
     arguments: str
-    id: ItemId | None = None
-    status: Status | None = None
-    namespace: None = None
-    caller: None = None
     async_: None = Field(None, alias="async")
 
 
-class FunctionOutputItem(Body):
+class FunctionOutputItem(CallItem):
     type: Literal["function_call_output"]
-    call_id: ItemId
     output: CallOutput
-    id: ItemId | None = None
-    status: Status | None = None
     name: FunctionName | None = None
-    namespace: None = None
-    caller: None = None
 
 
-class CustomCallItem(Body):
+class CustomCallItem(CallItem):
     type: Literal["custom_tool_call"]
-    call_id: ItemId
     name: FunctionName
     input: str
-    id: ItemId | None = None
-    status: Status | None = None
-    namespace: None = None
-    caller: None = None
     async_: None = Field(None, alias="async")
 
 
-class CustomOutputItem(Body):
+class CustomOutputItem(CallItem):
     type: Literal["custom_tool_call_output"]
-    call_id: ItemId
     output: CallOutput
-    id: ItemId | None = None
-    status: Status | None = None
     name: FunctionName | None = None
-    namespace: None = None
-    caller: None = None
 
 
 class SummaryText(Body):
@@ -148,11 +138,10 @@ class ItemReference(Body):
 def _item_kind(value: object) -> str | None:
     fields = fields_of(value)
     kind = fields.get("type")
-    if kind is None:
-        if "role" in fields or "content" in fields:
-            kind = "message"
-        else:
-            kind = "item_reference" if "id" in fields else None
+    if kind is None and ("role" in fields or "content" in fields):
+        kind = "message"
+    elif kind is None and "id" in fields:
+        kind = "item_reference"
     return f"~{kind}" if kind in ITEM_TYPES else None
 
 
@@ -182,19 +171,15 @@ def refuse_foreign_items(fields: dict[str, Any]) -> None:
         _refuse_type(item, ITEM_TYPES, path, "send messages, function calls and their outputs")
         parts = fields_of(item)
         count += sum(len(items_of(parts.get(name))) for name in ("content", "output", "summary"))
-        if count > MAX_PARTS_IN_ALL:
+        if count > MAX_TOTAL_PARTS:
             raise RequestError(
-                f"`input` has more than {MAX_PARTS_IN_ALL} parts in all: put texts together",
+                f"`input` has more than {MAX_TOTAL_PARTS} parts in all: put texts together",
                 param="input",
             )
         for name in ("content", "output"):
             for place, part in enumerate(items_of(parts.get(name))):
-                _refuse_type(
-                    part,
-                    TEXT_TYPES,
-                    f"{path}.{name}[{place}]",
-                    "this model reads text only: send parts of type input_text",
-                )
+                remedy = "this model reads text only: send parts of type input_text"
+                _refuse_type(part, TEXT_TYPES, f"{path}.{name}[{place}]", remedy)
 
 
 def _refuse_type(value: object, known: tuple[str, ...], path: str, remedy: str) -> None:
@@ -213,10 +198,10 @@ def check_roles(items: list[Any]) -> None:
             continue
         for place, part in enumerate(item.content):
             if (part.type == "input_text") == (item.role == "assistant"):
-                wanted = "output_text" if item.role == "assistant" else "input_text"
+                expected = "output_text" if item.role == "assistant" else "input_text"
                 path = f"input[{index}].content[{place}].type"
                 raise RequestError(
                     f"`{path}` is {part.type}: a message of role {item.role} has parts of type "
-                    f"{wanted}",
+                    f"{expected}",
                     param=path,
                 )

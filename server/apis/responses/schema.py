@@ -32,7 +32,7 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
+Includes = Annotated[list[Include], Field(max_length=16)]
 
 Input = Annotated[
     Annotated[str, Tag("~text")]
@@ -99,7 +99,7 @@ class ResponsesRequest(Body):
     tool_choice: ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    include: Includes | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = None
     background: bool | None = None
@@ -167,10 +167,8 @@ class ResponsesRequest(Body):
     def _check_summary(self) -> None:
         for name in ("summary", "generate_summary"):
             if getattr(self.reasoning, name, None) not in (None, "auto"):
-                _refuse(
-                    f"reasoning.{name}",
-                    "reasoning is returned whole, without a summary; use auto",
-                )
+                remedy = "reasoning is returned whole, without a summary; use auto"
+                _refuse(f"reasoning.{name}", remedy)
 
 
 def _refuse(path: str, remedy: str) -> None:
@@ -216,7 +214,7 @@ COUNTED = frozenset(
 
 
 def refuse_uncounted(fields: dict[str, Any]) -> None:
-    """Raises UnknownParameter for what does not belong into a request to count tokens."""
+    """Raises UnknownParameter for a field that requests to count tokens do not have."""
     for name in fields:
         if name not in COUNTED:
             raise UnknownParameter(

@@ -16,10 +16,9 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from server.apis.responses import stored as kept
-from server.apis.responses.database import ChainTooLong, Limits, ResponsesDatabase
-from server.apis.responses.store import ResponseStore, StoreUnusable
-from server.errors import Unavailable
+from server.apis.responses.database import Limits, ResponsesDatabase
+from server.apis.responses.store import ResponseStore, StoreUnusable, find_items, history, keep
+from server.errors import RequestError, Unavailable
 from tests.support.server import fake_engine
 from tests.support.server.failing_commit import fail_commits_of
 from tests.support.server.fake_engine import GREETING, FakeServer, fake_server
@@ -276,10 +275,10 @@ def total(database: ResponsesDatabase) -> tuple[int, int]:
 def test_a_response_belongs_to_the_key_that_made_it(database: ResponsesDatabase):
     database.add(ME, response("a"), [])
     assert database.get(OTHER, "a") is None and not database.delete(OTHER, "a")
-    assert database.items(OTHER, {"msg_a"}) == {}
-    assert set(database.items(ME, {"msg_a", "msg_b"})) == {"msg_a"}
+    assert find_items(database, OTHER, {"msg_a"}) == {}
+    assert set(find_items(database, ME, {"msg_a", "msg_b"})) == {"msg_a"}
     assert database.get(ME, "a") is not None and database.delete(ME, "a")
-    assert total(database) == (0, 0) and database.items(ME, {"msg_a"}) == {}
+    assert total(database) == (0, 0) and find_items(database, ME, {"msg_a"}) == {}
 
 
 def test_the_least_used_responses_go_when_there_are_too_many(database: ResponsesDatabase):
@@ -304,13 +303,13 @@ def test_references_are_looked_up_in_so_many_bytes_and_no_more(
 ):
     for id in "ab":
         database.add(ME, response(id, "x" * 500), [])
-    monkeypatch.setattr("server.apis.responses.database.MAX_CHAIN_BYTES", 1000)
-    assert set(database.items(ME, {"msg_a"})) == {"msg_a"}
-    with pytest.raises(ChainTooLong):
-        database.items(ME, {"msg_a", "msg_b"})
+    monkeypatch.setattr("server.apis.responses.store.MAX_CHAIN_BYTES", 1000)
+    assert set(find_items(database, ME, {"msg_a"})) == {"msg_a"}
+    with pytest.raises(RequestError, match="in more responses than this server looks through"):
+        find_items(database, ME, {"msg_a", "msg_b"})
     database.add(ME, response("c", "x" * 500, "b"), [])
-    with pytest.raises(ChainTooLong):
-        database.history(ME, "c")
+    with pytest.raises(RequestError, match="larger than this server puts together"):
+        history(database, ME, "c")
 
 
 def test_a_background_response_that_the_store_has_no_room_for_is_refused(
@@ -365,9 +364,9 @@ def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(
 def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: ResponsesDatabase):
     running = response("run") | {"status": "in_progress", "output": []}
     database.add(ME, running, [], worker=0, streamed=True)
-    assert database.update(running, [(0, b"one"), (1, b"two")]) and database.wanted("run")
+    assert database.update(running, [(0, b"one"), (1, b"two")]) and database.is_active("run")
     database.cancel("run")
-    assert not database.update(running, [(2, b"three")]) and not database.wanted("run")
+    assert not database.update(running, [(2, b"three")]) and not database.is_active("run")
     assert database.events("run", 0, 10) == ([(1, b"two"), (2, b"three")], "in_progress")
     assert database.events("run", -1, 1) == ([(0, b"one")], "in_progress")
     database.delete(ME, "run")
@@ -397,7 +396,7 @@ async def test_an_answer_whose_store_fails_is_given_and_says_so(caplog: pytest.L
     store = ResponseStore()
     await store.call(lambda database: database.connection.execute("DROP TABLE total").close())
     answer = response("a") | {"store": True}
-    await kept.keep(store, ME, answer, [])
+    await keep(store, ME, answer, [])
     assert answer["store"] is False
     assert "response a is not stored" in caplog.text
     with pytest.raises(Unavailable) as caught:
