@@ -87,18 +87,15 @@ def whole_message(turn: ChatTurn, answer: GeneratedAnswer, *, show_thinking: boo
         content.append({"type": "thinking", "thinking": thinking, "signature": signature})
     if answer.content:
         content.append({"type": "text", "text": answer.content})
-    content += [
-        {
-            "type": "tool_use",
-            "id": anthropic_id(call.id),
-            "name": call.name,
-            "input": input_json(call.arguments),
-        }
-        for call in answer.tool_calls
-    ]
+    for call in answer.tool_calls:
+        content.append(tool_use(call.id, call.name, input_json(call.arguments)))
     called = bool(answer.tool_calls)
     stop = stop_of(answer.choice, answer.finish, called, turn.body.max_tokens)
     return orjson.dumps(message_of(turn, content, stop))
+
+
+def tool_use(id: str, name: str | None, input: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": anthropic_id(id), "name": name, "input": input}
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -143,7 +140,10 @@ class MessageEvents:
             assert self._text is not None
             return data + self._text.of(delta.text)
         if isinstance(delta, ReasoningDelta):
-            data = b"" if self._open == "thinking" else self._open_thinking()
+            data = b""
+            if self._open != "thinking":
+                self._thinking = []
+                data = self._open_block({"type": "thinking", "thinking": "", "signature": ""})
             self._thinking.append(delta.text)
             if not self._show_thinking:
                 return data
@@ -151,8 +151,7 @@ class MessageEvents:
         data = b""
         if delta.id is not None:
             self._called = True
-            id = anthropic_id(delta.id)
-            data = self._open_block({"type": "tool_use", "id": id, "name": delta.name, "input": {}})
+            data = self._open_block(tool_use(delta.id, delta.name, {}))
         if delta.arguments:
             data += self._block_delta(type="input_json_delta", partial_json=delta.arguments)
         return data
@@ -163,10 +162,6 @@ class MessageEvents:
         kind = "content_block_delta"
         self._text = DeltaFrame({"type": kind, "index": self._index, "delta": delta}, kind)
         return data
-
-    def _open_thinking(self) -> bytes:
-        self._thinking = []
-        return self._open_block({"type": "thinking", "thinking": "", "signature": ""})
 
     def _open_block(self, block: dict[str, Any]) -> bytes:
         data = self._close_block()

@@ -31,7 +31,7 @@ from server.http.openapi_parts import (
     word,
 )
 from server.http.request_context import prefix_salt
-from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.sse import EventStream, while_connected
 from server.http.validation import parse
 from server.state import state_of
 
@@ -85,12 +85,10 @@ async def messages(request: Request) -> Response:
         turn = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
     if body.stream:
-
-        async def produce(writer: EventWriter) -> None:
-            render = MessageEvents(turn, show_thinking=show).render
-            await turn.stream(render, writer.write, writer.write_now)
-
-        return EventStream(produce, turn.close, STREAM)
+        render = MessageEvents(turn, show_thinking=show).render
+        return EventStream(
+            lambda writer: turn.stream(render, writer.write, writer.write_now), turn.close, STREAM
+        )
     [answer] = await while_connected(request.receive, turn.collect(), turn.close)
     return JsonBody(whole_message(turn, answer, show_thinking=show))
 

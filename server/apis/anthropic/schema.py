@@ -69,8 +69,6 @@ class ToolResultBlock(ContentBlock):
 
 def _block_tag(value: object) -> str:
     kind = fields_of(value).get("type")
-    if isinstance(value, TextBlock | ToolUseBlock | ThinkingBlock | ToolResultBlock):
-        kind = value.type
     # A block without a known type gets the errors of a text block.
     return f"~{kind}" if kind in ("tool_use", "tool_result", "thinking") else "~text"
 

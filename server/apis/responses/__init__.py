@@ -1,6 +1,6 @@
 """OpenAI's Responses on top of a chat request.
 
-items       the items of a request's input as JSON, each with an id
+items       the items of a request's input: their schema, and as JSON with ids
 translate   ResponsesRequest and earlier items -> ChatRequest, cut to the context by `truncation`
 output      parsed chunks of an answer -> output items and their events
 answer      the response object and its events

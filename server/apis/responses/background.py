@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
-from server.apis.responses.answer import ResponseAnswer
+from server.apis.responses.answer import ResponseAnswer, Write
 from server.apis.responses.database import RUNNING
 from server.apis.responses.items import JsonItem
 from server.apis.responses.store import ResponseStore
@@ -140,7 +139,7 @@ class BackgroundResponses:
                 while await self._store.call(lambda database: database.status(id)) in RUNNING:
                     await asyncio.sleep(TICK_SECONDS / 2)
 
-    async def follow(self, id: str, after: int, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def follow(self, id: str, after: int, write: Write) -> None:
         """Write the events with numbers above `after` until the response has ended."""
         while True:
             frames, status = await self._store.call(

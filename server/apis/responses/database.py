@@ -226,10 +226,8 @@ class ResponsesDatabase:
 
     def is_active(self, id: str) -> bool:
         """False once a response was cancelled or deleted."""
-        row = self.connection.execute(
-            "SELECT cancelled FROM responses WHERE id = ?", (id,)
-        ).fetchone()
-        return row is not None and not row[0]
+        query = "SELECT id FROM responses WHERE id = ? AND NOT cancelled"
+        return self.connection.execute(query, (id,)).fetchone() is not None
 
     def status(self, id: str) -> str | None:
         """The status of a response; None if it was deleted."""

@@ -13,8 +13,7 @@ from server.apis.responses.answer import ResponseAnswer
 from server.apis.responses.answer_schema import ITEM, RESPONSE, RESPONSE_EVENT
 from server.apis.responses.background import BackgroundResponses
 from server.apis.responses.database import RUNNING, ResponsesDatabase, Stored
-from server.apis.responses.item_schema import ItemId, refuse_foreign_items
-from server.apis.responses.items import JsonItem, input_items
+from server.apis.responses.items import ItemId, JsonItem, input_items, refuse_foreign_items
 from server.apis.responses.output import Events
 from server.apis.responses.schema import (
     COUNTED,
@@ -41,7 +40,7 @@ from server.http.openapi_parts import COUNT, deleted, object_of, page_schema, wo
 from server.http.pagination import page_of
 from server.http.query import NoQuery, parse_query
 from server.http.request_context import owner_digest, prefix_salt
-from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.sse import EventStream, while_connected
 from server.http.validation import Body, parse
 from server.state import state_of
 
@@ -108,11 +107,9 @@ async def create_response(request: Request) -> Response:
     if body.background:
         return await _in_background(request, answer, body, items)
     if body.stream:
-
-        async def produce(writer: EventWriter) -> None:
-            await answer.stream(writer.write)
-
-        return EventStream(produce, turn.close, answer.events.stream_format())
+        return EventStream(
+            lambda writer: answer.stream(writer.write), turn.close, answer.events.stream_format()
+        )
     whole = await while_connected(request.receive, answer.whole(), turn.close)
     return JsonBody(orjson.dumps(whole))
 
@@ -138,7 +135,7 @@ async def _read(
         if count_only:
             refuse_uncounted(fields)
         body = read_request(fields)
-        return body, input_items(body)
+        return body, input_items(body.input)
 
     body, items = await read_checked(request, checked)
     state = state_of(request)
@@ -275,8 +272,8 @@ async def _find(request: Request, id: str) -> Stored:
 
 def _follow(request: Request, id: str, after: int) -> Response:
     background = background_of(request)
-
-    async def produce(writer: EventWriter) -> None:
-        await background.follow(id, after, writer.write)
-
-    return EventStream(produce, lambda: None, Events().stream_format())
+    return EventStream(
+        lambda writer: background.follow(id, after, writer.write),
+        lambda: None,
+        Events().stream_format(),
+    )

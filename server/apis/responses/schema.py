@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, Tag
 from server.apis.openai.chat_schema import Effort, Metadata, Scalar
 from server.apis.openai.sampling_schema import INT64, LATER, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName
-from server.apis.responses.item_schema import MAX_ITEMS, Item, ItemId, check_roles
+from server.apis.responses.items import MAX_ITEMS, Item, ItemId, check_roles
 from server.apis.responses.tools_schema import ResponsesToolChoice, ResponseTool, check_tools
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 from server.http.validation import (

@@ -51,12 +51,9 @@ class ResponseStore:
 
     async def call(self, work: Callable[[ResponsesDatabase], T]) -> T:
         """Run `work` in the store's thread.  Raises Unavailable if the file fails."""
-
-        def run() -> T:
-            return work(self._opened())
-
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+            return await loop.run_in_executor(self._thread, lambda: work(self._opened()))
         except (sqlite3.Error, OSError) as error:
             raise Unavailable(
                 f"the store of responses does not work ({error}): try again, or use `store` false",

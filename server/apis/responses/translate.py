@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
-from server.apis.responses.item_schema import CALLS, OUTPUTS
-from server.apis.responses.items import JsonItem, text_of
+from server.apis.responses.items import CALLS, OUTPUTS, JsonItem, text_of
 from server.apis.responses.schema import ResponsesRequest, ResponsesSchemaFormat
 from server.apis.responses.tools_schema import ResponsesAllowedTools, ResponsesNamedTool
 from server.errors import ContextTooLong, RequestError

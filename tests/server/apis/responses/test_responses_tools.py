@@ -199,7 +199,7 @@ def test_a_function_that_is_named_is_called_once(fake: FakeServer):
 )
 def test_a_choice_of_tools_is_chats(choice: Any, expected: Any):
     body = read_request(ASK | {"tool_choice": choice, "parallel_tool_calls": False})
-    chat = chat_request(body, conversation_of(body, [], input_items(body)))
+    chat = chat_request(body, conversation_of(body, [], input_items(body.input)))
     wanted = chat.tool_choice
     assert expected == (wanted if isinstance(wanted, str | None) else wanted.model_dump())
     assert chat.parallel_tool_calls is False and chat.tools
