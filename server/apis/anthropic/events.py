@@ -89,12 +89,11 @@ def whole_message(turn: ChatTurn, answer: GeneratedAnswer, *, show_thinking: boo
         content.append({"type": "text", "text": answer.content})
     for call in answer.tool_calls:
         content.append(tool_use(call.id, call.name, input_json(call.arguments)))
-    called = bool(answer.tool_calls)
-    stop = stop_of(answer.choice, answer.finish, called, turn.body.max_tokens)
+    stop = stop_of(answer.choice, answer.finish, bool(answer.tool_calls), turn.body.max_tokens)
     return orjson.dumps(message_of(turn, content, stop))
 
 
-def tool_use(id: str, name: str | None, input: dict[str, Any]) -> dict[str, Any]:
+def tool_use(id: str, name: str | None, input: object) -> dict[str, Any]:
     return {"type": "tool_use", "id": anthropic_id(id), "name": name, "input": input}
 
 

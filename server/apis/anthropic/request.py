@@ -129,7 +129,7 @@ def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Two turns of one speaker are one turn to Anthropic, and to most chat templates."""
+    """Anthropic and most chat templates join successive turns of one role."""
     plain = not {"tool_calls", "tool_call_id", "reasoning_content"} & (last.keys() | entry.keys())
     return plain and last["role"] == entry["role"]
 

@@ -16,7 +16,7 @@ MIN_BUDGET = 1024
 
 
 class CacheControl(Body):
-    """Accepted and of no effect: every prefix is cached."""
+    """Accepted and of no effect: every prefix is cached, without being asked."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

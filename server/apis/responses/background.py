@@ -36,7 +36,7 @@ class _Run:
         self._count = 0
         self.stored_status = ""
         self.failures = 0  # of the store, consecutive
-        self.task: asyncio.Task[None] | None = None
+        self.task = asyncio.create_task(self.make())
 
     async def write(self, data: bytes) -> None:
         """Take frames for the store; those of a response without `stream` are not kept."""
@@ -79,21 +79,19 @@ class BackgroundResponses:
 
         Raises RequestError if it cannot be stored; the caller closes the turn then.
         """
-        kept = await self._store.call(
+        stored = await self._store.call(
             lambda database: database.add(
                 owner, answer.response, items, worker=self._store.worker, streamed=streamed
             )
         )
-        if not kept:
+        if not stored:
             raise RequestError(
                 "the input is larger than the store of responses keeps of one response: send less, "
                 "or use `background` false",
                 param="input",
             )
-        run = _Run(answer, streamed)
         gate.open_requests += 1
-        run.task = asyncio.create_task(run.make())
-        self._runs[answer.response["id"]] = run
+        self._runs[answer.response["id"]] = _Run(answer, streamed)
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(gate))
 
@@ -102,7 +100,6 @@ class BackgroundResponses:
         while self._runs:
             await asyncio.sleep(TICK_SECONDS)
             for id, run in list(self._runs.items()):
-                assert run.task is not None
                 ended = run.task.done()
                 try:
                     active = await self._save(run)
@@ -132,7 +129,7 @@ class BackgroundResponses:
         """Stop a response of any process; returns when it has ended, or after CANCEL_SECONDS."""
         await self._store.call(lambda database: database.cancel(id))
         run = self._runs.get(id)
-        if run is not None and run.task is not None:
+        if run is not None:
             run.task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):

@@ -13,7 +13,6 @@ from server.errors import RequestError, UnsupportedParameter
 from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
 
 JsonItem = dict[str, Any]
-Role = Literal["system", "developer", "user", "assistant"]
 Status = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 MAX_ITEMS = 16384
@@ -74,7 +73,7 @@ CallOutput = Annotated[
 
 class MessageItem(Body):
     type: Literal["message"] = "message"
-    role: Role
+    role: Literal["system", "developer", "user", "assistant"]
     content: MessageContent
     id: ItemId | None = None
     status: Status | None = None
@@ -231,7 +230,7 @@ def _to_json(item: Item) -> JsonItem:
     if isinstance(item, MessageItem):
         if isinstance(item.content, str):
             text_type = "output_text" if item.role == "assistant" else "input_text"
-            fields["content"] = [{"type": text_type, "text": item.content}]
+            fields["content"] = [JsonItem(type=text_type, text=item.content)]
         for part in fields["content"]:
             if part["type"] == "output_text":
                 part.setdefault("annotations", [])

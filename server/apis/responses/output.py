@@ -62,7 +62,6 @@ class DeltaEvent:
 
 Status = Literal["completed", "incomplete"]
 Scores = list[orjson.Fragment]  # log-probabilities of tokens, as JSON
-Score = Callable[[list[ScoredToken]], Scores]
 
 
 class _TextItem:
@@ -120,12 +119,8 @@ class _CallItem:
         self._field = "input" if delta.custom else "arguments"
         self._event = f"response.{kind}_{self._field}"
         self._texts: list[str] = []
-        self._item: JsonItem = {
-            "id": new_id(kind),
-            "type": kind,
-            "call_id": delta.id,
-            "name": delta.name,
-        }
+        self._item: JsonItem = {"id": new_id(kind), "type": kind}
+        self._item |= {"call_id": delta.id, "name": delta.name}
         self._place = {"item_id": self._item["id"], "output_index": index}
         self._delta = DeltaEvent(events, f"{self._event}.delta", self._place)
 
@@ -150,7 +145,7 @@ class _CallItem:
 class OutputItems:
     """The items of one answer, one open at a time, in the order in which the model wrote them."""
 
-    def __init__(self, events: Events, score: Score) -> None:
+    def __init__(self, events: Events, score: Callable[[list[ScoredToken]], Scores]) -> None:
         """`score` returns the log-probabilities that the request asks for."""
         self._events = events
         self._score = score

@@ -22,7 +22,7 @@ from server.apis.responses.schema import (
     ResponsesRequest,
     refuse_uncounted,
 )
-from server.apis.responses.store import history, keep, missing, resolved
+from server.apis.responses.store import find, history, keep, missing, resolved
 from server.apis.responses.tools_schema import refuse_foreign_tools
 from server.apis.responses.translate import (
     CHARS_PER_ITEM,
@@ -248,10 +248,8 @@ async def list_input_items(request: Request, id: str) -> Response:
     owner = owner_digest(request)
 
     def work(database: ResponsesDatabase) -> bytes:
-        stored = database.get(owner, id)
-        if stored is None:
-            raise missing(id)
-        return orjson.dumps(page_of(orjson.loads(stored.input), query, f"input item of '{id}'"))
+        items = orjson.loads(find(database, owner, id).input)
+        return orjson.dumps(page_of(items, query, f"input item of '{id}'"))
 
     return JsonBody(await state_of(request).responses.call(work))
 
@@ -262,12 +260,8 @@ def background_of(request: Request) -> BackgroundResponses:
 
 
 async def _find(request: Request, id: str) -> Stored:
-    """A response of the request's owner.  Raises NotFound."""
     owner = owner_digest(request)
-    stored = await state_of(request).responses.call(lambda database: database.get(owner, id))
-    if stored is None:
-        raise missing(id)
-    return stored
+    return await state_of(request).responses.call(lambda database: find(database, owner, id))
 
 
 def _follow(request: Request, id: str, after: int) -> Response:

@@ -162,9 +162,6 @@ class ResponsesRequest(Body):
                 param="top_logprobs",
             )
         check_tools(self.tools, self.tool_choice)
-        self._check_summary()
-
-    def _check_summary(self) -> None:
         for name in ("summary", "generate_summary"):
             if getattr(self.reasoning, name, None) not in (None, "auto"):
                 remedy = "reasoning is returned whole, without a summary; use auto"

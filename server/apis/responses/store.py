@@ -185,5 +185,13 @@ async def keep(
         response["store"] = False
 
 
+def find(database: ResponsesDatabase, owner: bytes, id: str) -> Stored:
+    """A response of this owner.  Raises NotFound."""
+    stored = database.get(owner, id)
+    if stored is None:
+        raise missing(id)
+    return stored
+
+
 def missing(id: str) -> NotFound:
     return NotFound(f"Response with id '{id[:128]}' not found.", code="not_found")

@@ -45,16 +45,17 @@ MESSAGE = re.compile(
 
 @dataclass
 class Conversation:
-    """Chat messages, and the field of the request that each of them comes from."""
+    """Chat messages, and the fields of the request that they come from.
+
+    sources: of each message, the field of its content, then those of its tool calls
+    """
 
     messages: list[JsonItem] = field(default_factory=list[JsonItem])
-    sources: list[str] = field(default_factory=list[str])
-    call_sources: list[list[str]] = field(default_factory=list[list[str]])
+    sources: list[list[str]] = field(default_factory=list[list[str]])
 
     def add(self, message: JsonItem, source: str) -> None:
         self.messages.append(message)
-        self.sources.append(source)
-        self.call_sources.append([])
+        self.sources.append([source])
 
     def add_item(self, item: JsonItem, source: str) -> None:
         kind = item["type"]
@@ -73,7 +74,7 @@ class Conversation:
         message = {"role": item["role"], "content": text_of(item["content"])}
         if item["role"] == "assistant" and self._only_reasoning():
             self.messages[-1] |= message
-            self.sources[-1] = source
+            self.sources[-1][0] = source
         else:
             self.add(message, source)
 
@@ -101,7 +102,7 @@ class Conversation:
         named = {"name": item["name"], text: item[text]}
         call = {"id": item["call_id"], "type": kind, kind: named}
         self.messages[-1].setdefault("tool_calls", []).append(call)
-        self.call_sources[-1].append(source)
+        self.sources[-1].append(source)
 
     def _num_system(self) -> int:
         """How many messages of system and developer stand in front of the others."""
@@ -118,9 +119,7 @@ class Conversation:
         """Without the messages before `cut`, except those of the system in front."""
         first = self._num_system()
         return Conversation(
-            self.messages[:first] + self.messages[cut:],
-            self.sources[:first] + self.sources[cut:],
-            self.call_sources[:first] + self.call_sources[cut:],
+            self.messages[:first] + self.messages[cut:], self.sources[:first] + self.sources[cut:]
         )
 
     def rename_fields(self, error: RequestError) -> RequestError:
@@ -130,15 +129,13 @@ class Conversation:
         return error
 
     def _renamed(self, text: str) -> str:
-
         def source(found: re.Match[str]) -> str:
             index, call = found[2], found[5]
             if index is None:
                 return "input"
-            if call is None:
-                return _at(self.sources, index) or found[0]
-            # There may be no such call: an error may quote the request.
-            return _at(_at(self.call_sources, index) or [], call) or found[0]
+            # There may be no such message or call: an error may quote the request.
+            sources = _at(self.sources, index) or [found[0]]
+            return sources[0] if call is None else _at(sources[1:], call) or found[0]
 
         text = MESSAGE.sub(source, text)
         for pattern, name in RENAMED:
@@ -195,16 +192,14 @@ def chat_request(body: ResponsesRequest, conversation: Conversation) -> ChatRequ
         "messages": conversation.messages,
         "max_completion_tokens": body.max_output_tokens,
         "stream": body.stream,
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
+        "verbosity": body.text and body.text.verbosity,
         **{name: getattr(body, name) for name in SAME_NAME},
         **_format(body),
         **_tools(body),
     }
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if body.reasoning is not None:
-        fields["reasoning_effort"] = body.reasoning.effort
-    if body.text is not None:
-        fields["verbosity"] = body.text.verbosity
     fields = {name: value for name, value in fields.items() if value is not None}
     return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
 
