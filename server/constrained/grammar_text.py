@@ -1,12 +1,33 @@
-"""Texts as parts of a grammar."""
+"""A grammar as the library reads it, and texts as parts of one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
 
 TEXT = r"/(?s:.*)/"
+# At each place one space, or a new line and its indentation: a model that is not sure how to
+# continue writes white space for as long as it may.
+WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
 SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
+
+class Grammar(Struct, frozen=True):
+    """Grammars as the library reads them, the first of which is the answer's."""
+
+    grammars: list[dict[str, Any]]
+    # The schemas in it, by the path of the request's field that each came from.
+    schemas: dict[str, dict[str, Any]] = {}
+    param: str = "structured_outputs"  # named in an error if no schema is to blame
+    ebnf: bool = False  # one of the grammars is written as GBNF
+
+
+def with_whitespace(schema: dict[str, Any], pattern: str = WHITESPACE) -> dict[str, Any]:
+    """A schema for the library, with the white space that may stand between its tokens."""
+    return {**schema, "x-guidance": {"whitespace_pattern": pattern}}
 
 
 def literal(text: str) -> str:

@@ -69,6 +69,10 @@ def shown(path: str) -> str:
     return path if len(path) <= 160 else f"{path[:60]}...{path[-100:]}"
 
 
+def _unsupported(message: str, path: str) -> RequestError:
+    return RequestError(message, param=path, code="unsupported_schema")
+
+
 class Node(NamedTuple):
     schema: dict[str, Any]
     path: str
@@ -98,7 +102,10 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
                 param=node.path,
             )
     _check_optional(nodes)
-    return _rebuilt(schema, _without_refused)
+    return _rebuilt(
+        schema,
+        lambda each: {key: value for key, value in each.items() if key not in REFUSED},
+    )
 
 
 def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
@@ -137,16 +144,12 @@ def _check_keywords(node: Node) -> None:
         if key in REFUSED:
             remedy, idle = REFUSED[key]
             if not any(value == each and type(value) is type(each) for each in idle):
-                raise RequestError(
-                    f"the keyword `{key}` at `{shown(path)}` cannot be enforced: {remedy}",
-                    param=path,
-                    code="unsupported_schema",
+                raise _unsupported(
+                    f"the keyword `{key}` at `{shown(path)}` cannot be enforced: {remedy}", path
                 )
         elif close := _misspelt(key):
-            raise RequestError(
-                f"`{shown(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
-                param=path,
-                code="unsupported_schema",
+            raise _unsupported(
+                f"`{shown(path)}` is not a keyword of JSON Schema: did you mean `{close}`?", path
             )
         elif key == "pattern" and len(str(value)) > MAX_REGEX:
             raise RequestError(
@@ -161,7 +164,7 @@ def _check_optional(nodes: list[Node]) -> None:
     for node in nodes:
         anywhere |= _required(node)
     for node in nodes:
-        # An allOf is one schema, whose parts may require what others describe.
+        # An allOf is one schema: one of its branches may require what another describes.
         joined = "allOf" in node.schema or ".allOf[" in node.path
         required = anywhere if joined else _required(node)
         optional = longest = 0
@@ -169,11 +172,10 @@ def _check_optional(nodes: list[Node]) -> None:
             optional = 0 if name in required else optional + 1
             longest = max(longest, optional)
         if longest > MAX_OPTIONAL:
-            raise RequestError(
+            raise _unsupported(
                 f"`{shown(node.path)}` has {longest} optional properties one after the other: at "
                 f"most {MAX_OPTIONAL} are taken; make more of them required",
-                param=node.path,
-                code="unsupported_schema",
+                node.path,
             )
 
 
@@ -210,10 +212,6 @@ def _rebuilt(
     return copy
 
 
-def _without_refused(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in REFUSED}
-
-
 def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
     """A copy in which objects with `properties` have no others, unless they say so."""
 
@@ -232,10 +230,16 @@ def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
     checked = check_schema(schema, param)
     for node in _walk(checked, param):
         for key, others in _combined(node.schema):
-            meant = [node.schema, *(_resolved(each, checked) for each in others)]
+            meant = [node.schema, *(resolved(each, checked) for each in others)]
             listing = [each for each in meant if "properties" in each]
             if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
-                raise _combined_error(f"{node.path}.{key}")
+                path = f"{node.path}.{key}"
+                raise _unsupported(
+                    f"`{shown(path)}` describes one object by several schemas, and with `strict` "
+                    "each of them forbids the properties of the others: write the properties into "
+                    "one object, or set `additionalProperties` in each",
+                    path,
+                )
     return forbid_additional(checked)
 
 
@@ -249,19 +253,9 @@ def _combined(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
             yield key, [case]
 
 
-def _combined_error(path: str) -> RequestError:
-    return RequestError(
-        f"`{shown(path)}` describes one object by several schemas, and with `strict` each of them "
-        "forbids the properties of the others: write the properties into one object, or set "
-        "`additionalProperties` in each",
-        param=path,
-        code="unsupported_schema",
-    )
-
-
-def _resolved(part: object, root: dict[str, Any]) -> dict[str, Any]:
-    """A schema, or the one that its $ref names."""
-    fields = fields_of(part)
+def resolved(schema: object, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or the one that its $ref names, such as #/$defs/unit."""
+    fields = fields_of(schema)
     ref = fields.get("$ref")
     if not isinstance(ref, str) or not ref.startswith("#/"):
         return fields

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.constrained.grammar_text import TEXT, GrammarLiterals, literal
-from server.constrained.response_format import Grammar
+from msgspec.structs import replace
+
+from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal
 from server.errors import UnsupportedParameter
 from server.tool_calls.format_types import ReasoningFormat
 
@@ -81,7 +82,7 @@ def after_limited_reasoning(
         before = f"({GAP} {literals.of(opens)} {before})?"
     answer = grammar or _any_answer(opens, literals)
     whole = _around(answer, "answer", f"start: {before} @answer\n{rules}")
-    return Grammar([*whole.grammars, *more], whole.schemas, whole.param, whole.ebnf)
+    return replace(whole, grammars=[*whole.grammars, *more])
 
 
 def _after_short_message(
@@ -96,7 +97,7 @@ def _after_short_message(
     answer = grammar or _any_messages(literals)
     rules, others = as_rule(answer, "answer")
     lark = f"start: {reasoning_text} answer\nreasoning_text[max_tokens={budget}]: {TEXT}\n{rules}"
-    return Grammar([{"lark_grammar": lark}, *others], answer.schemas, answer.param, answer.ebnf)
+    return replace(answer, grammars=[{"lark_grammar": lark}, *others])
 
 
 def as_rule(grammar: Grammar, name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -124,8 +125,7 @@ def _any_messages(literals: GrammarLiterals) -> Grammar:
 
 def _partly(end: str) -> str:
     """A beginning of the end delimiter."""
-    parts = "|".join(literal(end[:length]) for length in range(1, len(end)))
-    return f"({parts})"
+    return "(" + "|".join(literal(end[:length]) for length in range(1, len(end))) + ")"
 
 
 def _without(end: str) -> str:
@@ -148,18 +148,15 @@ def _others(*chars: str) -> str:
 
 def _any_answer(opens: str, literals: GrammarLiterals) -> Grammar:
     """Any text and special tokens, but no reasoning."""
-    parts = f"start: FIRST more\nFIRST: {TEXT}"
+    lark = f"start: FIRST more\nFIRST: {TEXT}"
     if not literals.is_token(opens):
-        parts += f" & ~/\\s*{literal(opens)}(?s:.*)/"
+        lark += f" & ~/\\s*{literal(opens)}(?s:.*)/"
     others = literals.any_token_but(opens)
     more = f"({others} /(?s:.*)/)*" if others else '""'
-    return Grammar([{"lark_grammar": f"{parts}\nmore: {more}"}], param="thinking_token_budget")
+    return Grammar([{"lark_grammar": f"{lark}\nmore: {more}"}], param="thinking_token_budget")
 
 
 def _around(grammar: Grammar, name: str, lark: str) -> Grammar:
-    """A grammar of rules in which the given one has a name."""
+    """A grammar of the rules of `lark`, in which `grammar` has this name."""
     first, *others = grammar.grammars
-    inner = {**first, "name": name}
-    return Grammar(
-        [{"lark_grammar": lark}, inner, *others], grammar.schemas, grammar.param, grammar.ebnf
-    )
+    return replace(grammar, grammars=[{"lark_grammar": lark}, {**first, "name": name}, *others])

@@ -11,17 +11,17 @@ from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.response_format_schema import allowed_beside
 from server.apis.openai.sampling_schema import SamplingBody
 from server.apis.openai.tools_schema import CustomTool
-from server.constrained.grammar_text import escaped
+from server.constrained.grammar_text import Grammar, escaped
 from server.constrained.reasoning_grammar import (
     after_limited_reasoning,
     after_reasoning,
     in_final_message,
 )
-from server.constrained.response_format import Grammar, format_grammar
+from server.constrained.response_format import format_grammar
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.off_loop import off_loop
 from server.state import ServerState
-from server.tool_calls.detect import NONE
+from server.tool_calls.formats import NONE
 from server.tool_calls.grammar import tool_grammar
 from server.tool_calls.output_parser import OutputParserSpec
 

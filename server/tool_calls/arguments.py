@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.constrained.grammar_text import GrammarLiterals, escaped, literal
+from server.constrained.grammar_text import GrammarLiterals, escaped, literal, with_whitespace
 from server.errors import UnsupportedParameter
 from server.http.validation import fields_of, items_of, kind_of
 from server.tool_calls.parser.values import argument_kinds
@@ -40,25 +40,18 @@ class Definitions:
         shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
         return cls(shared, len(orjson.dumps(shared)))
 
-    def add(
-        self, parts: ArgumentParts, rule: str, value: Schema, path: str, whitespace: str
-    ) -> None:
+    def add(self, parts: ArgumentParts, rule: str, value: Schema, path: str) -> None:
         """Add a grammar of this name for the JSON of `value`, at `path` of the request."""
         refers = bool(self.schemas) and b'"$ref"' in orjson.dumps(value)
         shared = self.schemas if refers else {}
         parts.repeated += self.size if refers else 0
-        whole = {**shared, **value, "x-guidance": {"whitespace_pattern": whitespace}}
+        whole = with_whitespace({**shared, **value})
         parts.grammars.append({"name": rule, "json_schema": whole})
         parts.schemas[path] = whole
 
 
 def arguments(
-    name: str,
-    schema: Schema,
-    path: str,
-    form: ArgumentForm,
-    literals: GrammarLiterals,
-    whitespace: str,
+    name: str, schema: Schema, path: str, form: ArgumentForm, literals: GrammarLiterals
 ) -> tuple[str, ArgumentParts]:
     """All arguments of a call, in the order of the schema: an expression, and the rules for it.
 
@@ -74,7 +67,7 @@ def arguments(
         rule = f"{name}_{place}"
         kinds = argument_kinds(schema, key)
         if kinds and "string" not in kinds:
-            definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
+            definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}")
             begin = literals.of(form.json.replace("KEY", key))
             parts.rules.append(
                 f"{rule}_a: {begin} @{rule} {literals.of(form.json_end + form.close)}"
@@ -118,9 +111,7 @@ FREE_RULES = (
 )
 
 
-def python_arguments(
-    name: str, schema: Schema, path: str, whitespace: str
-) -> tuple[str, ArgumentParts]:
+def python_arguments(name: str, schema: Schema, path: str) -> tuple[str, ArgumentParts]:
     """All arguments of a call, in the order of the schema: an expression, and the rules for it.
 
     name   what the rules' names begin with
@@ -140,8 +131,8 @@ def python_arguments(
                 param=f"{path}.properties",
             )
         rule = f"{name}_{place}"
-        definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
-        spellings = " | ".join([f"@{rule}", *(f"/{word}/" for word in _words(value))])
+        definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}")
+        spellings = " | ".join([f"@{rule}", *(f"/{word}/" for word in sorted(_words(value)))])
         parts.rules.append(f"{rule}_a: /{literal(key)}=/ ({spellings})")
         # What may follow where nothing stands before it, and where something does.
         here, after = f"{rule}_a {name}_{place + 1}_more", f"{COMMA} {rule}_a"

@@ -11,17 +11,17 @@ from typing import Any
 
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
-from server.constrained.grammar_text import TEXT, GrammarLiterals, literal
+from server.constrained.grammar_text import (
+    TEXT,
+    Grammar,
+    GrammarLiterals,
+    literal,
+    with_whitespace,
+)
 from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
-from server.constrained.response_format import WHITESPACE, Grammar
 from server.errors import RequestError, UnsupportedParameter
-from server.tool_calls.arguments import (
-    FREE_RULES,
-    ArgumentParts,
-    arguments,
-    python_arguments,
-)
+from server.tool_calls.arguments import FREE_RULES, ArgumentParts, arguments, python_arguments
 from server.tool_calls.format_types import ToolFormat
 from server.tool_calls.written_form import ArgumentForm, CallForm, written_form
 
@@ -122,14 +122,13 @@ def _arguments(
     if form.arguments == "python":
         if schema is None:
             return f"python_free {end}", ArgumentParts()
-        written, parts = python_arguments(name, schema, path, WHITESPACE)
+        written, parts = python_arguments(name, schema, path)
     elif form.arguments is not None:
         if schema is None:
             return f"free{index}", ArgumentParts([literals.after_any(f"free{index}", form.end)])
-        written, parts = arguments(name, schema, path, form.arguments, literals, WHITESPACE)
+        written, parts = arguments(name, schema, path, form.arguments, literals)
     else:
-        whole = {"type": "object", **(schema or {})}
-        whole["x-guidance"] = {"whitespace_pattern": WHITESPACE}
+        whole = with_whitespace({"type": "object", **(schema or {})})
         grammar = {"name": f"arguments{index}", "json_schema": whole}
         written, parts = f"@arguments{index}", ArgumentParts([], [grammar], {path: whole})
     return f"{written} {end}", parts

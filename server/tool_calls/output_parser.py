@@ -15,8 +15,8 @@ from server.prompt.chat_template import ChatTemplate
 from server.prompt.template_options import SWITCH
 from server.prompt.tokenizer import ChatTokenizer, KeptTokens
 from server.tool_calls.custom import CustomCalls
-from server.tool_calls.detect import detect
 from server.tool_calls.format_types import Formats, ReasoningFormat
+from server.tool_calls.formats import detect
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 

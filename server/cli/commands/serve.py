@@ -157,7 +157,7 @@ def _check_limits(config: ServerConfig) -> None:
 
 
 def _check_formats(config: ServerConfig) -> None:
-    from server.tool_calls.detect import UnknownFormat, detect
+    from server.tool_calls.formats import UnknownFormat, detect
 
     try:
         detect(None, tools=config.tool_format)
