@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.errors import UnsupportedParameter
-from server.prompt.template_options import SWITCH
+from server.prompt.template_messages import SWITCH
 from server.prompt.tokenizer import ChatTokenizer
 
 LEVEL = "reasoning_effort"

@@ -43,9 +43,7 @@ class GrammarChecker:
         self._end: weakref.finalize[..., GrammarChecker] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._waiting = 0
-        self._fine: OrderedDict[bytes, str] = (
-            OrderedDict()
-        )  # checked, by digest
+        self._fine: OrderedDict[bytes, str] = OrderedDict()  # checked, by digest
 
     async def check(self, grammar: Grammar, vocab_size: int, tokenizer: ChatTokenizer) -> str:
         """The text for SamplingParams.grammar.

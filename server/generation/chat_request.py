@@ -30,10 +30,10 @@ from server.generation.sampling_params import (
 from server.prompt.template_messages import (
     check_messages,
     template_messages,
+    template_options,
     template_tools,
     unseen_chars,
 )
-from server.prompt.template_options import template_options
 from server.state import ServerState
 from server.tool_calls.output_parser import OutputParserSpec, content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta

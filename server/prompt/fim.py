@@ -47,7 +47,7 @@ def prompt_with_gap(before: str, after: str, tokenizer: ChatTokenizer, model: st
             "into `prompt`",
             param="suffix",
         )
-    parts = [form.before + before, form.after + after]
+    first, second = form.before + before, form.after + after
     if form.after_first:
-        parts.reverse()
-    return "".join(parts) + form.middle
+        first, second = second, first
+    return first + second + form.middle

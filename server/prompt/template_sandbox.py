@@ -24,9 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_COUNT = 1 << 20  # characters or items by a factor, bits by an exponent, or a width
 MAX_RESULT = 1 << 26  # characters or items that are put together
 # Their numbers say how long the result is.
-WITH_WIDTHS = {
-    *("batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"),
-}
+WITH_WIDTHS = {"batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"}
 WIDE_PERCENT = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{7})")  # %9999999d or %*d
 WIDE_BRACES = re.compile(r"\{[^{}]*\d{7}")  # {:9999999}
 
@@ -64,7 +62,7 @@ class TimedCode(CodeGenerator):
 
 
 def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    """Of a function of the environment, whatever the template has given that name to."""
+    """A call of a function of the environment, whatever that name is in the template."""
     return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
 
 
@@ -113,7 +111,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that checks the clock and the widths that it is given."""
+    """A filter or test that checks the clock, and the widths among its arguments."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from server.apis.openai.tools_schema import Tool
 from server.errors import RequestError
 from server.generation.choice import Choice, TextChunk
 from server.prompt.chat_template import ChatTemplate
-from server.prompt.template_options import SWITCH
+from server.prompt.template_messages import SWITCH
 from server.prompt.tokenizer import ChatTokenizer, KeptTokens
 from server.tool_calls.custom import CustomCalls
 from server.tool_calls.format_types import Formats, ReasoningFormat
