@@ -44,16 +44,15 @@ def literal(text: str) -> str:
 
 def escaped(regex: str) -> str:
     r"""A regular expression between the slashes of a grammar: / is \/ there, and a line ends."""
-    parts: list[str] = []
+    chars: list[str] = []
     after_backslash = False
     for char in regex:
-        if char in "/\n\r":
-            quoted = {"/": "/", "\n": "n", "\r": "r"}[char]
-            parts.append(quoted if after_backslash else f"\\{quoted}")
-        else:
-            parts.append(char)
+        quoted = {"/": "/", "\n": "n", "\r": "r"}.get(char, "")
+        if quoted and not after_backslash:
+            chars.append("\\")
+        chars.append(quoted or char)
         after_backslash = char == "\\" and not after_backslash
-    return "".join(parts)
+    return "".join(chars)
 
 
 class GrammarLiterals:
@@ -66,7 +65,7 @@ class GrammarLiterals:
 
     def of(self, text: str) -> str:
         """Exactly this text."""
-        return " ".join(self._parts(text))
+        return " ".join(self._expressions(text))
 
     def is_token(self, text: str) -> bool:
         """Whether the text is one special token."""
@@ -80,10 +79,10 @@ class GrammarLiterals:
     def whole_tokens(self, text: str, length: int) -> int:
         """How long a beginning of the text is that has `length` characters and splits no token."""
         end = 0
-        for part in self._split(text):
-            end += len(part)
+        for chunk in self._split(text):
+            end += len(chunk)
             if end >= length:
-                return end if part in self._ids else length
+                return end if chunk in self._ids else length
         return length
 
     def after_any(self, rule: str, text: str) -> str:
@@ -95,19 +94,18 @@ class GrammarLiterals:
 
         A special token is reached by a token, all else by a lazy regular expression.
         """
-        first, *others = self._parts(text)
+        first, *others = self._expressions(text)
         rest = " ".join(others)
         if first.startswith("<["):
             return f"{rule}: /{regex}/ {first} {rest}".rstrip()
         return f"{rule}: {rule}_begun {rest}\n{rule}_begun[lazy]: /{regex}{first[1:-1]}/"
 
-    def _parts(self, text: str) -> list[str]:
-        return [self._part(part) for part in self._split(text)]
+    def _expressions(self, text: str) -> list[str]:
+        return [
+            f"<[{self._ids[chunk]}]>" if chunk in self._ids else f"/{literal(chunk)}/"
+            for chunk in self._split(text)
+        ]
 
     def _split(self, text: str) -> list[str]:
-        parts = [text] if self._pattern is None else self._pattern.split(text)
-        return [part for part in parts if part]
-
-    def _part(self, text: str) -> str:
-        id = self._ids.get(text)
-        return f"/{literal(text)}/" if id is None else f"<[{id}]>"
+        chunks = [text] if self._pattern is None else self._pattern.split(text)
+        return [chunk for chunk in chunks if chunk]

@@ -24,20 +24,14 @@ MAX_VALUES = 10_000  # of all enums together
 NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-SIMPLE = frozenset(
-    {
-        *("type", "enum", "const", "required", "$ref", "format", "pattern"),
-        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    }
-)
-# Known, and no word about what is valid.
-ANNOTATIONS = frozenset(
-    {
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
-        *("writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$vocabulary"),
-        *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
-    }
+OTHERS = (
+    *("type", "enum", "const", "required", "$ref", "format", "pattern"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    # These say nothing about what is valid.
+    *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+    *("writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$vocabulary"),
+    *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
 )
 # Keyword -> what to do instead; values that have no effect.
 REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -61,7 +55,7 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "nullable": ('use "type": [..., "null"]', (False,)),
     "x-guidance": ("use the options of `structured_outputs`", ()),
 }
-KNOWN = sorted(NESTED | LISTS | MAPS | SIMPLE | ANNOTATIONS | REFUSED.keys())
+KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
 
 
 def shown(path: str) -> str:
@@ -102,10 +96,7 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
                 param=node.path,
             )
     _check_optional(nodes)
-    return _rebuilt(
-        schema,
-        lambda each: {key: value for key, value in each.items() if key not in REFUSED},
-    )
+    return _rebuilt(schema, lambda each: {key: each[key] for key in each if key not in REFUSED})
 
 
 def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
@@ -160,9 +151,7 @@ def _check_keywords(node: Node) -> None:
 
 def _check_optional(nodes: list[Node]) -> None:
     """Properties come in order, so what may be left out between two that may not is what counts."""
-    anywhere: set[str] = set()
-    for node in nodes:
-        anywhere |= _required(node)
+    anywhere = set[str]().union(*map(_required, nodes))
     for node in nodes:
         # An allOf is one schema: one of its branches may require what another describes.
         joined = "allOf" in node.schema or ".allOf[" in node.path

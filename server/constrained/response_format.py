@@ -24,7 +24,7 @@ from server.constrained.json_schema import check_schema, forbid_additional, stri
 from server.errors import RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
-MAX_CHOICE_BYTES = 262_144
+MAX_CHOICE_CHARS = 262_144
 
 
 def format_grammar(
@@ -116,10 +116,10 @@ def json_grammar(
 
 
 def _choice(choices: list[str], param: str) -> Grammar:
-    if sum(map(len, choices)) > MAX_CHOICE_BYTES:
+    size = sum(map(len, choices))
+    if size > MAX_CHOICE_CHARS:
         raise RequestError(
-            f"`{param}` has {sum(map(len, choices))} characters in all: at most "
-            f"{MAX_CHOICE_BYTES} are taken",
+            f"`{param}` has {size} characters in all: at most {MAX_CHOICE_CHARS} are taken",
             param=param,
         )
     # One terminal: as alternatives of a rule, each would cost time at every token.

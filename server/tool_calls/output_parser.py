@@ -53,18 +53,17 @@ class OutputFormats:
         if reasoning is None and not tools:
             return None
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
-        begun = reasoning is not None and reasoning.open_after(tail)
-        over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
-        custom = frozenset(tool.function.name for tool in tools if tool.type == "custom")
-        may_reason = begun or (reasoning is not None and not over)
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        begun = may_reason = False
+        if reasoning is not None:
+            begun = reasoning.open_after(tail)
+            may_reason = begun or not (self.opened_by_template or reasoning.closed_after(tail))
         return OutputParserSpec(
             self.formats,
-            schemas,
-            custom=custom,
+            {tool.function.name: tool.function.parameters or {} for tool in tools},
+            custom=frozenset(tool.function.name for tool in tools if tool.type == "custom"),
             starts_in_reasoning=begun,
             may_reason=may_reason,
-            begins_messages=self.formats.harmony and (may_reason or (reasoning is None)),
+            begins_messages=self.formats.harmony and (may_reason or reasoning is None),
             parallel=parallel,
         )
 

@@ -61,8 +61,8 @@ def written_form(format: ToolFormat, template: str) -> CallForm:
 
 def _opens(format: ToolFormat) -> tuple[str, str]:
     """What begins a section, and the white space behind it."""
-    opens = format.opens[0]
-    return opens.rstrip(), opens[len(opens.rstrip()) :]
+    opens = format.opens[0].rstrip()
+    return opens, format.opens[0].removeprefix(opens)
 
 
 def _object_form(format: ToolFormat) -> CallForm:
@@ -82,16 +82,7 @@ def _python_form(format: ToolFormat) -> CallForm:
     head, close = space + first, last + format.close
     if format.bare:
         opens, head, close = first, "", last
-    return CallForm(
-        opens,
-        "NAME(",
-        ")",
-        head=head,
-        close=close,
-        comma=comma,
-        arguments="python",
-        named=format.bare,
-    )
+    return CallForm(opens, "NAME(", ")", head, close, comma, arguments="python", named=format.bare)
 
 
 def _argument_form(format: ToolFormat) -> ArgumentForm:

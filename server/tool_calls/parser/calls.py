@@ -1,6 +1,4 @@
-"""CallReader: what the readers of all styles of calls share
-(server/tool_calls/parser/styles.py).
-"""
+"""CallReader: what the readers of all styles of calls share (styles.py)."""
 
 from __future__ import annotations
 
@@ -35,9 +33,11 @@ class CallReader:
         first = "{" if self.format.style == "object" else "["
         return self.format.bare and char == first
 
-    def begin(self, name: str, id: str | None = None) -> None:
+    def begin(self, name: str, id: str | None = None, arguments: str = "") -> None:
+        """Begin a call; `arguments` are those that were read before its name."""
         self.inside = True
         self.output.begin_call(name, id)
+        self.output.arguments(arguments)
 
     def end(self) -> None:
         self.inside = False

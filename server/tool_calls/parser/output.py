@@ -23,7 +23,7 @@ def new_call_id(style: IdStyle, name: str, index: int) -> str:
 
 
 class ParserOutput:
-    """What readers found, joined to few deltas.
+    """The text of readers, joined to few deltas.
 
     White space next to a delimiter is dropped, and content (or reasoning) on both sides of one is
     joined by one line end.  All other text comes out as it is.
@@ -37,8 +37,8 @@ class ParserOutput:
         "_deltas",
         "_ids",
         "_kind",
-        "_most",
-        "_said",
+        "_kinds_before",
+        "_max_calls",
         "_taken",
         "num_calls",
     )
@@ -47,7 +47,7 @@ class ParserOutput:
         """`taken` is emptied whenever a text has become part of a delta."""
         self._taken = taken
         self._ids: IdStyle = ids
-        self._most = 1 << 62 if parallel else 1
+        self._max_calls = 1 << 62 if parallel else 1
         self.num_calls = 0  # begun, those beyond the first included where only one is requested
         self._deltas: list[Delta] = []
         self._kind: Kind = "content"  # of the delta that is being joined
@@ -55,7 +55,7 @@ class ParserOutput:
         self._begun: tuple[str, str] | None = None  # id and name, if it begins a call
         self._blanks: list[str] = []  # white space that a delimiter may follow
         self._after_delimiter = False
-        self._said: set[Kind] = set()
+        self._kinds_before: set[Kind] = set()
 
     def text(self, kind: Kind, text: str) -> None:
         """Add content or reasoning."""
@@ -65,7 +65,7 @@ class ParserOutput:
             if not text:
                 return
             self._after_delimiter = False
-            if kind in self._said:
+            if kind in self._kinds_before:
                 text = "\n" + text
         solid = text.rstrip(BLANKS)
         if not solid:
@@ -76,7 +76,7 @@ class ParserOutput:
             self._kind = kind
         self._chunks += self._blanks
         self._chunks.append(solid)
-        self._said.add(kind)
+        self._kinds_before.add(kind)
         self._blanks = [text[len(solid) :]] if len(solid) < len(text) else []
 
     def content(self, text: str) -> None:
@@ -93,7 +93,7 @@ class ParserOutput:
 
     def begin_call(self, name: str, id: str | None = None) -> None:
         self.delimiter()
-        if self.num_calls < self._most:
+        if self.num_calls < self._max_calls:
             self._finish_delta()
             self._kind = "call"
             self._begun = (id or new_call_id(self._ids, name, self.num_calls), name)
@@ -102,7 +102,7 @@ class ParserOutput:
     def arguments(self, text: str) -> None:
         """Add JSON text to the call that was begun last."""
         self._taken.clear()
-        if self.num_calls <= self._most:
+        if self.num_calls <= self._max_calls:
             self._chunks.append(text)
 
     def take(self, *, last: bool) -> list[Delta]:
@@ -121,11 +121,9 @@ class ParserOutput:
         if self._kind == "call":
             if text or self._begun:
                 id, name = self._begun or (None, None)
-                self._deltas.append(ToolCallDelta(self._index(), text, id, name))
+                index = min(self.num_calls, self._max_calls) - 1
+                self._deltas.append(ToolCallDelta(index, text, id, name))
                 self._begun = None
         elif text:
             delta = ContentDelta(text) if self._kind == "content" else ReasoningDelta(text)
             self._deltas.append(delta)
-
-    def _index(self) -> int:
-        return min(self.num_calls, self._most) - 1
