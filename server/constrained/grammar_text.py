@@ -85,11 +85,7 @@ class GrammarLiterals:
                 return end if chunk in self._ids else length
         return length
 
-    def after_any(self, rule: str, text: str) -> str:
-        """A rule of this name for anything up to and with this text."""
-        return self.after(rule, "(?s:.*)", text)
-
-    def after(self, rule: str, regex: str, text: str) -> str:
+    def after(self, rule: str, text: str, regex: str = "(?s:.*)") -> str:
         """A rule of this name for what fits a regular expression, and this text behind it.
 
         A special token is reached by a token, all else by a lazy regular expression.

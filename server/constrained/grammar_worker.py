@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -36,6 +36,7 @@ CALLER_TEXTS = {  # how its messages begin -> what they mean to a caller
     "properties of one object: make more of them required",
 }
 REGEX_ERROR = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
+MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -191,20 +192,17 @@ def plain(error: str) -> str:
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[list[str | int], dict[str, Any]]]:
     """The schemas inside a schema, one level down."""
     for key, value in schema.items():
+        entries: Iterable[tuple[list[str | int], object]] = [([key], value)]
         if key in ("enum", "const", "default", "examples"):
-            continue
-        if isinstance(value, list):
-            for index, item in enumerate(cast("list[Any]", value)):
-                if isinstance(item, dict):
-                    yield [key, index], cast("dict[str, Any]", item)
-        elif isinstance(value, dict):
+            entries = []
+        elif isinstance(value, list):
+            entries = (([key, index], item) for index, item in enumerate(cast("list[Any]", value)))
+        elif isinstance(value, dict) and key in MAPS:
             fields = cast("dict[str, Any]", value)
-            if key in ("properties", "patternProperties", "$defs", "definitions"):
-                for name, item in fields.items():
-                    if isinstance(item, dict):
-                        yield [key, name], cast("dict[str, Any]", item)
-            else:
-                yield [key], fields
+            entries = (([key, name], item) for name, item in fields.items())
+        for path, item in entries:
+            if isinstance(item, dict):
+                yield path, cast("dict[str, Any]", item)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def after_reasoning(
 ) -> Grammar:
     """The grammar for an answer after reasoning, which the prompt has begun or the answer may."""
     if reasoning.name == "harmony":
-        reasoning_text = literals.after_any("reasoning_text", NEXT)
+        reasoning_text = literals.after("reasoning_text", NEXT)
         head = f"{literals.of(CHANNEL)} /analysis/ {literals.of(MESSAGE)}"
         first = "reasoning_text " if begun else ""
         lark = f"start: {first}({head} reasoning_text)* @answer\n{reasoning_text}"
@@ -36,7 +36,7 @@ def after_reasoning(
     before = f"reasoning_text {GAP}"
     if not begun:
         before = f"({literals.of(reasoning.opens[0])} {before})?"
-    reasoning_text = literals.after_any("reasoning_text", reasoning.closes[0])
+    reasoning_text = literals.after("reasoning_text", reasoning.closes[0])
     return _around(grammar, "answer", f"start: {before} @answer\n{reasoning_text}")
 
 

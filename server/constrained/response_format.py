@@ -159,7 +159,7 @@ def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLite
         place = f"{path}.schema"
         schemas[place] = with_whitespace(check_schema(fields_of(schema), place))
         lead = literals.whole_tokens(begin, len(max(fitting, key=len)))
-        rules.append(literals.after_any(f"lead{index}", begin[:lead]))
+        rules.append(literals.after(f"lead{index}", begin[:lead]))
         rest, end = literals.of(begin[lead:]), literals.of(end)
         rules.append(f"tag{index}: lead{index} {rest} @schema{index} {end}")
     tags = " | ".join(f"tag{index}" for index in range(len(structures)))

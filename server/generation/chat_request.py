@@ -35,7 +35,7 @@ from server.prompt.template_messages import (
     unseen_chars,
 )
 from server.state import ServerState
-from server.tool_calls.output_parser import OutputParserSpec, content_deltas
+from server.tool_calls.output_parser import OutputParser, OutputParserSpec, content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 CHARS_PER_MESSAGE = 256  # characters that take as long to check as a message
@@ -110,7 +110,7 @@ class ChatTurn:
         """parser_spec: None if the whole text of an answer is content."""
         self.body = body
         self.generation = generation
-        self._parsers = [parser_spec.parser() for _ in self.choices] if parser_spec else []
+        self._parsers = [OutputParser(parser_spec) for _ in self.choices] if parser_spec else []
 
     @property
     def choices(self) -> list[Choice]:

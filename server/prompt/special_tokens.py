@@ -100,17 +100,15 @@ class ControlTokens:
         """
         end = len(text.rstrip())
         start = min(len(text) - len(text.lstrip()), end)
-        most = min(self._longest, end - start)
+        length = min(self._longest, end - start)
         places = {
-            place + 1 for place in range(end - most, end) if text[place:end] in self._beginnings
+            place + 1 for place in range(end - length, end) if text[place:end] in self._beginnings
         }
-        ends = any(text[start:place] in self._endings for place in range(start + 1, start + most))
-        if ends or (most < self._longest and self._is_inside(text[start:end])):
+        ends = any(text[start:place] in self._endings for place in range(start + 1, start + length))
+        inside = 0 < length < self._longest and any(text[start:end] in word for word in self._words)
+        if ends or inside:
             places.add(start)
         return places
-
-    def _is_inside(self, text: str) -> bool:
-        return bool(text) and any(text in word for word in self._words)
 
 
 def _first_characters(words: Iterable[str]) -> str:

@@ -17,8 +17,8 @@ from server.constrained.grammar_text import (
 )
 from server.errors import RequestError, UnsupportedParameter
 from server.http.validation import fields_of, items_of, kind_of
+from server.tool_calls.format_types import ArgumentForm, CallForm
 from server.tool_calls.parser.values import argument_kinds
-from server.tool_calls.written_form import ArgumentForm
 
 Schema = dict[str, Any]
 MAX_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
@@ -29,6 +29,8 @@ WHOLE = re.compile(r"\^(\(\?:.*\))\$", re.DOTALL)  # a pattern of a whole text
 class CallRules:
     """What a grammar of calls consists of."""
 
+    form: CallForm
+    literals: GrammarLiterals
     rules: list[str] = field(default_factory=list[str])
     grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])  # by path
@@ -63,14 +65,7 @@ class CallRules:
         return Grammar([{"lark_grammar": lark}, *self.grammars], self.schemas, "tools")
 
 
-def arguments(
-    calls: CallRules,
-    name: str,
-    schema: Schema,
-    path: str,
-    form: ArgumentForm,
-    literals: GrammarLiterals,
-) -> str:
+def arguments(calls: CallRules, name: str, schema: Schema, path: str, form: ArgumentForm) -> str:
     """An expression for all arguments of a call, in the order of the schema; its rules are added.
 
     name   what the rules' names begin with
@@ -78,6 +73,7 @@ def arguments(
     A text must be one of its enum, or have its pattern if that is written ^(?:...)$; its length is
     free.
     """
+    literals = calls.literals
     required = items_of(schema.get("required"))
     sequence: list[str] = []
     for place, (key, value) in enumerate(fields_of(schema.get("properties")).items()):
@@ -105,9 +101,9 @@ def _text(
     pattern = WHOLE.fullmatch(str(schema.get("pattern", "")))
     if pattern is not None:  # the first text that has the pattern and is followed by the end
         whole = escaped(f"(?:{pattern[1]})")
-        text = literals.after(f"{rule}_t", whole, form.json_end + form.close)
+        text = literals.after(f"{rule}_t", form.json_end + form.close, whole)
         return [f"{rule}_a: {begin} {rule}_t", text]
-    return [f"{rule}_a: {begin} {rule}_t", literals.after_any(f"{rule}_t", form.close)]
+    return [f"{rule}_a: {begin} {rule}_t", literals.after(f"{rule}_t", form.close)]
 
 
 COMMA = "/,[ \\n]?/"

@@ -22,8 +22,7 @@ from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 from server.errors import UnsupportedParameter
 from server.tool_calls.arguments import FREE_RULES, CallRules, arguments, python_arguments
-from server.tool_calls.format_types import ToolFormat
-from server.tool_calls.written_form import ArgumentForm, CallForm, written_form
+from server.tool_calls.format_types import ArgumentForm, CallForm, ToolFormat, written_form
 
 MAX_CALLS = 32  # of one answer that must call
 Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tools`
@@ -55,15 +54,16 @@ def tool_grammar(
     if format is None:
         raise _unenforceable(body)
     form = written_form(format, template)
+    all_strict = body.must_call() or requested is not None
+    calls = _rules(tools, form, literals, all_strict=all_strict)
     max_calls = 1 if body.one_call() else MAX_CALLS
     if body.must_call():
-        return _only_calls(tools, form, max_calls, literals, None)
+        return _only_calls(calls, max_calls, None)
     if requested is not None:
-        as_rules = not reasoning_between
-        return _only_calls(tools, form, max_calls, literals, requested, as_rules=as_rules)
+        return _only_calls(calls, max_calls, requested, as_rules=not reasoning_between)
     if format.style == "harmony":
-        return _calls_in_messages(tools, form, literals, reasoning_between=reasoning_between)
-    return _calls_in_text(tools, form, max_calls, literals)
+        return _calls_in_messages(calls, reasoning_between=reasoning_between)
+    return _calls_in_text(calls, tools, max_calls)
 
 
 def _unenforceable(body: ChatRequest) -> UnsupportedParameter:
@@ -82,7 +82,8 @@ def _rules(
 
     all_strict  also functions that are not strict get arguments that fit their schema
     """
-    calls = CallRules(["call: " + " | ".join(f"call{index}" for index, _ in tools)])
+    calls = CallRules(form, literals)
+    calls.rules.append("call: " + " | ".join(f"call{index}" for index, _ in tools))
     for index, tool in tools:
         path = f"tools[{index}].function.parameters"
         bound = all_strict or bool(tool.function.strict)
@@ -90,9 +91,9 @@ def _rules(
         schema = checked(tool.function.parameters or {}, path) if bound else None
         place = len(calls.rules)
         if tool.lark is None or not bound:
-            rest = _arguments(calls, index, schema, path, form, literals)
+            rest = _arguments(calls, index, schema, path)
         else:
-            rest = _lark_input(calls, index, tool.lark, form, literals)
+            rest = _lark_input(calls, index, tool.lark)
         begin = literals.of(form.begin.replace("NAME", tool.function.name))
         rules = [f"call{index}: {begin} rest{index}", f"rest{index}: {rest}".rstrip()]
         calls.rules[place:place] = rules
@@ -101,18 +102,12 @@ def _rules(
     return calls
 
 
-def _arguments(
-    calls: CallRules,
-    index: int,
-    schema: dict[str, Any] | None,
-    path: str,
-    form: CallForm,
-    literals: GrammarLiterals,
-) -> str:
+def _arguments(calls: CallRules, index: int, schema: dict[str, Any] | None, path: str) -> str:
     """An expression from the arguments to the end of a call; its rules are added to `calls`.
 
     schema  None: the arguments are free
     """
+    form, literals = calls.form, calls.literals
     name, end = f"argument{index}", literals.of(form.end)
     if form.arguments == "python":
         if schema is None:
@@ -120,21 +115,20 @@ def _arguments(
         return f"{python_arguments(calls, name, schema, path)} {end}"
     if form.arguments is not None:
         if schema is None:
-            calls.rules.append(literals.after_any(f"free{index}", form.end))
+            calls.rules.append(literals.after(f"free{index}", form.end))
             return f"free{index}"
-        return f"{arguments(calls, name, schema, path, form.arguments, literals)} {end}"
+        return f"{arguments(calls, name, schema, path, form.arguments)} {end}"
     whole = with_whitespace({"type": "object", **(schema or {})})
     calls.add_schema(f"arguments{index}", whole, path)
     return f"@arguments{index} {end}"
 
 
-def _lark_input(
-    calls: CallRules, index: int, lark: str, form: CallForm, literals: GrammarLiterals
-) -> str:
+def _lark_input(calls: CallRules, index: int, lark: str) -> str:
     """An expression from the input of a custom tool to the end of a call.
 
     Raises UnsupportedParameter where it cannot be enforced.
     """
+    form, literals = calls.form, calls.literals
     if not isinstance(form.arguments, ArgumentForm):
         path = f"tools[{index}].custom.format.grammar.syntax"
         raise UnsupportedParameter(
@@ -149,19 +143,13 @@ def _lark_input(
 
 
 def _only_calls(
-    tools: Offered,
-    form: CallForm,
-    max_calls: int,
-    literals: GrammarLiterals,
-    instead: Grammar | None,
-    *,
-    as_rules: bool = False,
+    calls: CallRules, max_calls: int, instead: Grammar | None, *, as_rules: bool = False
 ) -> Grammar:
     """Calls and nothing else, or the answer that `instead` describes.
 
     as_rules    it is one of harmony's messages, see reasoning_grammar.as_rule
     """
-    calls = _rules(tools, form, literals, all_strict=True)
+    form, literals = calls.form, calls.literals
     more = ""
     if form.between is not None and max_calls > 1:
         more = f" ({literals.of(form.between)} section){{0,{max_calls - 1}}}"
@@ -177,24 +165,23 @@ def _only_calls(
         calls.grammars += others
         calls.schemas |= instead.schemas
     opens = f"{literals.of(form.opens)} {literals.of(form.head)}"
-    section = f"section: {opens} {_section(form, max_calls, literals)}"
+    section = f"section: {opens} {_section(calls, max_calls)}"
     return calls.grammar(start, f"calls: section{more}", section)
 
 
-def _section(form: CallForm, max_calls: int, literals: GrammarLiterals, first: str = "call") -> str:
+def _section(calls: CallRules, max_calls: int, first: str = "call") -> str:
     """What follows a section's `opens` and `head`, or the beginning of its first call."""
+    form, literals = calls.form, calls.literals
     more = ""
     if form.comma is not None and max_calls > 1:
         more = f"({literals.of(form.comma)} call){{0,{max_calls - 1}}}"
     return f"{first} {more} {literals.of(form.close)}".rstrip()
 
 
-def _calls_in_text(
-    tools: Offered, form: CallForm, max_calls: int, literals: GrammarLiterals
-) -> Grammar:
+def _calls_in_text(calls: CallRules, tools: Offered, max_calls: int) -> Grammar:
     """Any text; a call in it must be of one of these tools, with arguments that fit the schemas of
     strict ones."""
-    calls = _rules(tools, form, literals, all_strict=False)
+    form, literals = calls.form, calls.literals
     sections = max_calls if form.between is not None else 1
     rules = [f"start: section{{0,{sections}}} tail", f"tail: {TEXT}"]
     if form.named:
@@ -202,25 +189,23 @@ def _calls_in_text(
         for index, tool in tools:
             begin = f"{literal(form.opens)}\\s*{literal(tool.function.name)}\\("
             rules.append(f"lead{index}[lazy]: /(?s:.*){begin}/")
-            rest = _section(form, max_calls, literals, f"rest{index}")
+            rest = _section(calls, max_calls, f"rest{index}")
             rules.append(f"section{index}: lead{index} {rest}")
     else:
-        rules.append(literals.after_any("lead", form.opens))
-        section = _section(form, max_calls, literals)
+        rules.append(literals.after("lead", form.opens))
+        section = _section(calls, max_calls)
         rules.append(f"section: lead {literals.of(form.head)} {section}")
     return calls.grammar(*rules)
 
 
-def _calls_in_messages(
-    tools: Offered, form: CallForm, literals: GrammarLiterals, *, reasoning_between: bool
-) -> Grammar:
+def _calls_in_messages(calls: CallRules, *, reasoning_between: bool) -> Grammar:
     """Harmony's messages, in which calls must be as in _calls_in_text."""
-    calls = _rules(tools, form, literals, all_strict=False)
+    literals = calls.literals
     message, channel = literals.of(MESSAGE), literals.of(CHANNEL)
     channels = "analysis|commentary" if reasoning_between else "commentary"
     return calls.grammar(
         "start: text* last",
         f"text: {channel} /{channels}/ {message} text_end",
-        literals.after_any("text_end", NEXT),
-        f"last: {literals.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
+        literals.after("text_end", NEXT),
+        f"last: {literals.of(calls.form.opens)} call | {channel} /final/ {message} {TEXT}",
     )

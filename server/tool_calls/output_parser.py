@@ -97,25 +97,19 @@ class OutputParserSpec:
     begins_messages: bool  # the answer is written as harmony's messages, each with a head
     parallel: bool
 
-    def parser(self) -> OutputParser:
-        return OutputParser(
-            AnswerParser(
-                self.formats.tools if self.schemas else None,
-                self.formats.reasoning,
-                tools=self.schemas,
-                starts_in_reasoning=self.starts_in_reasoning,
-                parallel=self.parallel,
-            ),
-            CustomCalls(self.custom),
-        )
-
 
 class OutputParser:
     """Follows one choice."""
 
-    def __init__(self, parser: AnswerParser, custom: CustomCalls) -> None:
-        self._parser = parser
-        self._custom = custom
+    def __init__(self, spec: OutputParserSpec) -> None:
+        self._parser = AnswerParser(
+            spec.formats.tools if spec.schemas else None,
+            spec.formats.reasoning,
+            tools=spec.schemas,
+            starts_in_reasoning=spec.starts_in_reasoning,
+            parallel=spec.parallel,
+        )
+        self._custom = CustomCalls(spec.custom)
         self._only_reasoning = True  # nothing but reasoning has come yet
         self._tokens = 0  # while that is so
         self._arguments: list[str] = []  # of the last call, in chunks
