@@ -1,4 +1,4 @@
-"""GrammarChecker: asks the process of grammar_worker.py, which may hang or die."""
+"""GrammarChecker: sends grammars to the process of grammar_worker.py, which may hang or die."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 
 from server.constrained.grammar_text import Grammar
 from server.constrained.grammar_worker import CHECK_SECONDS, GrammarCheckArgs, GrammarVerdict
-from server.constrained.json_schema import shown
+from server.constrained.json_schema import short
 from server.errors import RequestError
 from server.generation.admission import full
 from server.http.validation import path_of
@@ -161,7 +161,7 @@ def _refusal(grammar: Grammar, verdict: GrammarVerdict) -> RequestError:
     if inner:
         path += inner if inner.startswith("[") else f".{inner}"
     return RequestError(
-        f"the schema at `{shown(path)}` cannot be enforced: {verdict.error}",
+        f"the schema at `{short(path)}` cannot be enforced: {verdict.error}",
         param=path,
         code="unsupported_schema",
     )

@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
 KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
 
 
-def shown(path: str) -> str:
+def short(path: str) -> str:
     """A path short enough for a message: its ends."""
     return path if len(path) <= 160 else f"{path[:60]}...{path[-100:]}"
 
@@ -91,7 +91,7 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
         values += len(items_of(node.schema.get("enum")))
         if properties > MAX_PROPERTIES or values > MAX_VALUES:
             raise RequestError(
-                f"the schema in `{param}` is too large at `{shown(node.path)}`: at most "
+                f"the schema in `{param}` is too large at `{short(node.path)}`: at most "
                 f"{MAX_PROPERTIES} properties and {MAX_VALUES} enum values are taken",
                 param=node.path,
             )
@@ -107,7 +107,7 @@ def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
         yield node
         if node.depth == MAX_DEPTH:
             raise RequestError(
-                f"the schema is nested deeper than {MAX_DEPTH} levels at `{shown(node.path)}`: "
+                f"the schema is nested deeper than {MAX_DEPTH} levels at `{short(node.path)}`: "
                 "use $ref",
                 param=node.path,
             )
@@ -136,21 +136,22 @@ def _check_keywords(node: Node) -> None:
             remedy, idle = REFUSED[key]
             if not any(value == each and type(value) is type(each) for each in idle):
                 raise _unsupported(
-                    f"the keyword `{key}` at `{shown(path)}` cannot be enforced: {remedy}", path
+                    f"the keyword `{key}` at `{short(path)}` cannot be enforced: {remedy}", path
                 )
         elif close := _misspelt(key):
             raise _unsupported(
-                f"`{shown(path)}` is not a keyword of JSON Schema: did you mean `{close}`?", path
+                f"`{short(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
+                path,
             )
         elif key == "pattern" and len(str(value)) > MAX_REGEX:
             raise RequestError(
-                f"`{shown(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
+                f"`{short(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
                 param=path,
             )
 
 
 def _check_optional(nodes: list[Node]) -> None:
-    """Properties come in order, so what may be left out between two that may not is what counts."""
+    """Properties come in order, so the longest run of optional ones counts."""
     anywhere = set[str]().union(*map(_required, nodes))
     for node in nodes:
         # An allOf is one schema: one of its branches may require what another describes.
@@ -162,7 +163,7 @@ def _check_optional(nodes: list[Node]) -> None:
             longest = max(longest, optional)
         if longest > MAX_OPTIONAL:
             raise _unsupported(
-                f"`{shown(node.path)}` has {longest} optional properties one after the other: at "
+                f"`{short(node.path)}` has {longest} optional properties one after the other: at "
                 f"most {MAX_OPTIONAL} are taken; make more of them required",
                 node.path,
             )
@@ -224,7 +225,7 @@ def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
             if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
                 path = f"{node.path}.{key}"
                 raise _unsupported(
-                    f"`{shown(path)}` describes one object by several schemas, and with `strict` "
+                    f"`{short(path)}` describes one object by several schemas, and with `strict` "
                     "each of them forbids the properties of the others: write the properties into "
                     "one object, or set `additionalProperties` in each",
                     path,

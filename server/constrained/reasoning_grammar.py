@@ -19,8 +19,11 @@ GAP = "/\\s{0,4}/"  # between the reasoning and the answer
 
 def in_final_message(grammar: Grammar, literals: GrammarLiterals) -> Grammar:
     """The grammar for an answer in harmony's final message."""
-    head = f"{literals.of(CHANNEL)} /final/ {literals.of(MESSAGE)}"
-    return _around(grammar, "final", f"start: {head} @final")
+    return _around(grammar, "final", f"start: {_head('final', literals)} @final")
+
+
+def _head(channel: str, literals: GrammarLiterals) -> str:
+    return f"{literals.of(CHANNEL)} /{channel}/ {literals.of(MESSAGE)}"
 
 
 def after_reasoning(
@@ -29,7 +32,7 @@ def after_reasoning(
     """The grammar for an answer after reasoning, which the prompt has begun or the answer may."""
     if reasoning.name == "harmony":
         reasoning_text = literals.after("reasoning_text", NEXT)
-        head = f"{literals.of(CHANNEL)} /analysis/ {literals.of(MESSAGE)}"
+        head = _head("analysis", literals)
         first = "reasoning_text " if begun else ""
         lark = f"start: {first}({head} reasoning_text)* @answer\n{reasoning_text}"
         return _around(grammar, "answer", lark)
@@ -73,7 +76,7 @@ def after_limited_reasoning(
     if literals.is_token(closes):
         rules, end = f"reasoning_text[max_tokens={budget}]: {TEXT}", literals.of(closes)
     else:
-        # A grammar within a grammar may be left a token late, as a word might go on there.
+        # A grammar within a grammar may end a token late, as a word might go on there.
         rules = f"reasoning_text[max_tokens={max(0, budget - 1)}]: @inner"
         end = f"/{_partly(closes)}{{0,{MAX_BROKEN}}}{literal(closes)}/"
         more.append({"name": "inner", "lark_grammar": _without(closes)})
@@ -91,9 +94,7 @@ def _after_short_message(
     """For harmony: one message of reasoning at most, so that its limit is that of all."""
     reasoning_text = f"reasoning_text {literals.of(NEXT)}"
     if not begun:
-        reasoning_text = (
-            f"({literals.of(CHANNEL)} /analysis/ {literals.of(MESSAGE)} {reasoning_text})?"
-        )
+        reasoning_text = f"({_head('analysis', literals)} {reasoning_text})?"
     answer = grammar or _any_messages(literals)
     rules, others = as_rule(answer, "answer")
     lark = f"start: {reasoning_text} answer\nreasoning_text[max_tokens={budget}]: {TEXT}\n{rules}"

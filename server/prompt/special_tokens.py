@@ -3,7 +3,7 @@
 A chat template prints one text, in which its own `<|im_start|>` and one of a message's content look
 alike.  So the caller's strings are escaped before rendering: a separator stands behind the first
 character of each word that would become a special token.  The tokenizer of the prompt has the
-separator as a special token, takes the text around it as ordinary text, and its id is left out.
+separator as a special token, takes the text around it as ordinary text, and its id is removed.
 """
 
 from __future__ import annotations

@@ -176,10 +176,10 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
     if template is None:
         return options
     for name in HARMLESS:
-        value: str | None = getattr(body, name)
-        if value is None:
+        level: str | None = getattr(body, name)
+        if level is None:
             continue
-        variables = _variable(name, value, template)
+        variables = _variable(name, level, template)
         for twice in {name, *variables}.intersection(options):
             raise RequestError(
                 f"`chat_template_kwargs.{twice}` says what `{name}` says: leave one of them out",

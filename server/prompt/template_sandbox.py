@@ -49,7 +49,7 @@ def in_time() -> bool:
 
 
 class TimedCode(CodeGenerator):
-    """A template's Python code: loops check the clock for each item, also for those left out."""
+    """A template's Python code: loops check the clock for each item, filtered ones too."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         node.body.insert(0, nodes.ExprStmt(_call("in_time", []), lineno=node.lineno))
@@ -77,7 +77,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
         """filters: besides those of jinja2, or in their place"""
         super().__init__(**options)
-        del self.globals["lipsum"]  # filler text: as much as a template asks for
+        del self.globals["lipsum"]  # filler text of any length
         self.in_time = in_time
         self.join = _join
         every = {**self.filters, **filters}

@@ -11,13 +11,7 @@ from typing import Any
 
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
-from server.constrained.grammar_text import (
-    TEXT,
-    Grammar,
-    GrammarLiterals,
-    literal,
-    with_whitespace,
-)
+from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal, with_whitespace
 from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 from server.errors import UnsupportedParameter

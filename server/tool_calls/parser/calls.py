@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from server.tool_calls.format_types import ToolFormat
 from server.tool_calls.parser.literal import as_json, copy_value
@@ -11,22 +12,15 @@ from server.tool_calls.parser.source import Reader, Sink, TextSource, Unexpected
 from server.tool_calls.parser.values import Schema, decoded
 
 
+@dataclass(slots=True)
 class CallReader:
     """The calls of one answer: their source and output, and whether one is unfinished."""
 
-    def __init__(
-        self,
-        format: ToolFormat,
-        source: TextSource,
-        output: ParserOutput,
-        tools: Mapping[str, Schema],
-    ) -> None:
-        """`tools` are the parameter schemas of the functions that may be called."""
-        self.format = format.for_parser
-        self.inside = False  # a call was begun and has not ended
-        self.source = source
-        self.output = output
-        self.tools = tools
+    format: ToolFormat  # for_parser
+    source: TextSource
+    output: ParserOutput
+    tools: Mapping[str, Schema]  # parameters of the functions that may be called
+    inside: bool = False  # a call was begun and has not ended
 
     def may_start(self, char: str) -> bool:
         """Whether an answer that begins with this character may be a call without a delimiter."""

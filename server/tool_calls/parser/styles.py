@@ -53,14 +53,16 @@ def _list(calls: CallReader, delimiter: str, *, python: bool) -> Reader[None]:
     yield from source.skip_space()
     in_list = yield from source.one_of("[")
     separators = (",",) if in_list or python else (",", ";")
-    more = True
-    while more:
+    while True:
         yield from source.skip_space()
         yield from (_python_call if python else _object)(calls, delimiter)
         yield from source.skip_space()
-        more = bool((yield from source.one_of(*separators)))
-        if python:  # models forget the commas
-            more = (yield from source.skip_space()).isidentifier()
+        separator = yield from source.one_of(*separators)
+        if python:  # olmo3 writes a call a line
+            if not (yield from source.skip_space()).isidentifier():
+                break
+        elif not separator:
+            break
     if in_list:
         yield from source.one_of("]")
 
@@ -71,7 +73,10 @@ def _object(calls: CallReader, delimiter: str) -> Reader[None]:
     held: list[str] | None = None  # arguments that came before the name
     yield from source.expect("{")
     while (yield from source.skip_space()) != "}":
-        key = yield from _key(calls)
+        key = yield from _string(calls)
+        yield from source.skip_space()
+        yield from source.expect(":")
+        yield from source.skip_space()
         if key == "name" and not name:
             name = yield from _string(calls)
             calls.check(delimiter, name)
@@ -99,14 +104,6 @@ def _object(calls: CallReader, delimiter: str) -> Reader[None]:
     while (yield from source.skip_space()) == "}":  # models miscount the closing ones
         source.take_one()
     calls.end()
-
-
-def _key(calls: CallReader) -> Reader[str]:
-    key = yield from _string(calls)
-    yield from calls.source.skip_space()
-    yield from calls.source.expect(":")
-    yield from calls.source.skip_space()
-    return key
 
 
 def _string(calls: CallReader) -> Reader[str]:

@@ -32,11 +32,11 @@ def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
         return set()
     named = fields.get("type")
     if isinstance(named, str | list):
-        names = [named] if isinstance(named, str) else items_of(named)
+        names = [named] if isinstance(named, str) else items_of(fields["type"])
         return {kind for kind in names if isinstance(kind, str)}
-    options = [fields["const"]] if "const" in fields else fields.get("enum")
-    if isinstance(options, list):
-        return {KINDS.get(type(option), "object") for option in items_of(options)}
+    if "const" in fields or isinstance(fields.get("enum"), list):
+        options: list[Any] = [fields["const"]] if "const" in fields else items_of(fields["enum"])
+        return {KINDS.get(type(option), "object") for option in options}
     if isinstance(fields.get("$ref"), str):
         return _kinds(resolved(fields, root), root, depth + 1)
     found: set[str] = set()
