@@ -35,7 +35,7 @@ def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
         names = [named] if isinstance(named, str) else items_of(fields["type"])
         return {kind for kind in names if isinstance(kind, str)}
     if "const" in fields or isinstance(fields.get("enum"), list):
-        options: list[Any] = [fields["const"]] if "const" in fields else items_of(fields["enum"])
+        options: list[object] = [fields["const"]] if "const" in fields else items_of(fields["enum"])
         return {KINDS.get(type(option), "object") for option in options}
     if isinstance(fields.get("$ref"), str):
         return _kinds(resolved(fields, root), root, depth + 1)
