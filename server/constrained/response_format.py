@@ -50,7 +50,7 @@ def format_grammar(
 
 
 def _structured(requested: StructuredOutputs, literals: GrammarLiterals) -> Grammar:
-    name = requested.given()[0]
+    name = requested.constraints()[0]
     param = f"structured_outputs.{name}"
     if name == "json" or name == "json_object":
         schema = {"type": "object"} if requested.json_ is None else _object(requested.json_, param)

@@ -26,7 +26,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 def _check_message(message: Message, path: str) -> None:
     role = message.role
-    if role != "assistant" and message.thought():
+    if role != "assistant" and message.reasoning_text():
         name = "reasoning_content" if message.reasoning_content else "reasoning"
         raise _misplaced(f"{path}.{name}", "assistant", role)
     if message.refusal and (role != "assistant" or message.content):
@@ -92,7 +92,7 @@ def template_messages(
             entry["name"] = message.name
         if message.tool_call_id is not None:
             entry["tool_call_id"] = message.tool_call_id
-        if message.thought() and template is not None:
+        if message.reasoning_text() and template is not None:
             entry |= _reasoning_of(message, template)
         if message.tool_calls:
             path = f"messages[{index}].tool_calls"
@@ -139,17 +139,17 @@ def _reasoning_of(message: Message, template: ChatTemplate) -> dict[str, str]:
     those from before the last question, and many leave out all.
     """
     if template.mentions("reasoning_content"):
-        return {"reasoning_content": message.thought()}
+        return {"reasoning_content": message.reasoning_text()}
     # gpt-oss's template refuses a call with both.
     if template.mentions(".thinking") and not (message.tool_calls and message.text()):
-        return {"thinking": message.thought()}
+        return {"thinking": message.reasoning_text()}
     return {}
 
 
 def unseen_chars(messages: Sequence[Message]) -> int:
     """Characters besides the contents, which the template may print or leave out."""
     return sum(
-        len(message.thought())
+        len(message.reasoning_text())
         + sum(len(call.function.arguments) for call in message.tool_calls or ())
         for message in messages
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import Field, Tag
 
-from server.apis.openai.chat_schema import Effort, Metadata, Scalar
+from server.apis.openai.chat_schema import Effort, Metadata, TemplateOptions
 from server.apis.openai.sampling_schema import INT64, LATER, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName
 from server.apis.responses.items import MAX_ITEMS, Item, ItemId, check_roles
@@ -16,7 +16,6 @@ from server.http.validation import (
     Body,
     Unsupported,
     by_kind,
-    few_entries,
     fields_of,
     tagged_union,
 )
@@ -125,9 +124,7 @@ class ResponsesRequest(Body):
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
-        None
-    )
+    chat_template_kwargs: TemplateOptions | None = None
 
     @property
     def stored(self) -> bool:

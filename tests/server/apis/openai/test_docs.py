@@ -103,7 +103,7 @@ def test_the_defaults_and_limits_told_are_those_of_the_schema():
 
 
 def test_the_codes_of_wrong_routes_are_told():
-    assert f"`{HTTP_ERRORS[404][0]}`" in DOCS
+    assert f"`{HTTP_ERRORS[404]}`" in DOCS
 
 
 def test_every_route_is_told():
