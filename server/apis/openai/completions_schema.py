@@ -15,12 +15,11 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 
 
-def prompt_kind(value: object) -> str | None:
-    """Of a text, token ids, or several of either."""
+def prompt_tag(value: object) -> str | None:
     kind = kind_of(value)
     if kind != "array":
         return "~text" if kind == "string" else None
-    match items_of(value)[:1]:  # the first item tells what the others have to be
+    match items_of(value)[:1]:  # the others have to be of the first item's type
         case [] | [str()]:
             return "~texts"
         case [list()]:
@@ -36,8 +35,23 @@ Prompt = Annotated[
     | Annotated[
         list[Tokens], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~token_lists")
     ],
-    tagged_union(prompt_kind, "a string, strings, token ids or lists of token ids"),
+    tagged_union(prompt_tag, "a string, strings, token ids or lists of token ids"),
 ]
+
+
+def list_of_prompts(prompt: Prompt) -> list[str] | list[list[int]]:
+    """Each one a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [cast("list[int]", prompt)]
+    return cast("list[str] | list[list[int]]", prompt)
+
+
+def path_of_prompt(field: str, prompt: Prompt, index: int) -> str:
+    """The path of entry `index` of list_of_prompts(prompt), where `prompt` is a field's value."""
+    is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return field if is_one else f"{field}[{index}]"
 
 
 class CompletionRequest(SamplingBody):
@@ -50,17 +64,11 @@ class CompletionRequest(SamplingBody):
     add_special_tokens: bool | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """One entry a prompt, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [cast("list[int]", self.prompt)]
-        return cast("list[str] | list[list[int]]", self.prompt)
+        return list_of_prompts(self.prompt)
 
-    def path(self, place: int) -> str:
-        """The field that holds entry `place` of `prompts`."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return "prompt" if one else f"prompt[{place}]"
+    def path(self, index: int) -> str:
+        """The field that holds entry `index` of `prompts`."""
+        return path_of_prompt("prompt", self.prompt, index)
 
     def limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
