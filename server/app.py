@@ -21,6 +21,7 @@ from server.batches import routes as batches
 from server.batches.background import in_background
 from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body, internal_error
 from server.http import middleware
+from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
 from server.http.sse import ClientGone
 from server.state import ServerState, state_of
@@ -69,15 +70,11 @@ def _bare_app(state: ServerState) -> FastAPI:
     return app
 
 
-def _answer(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
-
-
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if isinstance(error, RateLimited):
         state_of(request).metrics.rejected(error.reason)
-    return _answer(error.status, error.body(), error.headers())
+    return JsonBody(error.body(), error.status, error.headers())
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -90,7 +87,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         allowed = headers["Allow"] = ", ".join(_methods(path))
         message = f"{path[:100]} does not answer to {method}, but to {allowed}: see /docs"
     code = HTTP_ERRORS.get(error.status_code, "http_error")
-    return _answer(error.status_code, error_body(message, INVALID_REQUEST, None, code), headers)
+    return JsonBody(error_body(message, INVALID_REQUEST, None, code), error.status_code, headers)
 
 
 def _remedy(path: str) -> str:
@@ -117,4 +114,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     # Only for lines of batches: middleware.Bounds answers requests from a connection.
-    return _answer(500, internal_error())
+    return JsonBody(internal_error(), 500)

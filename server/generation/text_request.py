@@ -52,12 +52,11 @@ async def submit_texts(
     body.check()
     state.check_model(body.model)
     ready = require_ready(state)
-    copies = body.copies
-    with places or state.admission.reserve(copies * len(body.prompts())) as places:
-        prompts = await _prompts(state, ready, body)
+    copies, inputs = body.copies, body.prompts()
+    with places or state.admission.reserve(copies * len(inputs)) as places:
+        prompts = await _prompts(state, ready, body, inputs)
         tokens = [prompt.tokens for prompt in prompts]
-        for place, prompt in enumerate(tokens):
-            path = body.path(place)
+        for path, prompt in zip(inputs, tokens, strict=True):
             fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
         grammar = await answer_grammar(state, body, ready)
         params = _params(state, ready, body, grammar)
@@ -67,25 +66,25 @@ async def submit_texts(
 
 
 async def _prompts(
-    state: ServerState, ready: Ready, body: CompletionRequest
+    state: ServerState, ready: Ready, body: CompletionRequest, inputs: dict[str, str | list[int]]
 ) -> list[CompletionPrompt]:
+    """inputs: texts or token ids by the paths of their fields"""
     tokenizer = state.tokenizer
     cut = truncation_of(body, body.limit(), ready)
-    inputs = body.prompts()
     num_chars = 0
-    for place, prompt in enumerate(inputs):
+    for path, prompt in inputs.items():
         size = len(prompt)
         if isinstance(prompt, str):
             size += len(body.suffix or "")
             if cut is None:
-                check_chars(size, tokenizer, ready, body.path(place))
+                check_chars(size, tokenizer, ready, path)
         num_chars += size
 
     def work() -> list[CompletionPrompt]:
-        for place, prompt in enumerate(inputs):
+        for path, prompt in inputs.items():
             if not isinstance(prompt, str):
-                check_token_ids(prompt, ready.vocab_size, body.path(place))
-        return [_prompt(tokenizer, body, prompt, cut) for prompt in inputs]
+                check_token_ids(prompt, ready.vocab_size, path)
+        return [_prompt(tokenizer, body, prompt, cut) for prompt in inputs.values()]
 
     return await off_loop(num_chars, work)
 

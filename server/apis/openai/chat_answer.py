@@ -132,8 +132,7 @@ class ChatAnswer:
         if self._keep is not None:
             await self._keep(await self._completion(answers) | head)
         if self._body.include_usage:
-            tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
-            await writer.write(frame(self._head | tail))
+            await writer.write(frame(self._head | {"choices": [], "usage": self._turn.usage()}))
 
     def _deltas(self, choice: Choice, parsed: ParsedChunk, content: DeltaFrame) -> bytes:
         body = self._body

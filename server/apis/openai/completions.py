@@ -60,8 +60,6 @@ async def completions(request: Request) -> Response:
 
 
 class TextAnswer:
-    """Writes the answer to one completion request, whole or in chunks."""
-
     def __init__(
         self,
         state: ServerState,
@@ -145,9 +143,7 @@ class TextAnswer:
         """Write text, finish and usage chunks."""
         deltas: dict[int, DeltaFrame] = {}
         body = self._body
-        only_text = (
-            body.logprobs is None and not body.return_token_ids and not body.continuous_usage
-        )
+        only_text = body.logprobs is None and not (body.return_token_ids or body.continuous_usage)
 
         def render(choice: Choice, chunk: TextChunk) -> bytes:
             chunk = self._without_dropped(chunk)
@@ -169,9 +165,8 @@ class TextAnswer:
             return data
 
         await self._generation.stream(render, writer.write, writer.write_now)
-        if self._body.include_usage:
-            tail: dict[str, object] = {"choices": [], "usage": self._usage()}
-            await writer.write(frame(self._head | tail))
+        if body.include_usage:
+            await writer.write(frame(self._head | {"choices": [], "usage": self._usage()}))
 
     def _without_dropped(self, chunk: TextChunk) -> TextChunk:
         """Without the token that the engine generates for `max_tokens` 0."""

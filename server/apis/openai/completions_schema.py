@@ -39,19 +39,14 @@ Prompt = Annotated[
 ]
 
 
-def list_of_prompts(prompt: Prompt) -> list[str] | list[list[int]]:
-    """Each one a text or token ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [cast("list[int]", prompt)]
-    return cast("list[str] | list[list[int]]", prompt)
-
-
-def path_of_prompt(field: str, prompt: Prompt, index: int) -> str:
-    """The path of entry `index` of list_of_prompts(prompt), where `prompt` is a field's value."""
-    is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
-    return field if is_one else f"{field}[{index}]"
+def prompts_by_path(field: str, value: Prompt) -> dict[str, str | list[int]]:
+    """The texts or token ids of a field by their paths."""
+    if isinstance(value, str):
+        return {field: value}
+    if isinstance(value[0], int):
+        return {field: cast("list[int]", value)}
+    prompts = cast("list[str] | list[list[int]]", value)
+    return {f"{field}[{index}]": prompt for index, prompt in enumerate(prompts)}
 
 
 class CompletionRequest(SamplingBody):
@@ -63,12 +58,9 @@ class CompletionRequest(SamplingBody):
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
-    def prompts(self) -> list[str] | list[list[int]]:
-        return list_of_prompts(self.prompt)
-
-    def path(self, index: int) -> str:
-        """The field that holds entry `index` of `prompts`."""
-        return path_of_prompt("prompt", self.prompt, index)
+    def prompts(self) -> dict[str, str | list[int]]:
+        """Path -> text or token ids."""
+        return prompts_by_path("prompt", self.prompt)
 
     def limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -82,15 +74,6 @@ class CompletionRequest(SamplingBody):
         """The rules between fields.  Raises RequestError."""
         self.check_sampling()
         self.check_reported("logprobs", self.logprobs)
-        self._check_best_of()
-        self._check_suffix()
-        if self.max_tokens == 0 and not self.echo:
-            raise RequestError(
-                "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
-                param="max_tokens",
-            )
-
-    def _check_best_of(self) -> None:
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
             raise RequestError(
@@ -102,20 +85,21 @@ class CompletionRequest(SamplingBody):
                 "`stream` to false",
                 param="best_of",
             )
-
-    def _check_suffix(self) -> None:
-        if not self.suffix:
-            return
-        if not isinstance(self.prompts()[0], str):
+        if self.suffix and prompt_tag(self.prompt) not in ("~text", "~texts"):
             raise RequestError(
                 "`suffix` needs a `prompt` of text, not of token ids: send the text", param="suffix"
             )
         for name in ("echo", "truncate_prompt_tokens"):
-            if getattr(self, name):
+            if self.suffix and getattr(self, name):
                 raise RequestError(
                     f"`suffix` and `{name}` exclude each other: leave one of them out",
                     param="suffix",
                 )
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError(
+                "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
+                param="max_tokens",
+            )
 
 
 COMPLETION_UNSUPPORTED: dict[str, Unsupported] = {

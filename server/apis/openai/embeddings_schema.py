@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, Tag
 
-from server.apis.openai.completions_schema import (
-    Tokens,
-    list_of_prompts,
-    path_of_prompt,
-    prompt_tag,
-)
+from server.apis.openai.completions_schema import Tokens, prompt_tag, prompts_by_path
 from server.apis.openai.sampling_schema import LATER, check_truncation
 from server.errors import MissingParameter, RequestError
 from server.http.validation import Body, Unsupported, by_kind, tagged_union
@@ -60,10 +55,9 @@ class EmbeddingRequest(PoolingBody):
     dimensions: int | None = Field(None, ge=1)
     normalize: bool | None = None
 
-    def inputs(self) -> dict[str, str] | dict[str, list[int]]:
+    def inputs(self) -> dict[str, str | list[int]]:
         """Path -> text or token ids, of each embedding."""
-        entries = enumerate(list_of_prompts(self.input))
-        return {path_of_prompt("input", self.input, index): entry for index, entry in entries}
+        return prompts_by_path("input", self.input)
 
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
@@ -99,9 +93,7 @@ class ScoreRequest(PoolingBody):
     def side(self, name: str) -> dict[str, str]:
         """Path -> text."""
         texts: str | list[str] = getattr(self, name)
-        if isinstance(texts, str):
-            return {name: texts}
-        return {f"{name}[{index}]": text for index, text in enumerate(texts)}
+        return cast("dict[str, str]", prompts_by_path(name, texts))
 
     def check(self) -> None:
         super().check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
 from server.errors import MissingParameter, RequestError, UnsupportedParameter
 from server.http.validation import NAMES, Body, Unsupported, by_kind
@@ -28,8 +28,6 @@ LEGACY_GUIDED_FIELDS: dict[str, Unsupported] = {
 
 
 class SchemaFormat(Body):
-    model_config = ConfigDict(protected_namespaces=())
-
     name: str = Field(min_length=1, max_length=64, pattern=NAMES)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")

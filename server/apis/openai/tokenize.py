@@ -63,11 +63,6 @@ class TokenizeRequest(Body):
                 param="add_special_tokens",
             )
 
-    def chat(self, model: str) -> ChatRequest:
-        """A request with these `messages`, which have been validated."""
-        fields = {name: getattr(self, name) for name in CHAT_FIELDS}
-        return ChatRequest.model_construct(model=model, **fields)
-
 
 class DetokenizeRequest(Body):
     model: str | None = None
@@ -101,7 +96,9 @@ async def tokenize(request: Request) -> Response:
         state.check_model(body.model)
     tokenizer = state.tokenizer
     if body.messages is not None:
-        chat = body.chat(body.model or state.config.served_names[0])
+        model = body.model or state.config.served_names[0]
+        fields = {name: getattr(body, name) for name in CHAT_FIELDS}  # validated
+        chat = ChatRequest.model_construct(model=model, **fields)
         ready, tokens = await chat_prompt(state, chat)
     else:
         ready, text = require_ready(state), body.prompt or ""

@@ -188,17 +188,13 @@ ToolChoice = Annotated[
 ]
 
 
-def _chosen(choice: object) -> list[tuple[str, str, str]]:
-    """Types and names of tools in a tool_choice, with the paths of the names."""
-    if isinstance(choice, NamedFunction | NamedCustom):
-        return [(f"tool_choice.{choice.type}.name", choice.type, choice.function.name)]
+def _chosen(choice: object) -> dict[str, NamedTool]:
+    """The tools that a tool_choice names, by their paths."""
     if isinstance(choice, AllowedTools):
         path = "tool_choice.allowed_tools.tools"
-        return [
-            (f"{path}[{index}].{tool.type}.name", tool.type, tool.function.name)
-            for index, tool in enumerate(choice.allowed_tools.tools)
-        ]
-    return []
+        tools = choice.allowed_tools.tools
+        return {f"{path}[{index}]": tool for index, tool in enumerate(tools)}
+    return {"tool_choice": choice} if isinstance(choice, NamedFunction | NamedCustom) else {}
 
 
 def check_tools(
@@ -223,12 +219,12 @@ def check_tools(
         if value not in (None, "none") and not tools:
             raise RequestError(f"`{field}` needs `tools`: add them or leave it out", param=field)
     offered = {(tool.type, tool.function.name) for tool in tools or ()}
-    for path, kind, name in _chosen(choice):
-        if (kind, name) not in offered:
-            known = ", ".join(names[:10])
+    for path, tool in _chosen(choice).items():
+        if (tool.type, tool.function.name) not in offered:
             raise RequestError(
-                f"`tool_choice` names the {kind} {name}, which is not among `tools` ({known})",
-                param=path,
+                f"`tool_choice` names the {tool.type} {tool.function.name}, which is not among "
+                f"`tools` ({', '.join(names[:10])})",
+                param=f"{path}.{tool.type}.name",
             )
 
 
