@@ -13,7 +13,7 @@ import msgspec
 from runtime.messages import Ready, SamplingParams
 from server.apis.openai.completions_schema import CompletionRequest
 from server.constrained.request_grammar import answer_grammar
-from server.generation.admission import Places
+from server.generation.admission import AdmissionSlots
 from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
 from server.generation.off_loop import off_loop
@@ -41,11 +41,11 @@ async def submit_texts(
     body: CompletionRequest,
     salt: bytes,
     route: str,
-    places: Places | None = None,
+    slots: AdmissionSlots | None = None,
 ) -> tuple[Generation, list[CompletionPrompt]]:
     """Check a parsed body and submit its prompts.
 
-    places  one for each completion; None: they are reserved here
+    slots  one for each completion; None: they are reserved here
     Raises RequestError for an invalid request, RateLimited if the server is full, Unavailable
     while the engine is not ready.
     """
@@ -53,7 +53,7 @@ async def submit_texts(
     state.check_model(body.model)
     ready = require_ready(state)
     copies, inputs = body.copies, body.prompts()
-    with places or state.admission.reserve(copies * len(inputs)) as places:
+    with slots or state.admission.reserve(copies * len(inputs)) as slots:
         prompts = await _prompts(state, ready, body, inputs)
         tokens = [prompt.tokens for prompt in prompts]
         for path, prompt in zip(inputs, tokens, strict=True):
@@ -62,7 +62,7 @@ async def submit_texts(
         params = _params(state, ready, body, grammar)
         names = ("logprobs", "best_of" if body.best_of else "n")
         check_scores(body, tokens, params, copies=copies, names=names)
-        return Generation(state, route, body, tokens, params, salt, places, copies=copies), prompts
+        return Generation(state, route, body, tokens, params, salt, slots, copies=copies), prompts
 
 
 async def _prompts(

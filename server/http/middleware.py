@@ -53,8 +53,8 @@ class BodyRefused(Exception):
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Put the middleware around `app`; its DrainState is at `app.state.gate`."""
-    gate = app.state.gate = DrainState()
+    """Put the middleware around `app`; its DrainState is at `app.state.drain_state`."""
+    gate = app.state.drain_state = DrainState()
     origins = state.config.allowed_origins
     app.add_middleware(BrowserGuard, config=state.config)
     if state.config.api_keys:

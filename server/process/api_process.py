@@ -99,7 +99,7 @@ async def serve(start: ApiProcessArgs) -> None:
     gc.freeze()  # collecting permanent objects would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
     async with background_work(start, state) as runner:
-        drain = Drain(server, app.state.gate, state, runner)
+        drain = Drain(server, app.state.drain_state, state, runner)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.begin)
         await server.serve([socket.socket(fileno=start.listener)])
 

@@ -18,7 +18,7 @@ import orjson
 
 from server.apis.anthropic.request import anthropic_id
 from server.apis.error_format import anthropic_failure
-from server.generation.chat_request import ChatFinish, ChatTurn, GeneratedAnswer, ParsedChunk
+from server.generation.chat_request import ChatFinish, ChatGeneration, GeneratedAnswer, ParsedChunk
 from server.generation.choice import Choice
 from server.http.sse import DeltaFrame, StreamFormat, frame
 from server.tool_calls.custom import input_json
@@ -28,7 +28,7 @@ PING = frame({"type": "ping"}, "ping")
 STREAM = StreamFormat("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
 
 
-def usage_of(turn: ChatTurn) -> dict[str, object]:
+def usage_of(turn: ChatGeneration) -> dict[str, object]:
     """Anthropic's `input_tokens` are those that the prefix cache did not hold."""
     [choice] = turn.choices
     return {
@@ -65,7 +65,7 @@ def signature_of(thinking: list[str]) -> str:
 
 
 def message_of(
-    turn: ChatTurn, content: list[dict[str, Any]], stop: dict[str, object]
+    turn: ChatGeneration, content: list[dict[str, Any]], stop: dict[str, object]
 ) -> dict[str, Any]:
     return {
         "id": f"msg_{turn.generation.name}",
@@ -78,7 +78,7 @@ def message_of(
     }
 
 
-def whole_message(turn: ChatTurn, answer: GeneratedAnswer, *, show_thinking: bool) -> bytes:
+def whole_message(turn: ChatGeneration, answer: GeneratedAnswer, *, show_thinking: bool) -> bytes:
     """The JSON of a message."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -104,7 +104,7 @@ def event(data: dict[str, Any]) -> bytes:
 class MessageEvents:
     """Writes one answer as events."""
 
-    def __init__(self, turn: ChatTurn, *, show_thinking: bool) -> None:
+    def __init__(self, turn: ChatGeneration, *, show_thinking: bool) -> None:
         self._turn = turn
         self._show_thinking = show_thinking
         self._started = False
@@ -115,7 +115,7 @@ class MessageEvents:
         self._called = False
 
     def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
-        """The events of a chunk, for ChatTurn.stream."""
+        """The events of a chunk, for ChatGeneration.stream."""
         data = b"" if self._started else self._start()
         for delta in chunk.deltas:
             data += self._delta(delta)

@@ -79,7 +79,7 @@ class OllamaAnswer:
         return self._encode({**fields, **scores, **end})
 
     def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
-        """The lines of a chunk, for ChatTurn.stream."""
+        """The lines of a chunk, for ChatGeneration.stream."""
         rendered = [self._delta(delta) for delta in chunk.deltas]
         if chunk.finish is not None:
             rendered.append(self._finished_call())

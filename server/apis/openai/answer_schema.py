@@ -134,10 +134,6 @@ DELTA = with_optional(
     reasoning_content=TEXT,
     tool_calls=list_of(any_of(CALL_DELTA, CUSTOM_CALL)),
 )
-CHAT_CHUNK = with_optional(
-    _chunk("chat.completion.chunk", CHAT_CHOICE, delta=DELTA), service_tier=word("default")
-)
-TEXT_CHUNK = _chunk("text_completion", TEXT_CHOICE, text=TEXT)
 
 
 def _event(chunk: Schema) -> Schema:
@@ -145,8 +141,12 @@ def _event(chunk: Schema) -> Schema:
     return object_of(data=any_of({"const": "[DONE]"}, json_text(any_of(chunk, ERROR))))
 
 
-CHAT_EVENT = _event(CHAT_CHUNK)
-COMPLETION_EVENT = _event(TEXT_CHUNK)
+CHAT_EVENT = _event(
+    with_optional(
+        _chunk("chat.completion.chunk", CHAT_CHOICE, delta=DELTA), service_tier=word("default")
+    )
+)
+COMPLETION_EVENT = _event(_chunk("text_completion", TEXT_CHOICE, text=TEXT))
 
 EMBEDDINGS = object_of(
     object=word("list"),

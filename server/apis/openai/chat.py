@@ -42,11 +42,11 @@ async def chat_completions(request: Request) -> Response:
         store = _store(request)
         await store.check()
         keep = partial(store.keep, body=body)
-    turn = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
-    answer = ChatAnswer(state, turn, keep)
+    chat = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
+    answer = ChatAnswer(state, chat, keep)
     if body.stream:
-        return EventStream(answer.stream, turn.close)
-    return JsonBody(await while_connected(request.receive, answer.whole(), turn.close))
+        return EventStream(answer.stream, chat.close)
+    return JsonBody(await while_connected(request.receive, answer.whole(), chat.close))
 
 
 def checked(fields: dict[str, Any]) -> ChatRequest:

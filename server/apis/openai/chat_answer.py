@@ -8,7 +8,12 @@ from typing import Any
 
 import orjson
 
-from server.generation.chat_request import ChatTurn, GeneratedAnswer, GeneratedToolCall, ParsedChunk
+from server.generation.chat_request import (
+    ChatGeneration,
+    GeneratedAnswer,
+    GeneratedToolCall,
+    ParsedChunk,
+)
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs, prompt_logprobs
 from server.generation.off_loop import off_loop
@@ -22,26 +27,26 @@ Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class ChatAnswer:
-    def __init__(self, state: ServerState, turn: ChatTurn, keep: Keep | None = None) -> None:
+    def __init__(self, state: ServerState, chat: ChatGeneration, keep: Keep | None = None) -> None:
         """keep: stores the answer at its end"""
         self._keep = keep
         self._tokenizer = state.tokenizer
-        self._body = turn.body
-        self._model_ends = eos_ids_of(turn.body, state.tokenizer)
-        self._turn = turn
+        self._body = chat.body
+        self._model_ends = eos_ids_of(chat.body, state.tokenizer)
+        self._chat = chat
         self._head: dict[str, object] = {
-            "id": f"chatcmpl-{turn.generation.name}",
+            "id": f"chatcmpl-{chat.generation.name}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": turn.body.model,
+            "model": chat.body.model,
             "system_fingerprint": state.fingerprint(),
         }
-        if turn.body.service_tier is not None:
+        if chat.body.service_tier is not None:
             self._head["service_tier"] = "default"
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""
-        completion = await self._completion(await self._turn.collect())
+        completion = await self._completion(await self._chat.collect())
         if self._keep is not None:
             await self._keep(completion)
         return orjson.dumps(completion)
@@ -56,7 +61,7 @@ class ChatAnswer:
         def work() -> dict[str, Any]:
             whole = self._head | {
                 "choices": [orjson.Fragment(orjson.dumps(self._choice(each))) for each in answers],
-                "usage": self._turn.usage(),
+                "usage": self._chat.usage(),
             }
             if body.prompt_logprobs is not None:
                 scores = prompt_logprobs(
@@ -108,7 +113,7 @@ class ChatAnswer:
         """Write role, content, finish and usage chunks."""
         head = self._head
         self._head = head | {"object": "chat.completion.chunk"}
-        answers = [GeneratedAnswer(choice) for choice in self._turn.choices] if self._keep else []
+        answers = [GeneratedAnswer(choice) for choice in self._chat.choices] if self._keep else []
         contents: dict[int, DeltaFrame] = {}
 
         def render(choice: Choice, parsed: ParsedChunk) -> bytes:
@@ -128,11 +133,12 @@ class ChatAnswer:
                 data += frame(self._chunk(choice, {}, finish=parsed.finish))
             return data
 
-        await self._turn.stream(render, writer.write, writer.write_now)
+        await self._chat.stream(render, writer.write, writer.write_now)
         if self._keep is not None:
             await self._keep(await self._completion(answers) | head)
         if self._body.include_usage:
-            await writer.write(frame(self._head | {"choices": [], "usage": self._turn.usage()}))
+            tail: dict[str, object] = {"choices": [], "usage": self._chat.usage()}
+            await writer.write(frame(self._head | tail))
 
     def _deltas(self, choice: Choice, parsed: ParsedChunk, content: DeltaFrame) -> bytes:
         body = self._body
@@ -181,7 +187,7 @@ class ChatAnswer:
                 entry["timings"] = timings(choice)
         chunk: dict[str, Any] = self._head | {"choices": [entry]}
         if self._body.include_usage:
-            chunk["usage"] = self._turn.usage() if self._body.continuous_usage else None
+            chunk["usage"] = self._chat.usage() if self._body.continuous_usage else None
         return chunk
 
 

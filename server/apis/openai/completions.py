@@ -166,7 +166,8 @@ class TextAnswer:
 
         await self._generation.stream(render, writer.write, writer.write_now)
         if body.include_usage:
-            await writer.write(frame(self._head | {"choices": [], "usage": self._usage()}))
+            tail: dict[str, object] = {"choices": [], "usage": self._usage()}
+            await writer.write(frame(self._head | tail))
 
     def _without_dropped(self, chunk: TextChunk) -> TextChunk:
         """Without the token that the engine generates for `max_tokens` 0."""

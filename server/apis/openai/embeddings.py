@@ -83,14 +83,14 @@ class EmbeddingCall(Generic[P]):
         """
         config = self.state.config
         kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
-        with reserve_prompts(self.state, len(inputs)) as places:
+        with reserve_prompts(self.state, len(inputs)) as slots:
             job = PoolingJob(
                 self.state,
                 route,
                 self.body.model,
                 await tokenize_inputs(self.state, self.ready, inputs),
                 PoolingParams(kind, size, normalize),
-                places,
+                slots,
                 salt=prefix_salt(self.request, self.body.cache_salt),
                 priority=self.body.priority or 0,
             )

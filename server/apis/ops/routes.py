@@ -45,7 +45,7 @@ def _progress(state: ServerState) -> Response:
 @endpoints.get("/ping", summary=READY, head=True, answer=STATUS)
 async def ready(request: Request) -> Response:
     """Whether this server answers requests now."""
-    if request.app.state.gate.draining:
+    if request.app.state.drain_state.draining:
         return _unavailable("the server is shutting down", "draining")
     state = state_of(request)
     try:

@@ -12,7 +12,7 @@ from server.apis.responses.output import Events, OutputItems
 from server.apis.responses.schema import ResponsesRequest, TextConfig
 from server.apis.responses.tools_schema import ResponsesCustomTool, ResponsesFunctionTool
 from server.errors import RequestError
-from server.generation.chat_request import ChatTurn, ParsedChunk
+from server.generation.chat_request import ChatGeneration, ParsedChunk
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import chat_logprobs
 from server.http.validation import fields_of
@@ -26,7 +26,7 @@ class ResponseAnswer:
     """Follows a chat turn; `response` is the response object in its current state."""
 
     def __init__(
-        self, state: ServerState, body: ResponsesRequest, turn: ChatTurn, keep: Keep
+        self, state: ServerState, body: ResponsesRequest, turn: ChatGeneration, keep: Keep
     ) -> None:
         """`keep(response)` is awaited before the caller learns that the response has ended."""
         self.events = Events()

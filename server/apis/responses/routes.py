@@ -180,7 +180,7 @@ async def _in_background(
 ) -> Response:
     """The queued response, or its events; it is generated even if the client disconnects."""
     queued = dict(answer.response)
-    gate = request.app.state.gate
+    gate = request.app.state.drain_state
     streamed = bool(body.stream)
     try:
         await background_of(request).start(answer, items, owner_digest(request), streamed, gate)
