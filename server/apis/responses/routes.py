@@ -89,14 +89,14 @@ async def create_response(request: Request) -> Response:
     state = state_of(request)
     body, items = await _read(request)
     require_ready(state)
-    with state.admission.reserve(1) as places:
+    with state.admission.reserve(1) as slots:
         conversation = await _conversation(request, body, items)
         salt = prefix_salt(request, body.cache_salt)
         turn = await with_chat_request(
             state,
             body,
             conversation,
-            lambda chat: prepare_chat(state, chat, salt, ROUTE, places=places),
+            lambda chat: prepare_chat(state, chat, salt, ROUTE, slots=slots),
         )
 
     async def on_end(response: JsonItem) -> None:
