@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
+
+import orjson
 
 from server.bench.metrics import PERCENTILES, Failure, Outcome, Spread, Summary
 
@@ -31,10 +33,11 @@ def table(title: str, summary: Summary, outcomes: Sequence[Outcome], lag_s: floa
 
 
 def _counts(summary: Summary) -> list[str]:
+    cached = 100 * summary.cached_tokens / max(1, summary.prompt_tokens)
     rows = [
         ("requests", f"{summary.completed:,} answered, {summary.failed:,} failed"),
         ("duration", f"{summary.duration_s:.2f} s"),
-        ("prompt tokens", f"{summary.prompt_tokens:,} ({_cached(summary)} found in a cache)"),
+        ("prompt tokens", f"{summary.prompt_tokens:,} ({cached:.0f} % found in a cache)"),
         ("output tokens", f"{summary.output_tokens:,}"),
         ("requests / s", f"{summary.requests_per_s:.2f}"),
         ("output tokens / s", f"{summary.output_tokens_per_s:,.1f}"),
@@ -43,10 +46,6 @@ def _counts(summary: Summary) -> list[str]:
     if summary.good_requests_per_s is not None:
         rows.append(("good requests / s", f"{summary.good_requests_per_s:.2f}"))
     return [f"{name:<{LABEL}}{value}" for name, value in rows]
-
-
-def _cached(summary: Summary) -> str:
-    return f"{100 * summary.cached_tokens / max(1, summary.prompt_tokens):.0f} %"
 
 
 def _latencies(summary: Summary) -> list[str]:
@@ -59,15 +58,14 @@ def _latencies(summary: Summary) -> list[str]:
         ("whole request (E2E)", summary.e2e_ms),
     ]
     for name, spread in rows:
-        values = ("-",) * len(heads) if spread is None else _cells(spread)
-        lines.append(name.ljust(LABEL) + "".join(value.rjust(COLUMN) for value in values))
+        figures = ["-"] * len(heads)
+        if spread is not None:
+            figures = [f"{value:,.2f}" for value in astuple(spread)]
+        lines.append(name.ljust(LABEL) + "".join(value.rjust(COLUMN) for value in figures))
     return lines
 
 
-def _cells(spread: Spread) -> tuple[str, ...]:
-    return tuple(f"{value:,.2f}" for value in (spread.mean, spread.p50, spread.p90, spread.p99))
-
-
-def as_json(arguments: dict[str, object], summary: Summary, lag_s: float) -> dict[str, object]:
+def as_json(arguments: dict[str, object], summary: Summary, lag_s: float) -> bytes:
     """The report as JSON: the arguments of the run and its figures."""
-    return {"arguments": arguments, "client_lag_s": lag_s, **asdict(summary)}
+    figures = {"arguments": arguments, "client_lag_s": lag_s, **asdict(summary)}
+    return orjson.dumps(figures, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

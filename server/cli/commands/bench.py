@@ -16,7 +16,6 @@ from server.cli.main import KEY, UsageError, first_key
 if TYPE_CHECKING:
     from server.bench.client import BenchClient
     from server.bench.metrics import Objectives
-    from server.bench.share import Share
     from server.bench.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
@@ -147,51 +146,39 @@ def read_objectives(words: list[str]) -> Objectives:
 
 async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
     from server.bench.client import BenchClient, ServerError
-    from server.bench.loop import Load
     from server.bench.metrics import summarize
     from server.bench.report import as_json, table
-    from server.bench.share import run_share, run_together, shares
+    from server.bench.share import Load, Share, run_together, shares
 
     async with BenchClient(args.base_url, args.api_key, args.timeout) as client:
         workload = await _workload(args, client)
         progress = BenchProgress(args.num_prompts)
+        concurrency = args.concurrency or DEFAULT_CONCURRENCY
         warm = Load(client, workload, lambda: None)
-        if failure := await warm.warm_up(args.warmup, args.concurrency or DEFAULT_CONCURRENCY):
+        if failure := await warm.warm_up(args.warmup, concurrency):
             raise ServerError(f"warm-up: {failure.kind}: {failure.message}")
-        whole = _share(args, workload)
+        whole = Share(
+            base_url=args.base_url,
+            api_key=args.api_key,
+            timeout_s=args.timeout,
+            workload=workload,
+            indices=range(args.num_prompts),
+            concurrency=concurrency,
+            rate=args.rate,
+        )
         parts = shares(whole, args.processes)
         if len(parts) > 1:
             measured = await asyncio.to_thread(run_together, parts)
         else:
             load = Load(client, workload, progress.step)
-            measured = await run_share(whole, load, time.perf_counter())
+            measured = await whole.run(load, time.perf_counter())
     progress.clear()
     summary = summarize(measured.outcomes, objectives)
     print(table(_title(args, workload), summary, measured.outcomes, measured.lag_s))
     if args.json is not None:
-        await asyncio.to_thread(
-            _write,
-            Path(args.json),
-            as_json(_reported_arguments(args, workload), summary, measured.lag_s),
-        )
+        figures = as_json(_reported_arguments(args, workload), summary, measured.lag_s)
+        await asyncio.to_thread(Path(args.json).write_bytes, figures)
     return 1 if summary.failed else 0
-
-
-def _share(args: argparse.Namespace, workload: Workload) -> Share:
-    """The whole run."""
-    from server.bench.share import Share
-
-    return Share(
-        base_url=args.base_url,
-        api_key=args.api_key,
-        timeout_s=args.timeout,
-        workload=workload,
-        first=0,
-        step=1,
-        count=args.num_prompts,
-        concurrency=args.concurrency or DEFAULT_CONCURRENCY,
-        rate=args.rate,
-    )
 
 
 async def _workload(args: argparse.Namespace, client: BenchClient) -> Workload:
@@ -245,12 +232,6 @@ def _reported_arguments(args: argparse.Namespace, workload: Workload) -> dict[st
     arguments["model"] = workload.model
     arguments["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     return arguments
-
-
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    import orjson
-
-    path.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def _at_least(lowest: int) -> Any:
