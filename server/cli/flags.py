@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -82,6 +82,16 @@ ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
 
 
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every field of the two tables."""
     _add_group(parser, "server", ServerConfig, SERVER_FLAGS)
@@ -105,7 +115,7 @@ def _add_group(
 ) -> None:
     group = parser.add_argument_group(title)
     hints = get_type_hints(config)
-    defaults = _defaults(config)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(config)}
     for name, text in table.items():
         _add_flag(group, name, hints[name], defaults[name], text)
 
@@ -171,7 +181,10 @@ def read_engine_flags(
         variable = _variable(old)
         if new in names and (getattr(args, old) is not None or variable in environment):
             raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
-    return _read(args, environment, EngineConfig, names)
+    values = _read(args, environment, EngineConfig, names)
+    if not 0 < values.get("gpu_memory", 1.0) <= 1:
+        raise UsageError(f"--gpu-memory {values['gpu_memory']}: it must be above 0 and at most 1")
+    return values
 
 
 def _read(
@@ -216,8 +229,9 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
         return value.lower() in ("1", "true", "on", "yes")
     if get_origin(hint) is tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    convert: Callable[[str, str], Any] = {int: _integer, float: _number}.get(hint, _text)
-    return convert(source, value)
+    if hint is int:
+        return _integer(source, value)
+    return _number(source, value) if hint is float else value
 
 
 def _integer(source: str, value: str) -> int:
@@ -238,11 +252,3 @@ def _number(source: str, value: str) -> float:
     if not 0 <= number < float("inf"):
         raise UsageError(f"{source} {value}: a number from 0 up is needed")
     return number
-
-
-def _text(source: str, value: str) -> str:
-    return value
-
-
-def _defaults(config: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.default for field in msgspec.structs.fields(config)}

@@ -52,12 +52,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise
 
 
-class NoSocketDirectory(OSError):
-    """No directory can hold the sockets; the message names the remedy."""
-
-
-class StoreInUse(OSError):
-    """The file of --response-store cannot be locked; the message says why."""
+class LaunchError(OSError):
+    """The socket directory or the file of --response-store is unusable; the message says why."""
 
 
 class Launcher:
@@ -219,17 +215,17 @@ def _hint(code: int) -> str:
 
 @contextlib.contextmanager
 def socket_directory() -> Generator[Path]:
-    """A directory that only this user can enter, gone at the end.  Raises NoSocketDirectory."""
+    """A directory that only this user can enter, gone at the end.  Raises LaunchError."""
     try:
         made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise NoSocketDirectory(
+        raise LaunchError(
             f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
             "user may write to"
         ) from None
     with made as name:
         if len(name.encode()) > MAX_DIRECTORY_BYTES:
-            raise NoSocketDirectory(
+            raise LaunchError(
                 f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
                 "name of a socket: set TMPDIR to a shorter path, such as /tmp"
             )
@@ -242,19 +238,19 @@ def store_lock(file: str) -> Generator[None]:
 
     A server that opens the file marks as failed what is still being made in it: the responses that
     its own processes were making when they ended, if no other server is at work there.
-    Raises StoreInUse.
+    Raises LaunchError.
     """
     with contextlib.ExitStack() as stack:
         if file:
             try:
                 held = stack.enter_context(file_lock(Path(f"{os.path.realpath(file)}.lock")))
             except OSError as error:
-                raise StoreInUse(
+                raise LaunchError(
                     f"--response-store {file}: {error.strerror}: choose a file that this user may "
                     "write, in a directory that this user may write to"
                 ) from None
             if not held:
-                raise StoreInUse(
+                raise LaunchError(
                     f"--response-store {file}: another server uses this file: stop it, or give "
                     "each server a file of its own"
                 )
@@ -266,7 +262,7 @@ def launch(
 ) -> int:
     """Run the server on an open listener; returns the exit code.
 
-    Raises NoSocketDirectory, StoreInUse.
+    Raises LaunchError.
     """
 
     async def run(directory: Path) -> int:

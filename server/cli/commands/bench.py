@@ -9,14 +9,14 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from server.bench.client import BenchClient, ServerError
+from server.bench.metrics import Objectives, summarize
+from server.bench.report import as_json, table
+from server.bench.share import Load, Share, run_loop, run_together, shares
+from server.bench.workload import Workload
 from server.cli.main import KEY, UsageError, first_key
-
-if TYPE_CHECKING:
-    from server.bench.client import BenchClient
-    from server.bench.metrics import Objectives
-    from server.bench.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
 UNREPORTED = {"api_key", "command", "version", "what"}  # arguments that a file of figures lacks
@@ -102,9 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.bench.client import ServerError
-    from server.bench.share import run_loop
-
     if args.endpoint == "chat" and args.prompts == "ids":
         raise UsageError("--prompts ids: chat takes text; use --prompts words")
     if not args.base_url.startswith(("http://", "https://")):
@@ -128,8 +125,6 @@ def with_version(url: str) -> str:
 
 def read_objectives(words: list[str]) -> Objectives:
     """`ttft:200 tpot:20` as limits.  Raises UsageError."""
-    from server.bench.metrics import Objectives
-
     limits: dict[str, float] = {}
     for word in words:
         name, _, number = word.partition(":")
@@ -145,11 +140,6 @@ def read_objectives(words: list[str]) -> Objectives:
 
 
 async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
-    from server.bench.client import BenchClient, ServerError
-    from server.bench.metrics import summarize
-    from server.bench.report import as_json, table
-    from server.bench.share import Load, Share, run_together, shares
-
     async with BenchClient(args.base_url, args.api_key, args.timeout) as client:
         workload = await _workload(args, client)
         progress = BenchProgress(args.num_prompts)
@@ -182,8 +172,6 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
 
 
 async def _workload(args: argparse.Namespace, client: BenchClient) -> Workload:
-    from server.bench.workload import Workload
-
     ids = (args.prompts or ("words" if args.endpoint == "chat" else "ids")) == "ids"
     return Workload(
         endpoint=args.endpoint,
