@@ -152,8 +152,7 @@ def _work(share: Share, pipe: Connection[Any, Any]) -> None:
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """asyncio.run(), on the faster event loop where it is installed."""
     try:
-        from uvloop import new_event_loop
+        import uvloop
     except ImportError:  # there is none for Windows
         return asyncio.run(work)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work)
+    return uvloop.run(work)

@@ -18,7 +18,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
 
 from runtime.ipc.client import ClientNotifier
@@ -90,9 +91,15 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal)
         indices = range(len(self._apis))
         await asyncio.gather(*map(self._start_api, indices), self._start_engine())
+        engine = self._watch(self._engine, self._start_engine, self._engine_ended)
         watchers = [
-            asyncio.create_task(self._watch_engine()),
-            *(asyncio.create_task(self._watch_api(index)) for index in indices),
+            asyncio.create_task(engine),
+            *(
+                asyncio.create_task(
+                    self._watch(api, partial(self._start_api, index), partial(_log_end, api.name))
+                )
+                for index, api in enumerate(self._apis)
+            ),
         ]
         stopped = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([*watchers, stopped], return_when="FIRST_COMPLETED")
@@ -132,53 +139,41 @@ class Launcher:
             }
         )
 
-    async def _watch_engine(self) -> int:
-        """Restart the engine when it dies; returns the exit code to give up with."""
+    async def _watch(
+        self, child: Child, start: Callable[[], Awaitable[None]], report: Callable[[int], None]
+    ) -> int:
+        """Report the exit code of a child that dies and restart it; returns the code to end with.
+
+        The Hello of a new API process ends the requests that the dead one had.
+        """
         while True:
-            code = await self._engine.wait()
+            code = await child.wait()
             if code == CONFIGURATION_ERROR:
                 return code
-            reason = f"the engine process ended with {_describe(code)}"
-            log.error("%s%s", reason, _hint(code))
-            self._notifier.engine_down(reason, self._epoch)
-            delay = self._engine.died()
+            report(code)
+            delay = child.died()
             if delay is None:
-                return self._too_often(self._engine)
+                died = "%s died %d times within %.0f s: giving up"
+                log.error(died, child.name, MAX_DEATHS, DEATHS_WITHIN_SECONDS)
+                return 1
             await asyncio.sleep(delay)
-            await self._start_engine()
+            await start()
 
-    async def _report_death(self) -> None:
-        """During the drain the engine is not restarted: tell the clients that wait for it."""
-        code = await self._engine.wait()
+    def _engine_ended(self, code: int) -> None:
+        _log_end("the engine process", code)
+        self._notify_clients(code)
+
+    def _notify_clients(self, code: int) -> None:
         self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
 
-    async def _watch_api(self, index: int) -> int:
-        """Restart an API process when it dies; its Hello ends the requests it had."""
-        api = self._apis[index]
-        while True:
-            code = await api.wait()
-            if code == CONFIGURATION_ERROR:
-                return code
-            log.error("%s ended with %s%s", api.name, _describe(code), _hint(code))
-            delay = api.died()
-            if delay is None:
-                return self._too_often(api)
-            await asyncio.sleep(delay)
-            await self._start_api(index)
-
-    def _too_often(self, child: Child) -> int:
-        log.error(
-            "%s died %d times within %.0f s: giving up",
-            child.name,
-            MAX_DEATHS,
-            DEATHS_WITHIN_SECONDS,
-        )
-        return 1
+    async def _notify_during_drain(self) -> None:
+        """During the drain the engine is not restarted: clients must not wait for it."""
+        self._notify_clients(await self._engine.wait())
 
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
         seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
-        watching = asyncio.create_task(self._report_death())
+        watching = asyncio.create_task(self._notify_during_drain())
         await self._end(self._apis, seconds)
         watching.cancel()
         await self._end([self._engine], STOP_SECONDS)
@@ -206,11 +201,9 @@ def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _hint(code: int) -> str:
-    """For the log: the likely cause of a SIGKILL."""
-    if code != -signal.SIGKILL:
-        return ""
-    return ": the system may have run out of memory, see `dmesg`"
+def _log_end(name: str, code: int) -> None:
+    hint = ": the system may have run out of memory, see `dmesg`" if code == -signal.SIGKILL else ""
+    log.error("%s ended with %s%s", name, _describe(code), hint)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.apis.openai.content_schema import RefusalPart
+from server.apis.openai.chat_schema import RefusalPart
 from server.apis.openai.tools_schema import FunctionName
 from server.errors import RequestError, UnsupportedParameter
 from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
