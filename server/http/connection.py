@@ -170,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope = cast("dict[str, object]", self.scope)
         scope[DIRECT] = self.cycle.send
         if not self._limit.request_begun(self):
-            scope[CONNECTIONS_FULL] = self._limit.most_busy
+            scope[CONNECTIONS_FULL] = self._limit.max_busy
 
     def on_body(self, body: bytes) -> None:
         self._bytes_beside_body = 0

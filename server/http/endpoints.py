@@ -72,16 +72,14 @@ class Endpoint:
         assert declared.get("summary") and declared.get("answer"), f"{at}: summary and answer"
         assert ("body" in declared) == ("example" in declared), f"{at}: a body and an example of it"
         assert ("stream" in declared) == self._may_stream(), f"{at}: a field and a schema `stream`"
-        wrong = set(self.handler_parameters()) ^ set(self.path_parameters())
+        # FastAPI would read a parameter of the handler that the path lacks from the query.
+        parameters = inspect.signature(self.handler, eval_str=True).parameters.values()
+        taken = {each.name for each in parameters if each.annotation is not Request}
+        wrong = taken ^ set(self.path_parameters())
         assert not wrong, f"{at}: the handler takes the path's parameters, not {wrong}"
 
     def path_parameters(self) -> list[str]:
         return re.findall(r"{(\w+)}", self.path)
-
-    def handler_parameters(self) -> list[str]:
-        """Those that are no Request: FastAPI would read one that the path lacks from the query."""
-        parameters = inspect.signature(self.handler, eval_str=True).parameters.values()
-        return [each.name for each in parameters if each.annotation is not Request]
 
     def _may_stream(self) -> bool:
         declared = self.declared

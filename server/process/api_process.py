@@ -38,7 +38,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.generation.request_log import RequestLog
 from server.http.connection import BoundedProtocol
-from server.http.connection_limit import ConnectionLimit, most_connections
+from server.http.connection_limit import ConnectionLimit, max_connections
 from server.http.middleware import DrainState
 from server.metrics.metrics import Metrics
 from server.process.logs import set_up_logging
@@ -132,7 +132,7 @@ def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
 
 
 def http_server(app: FastAPI, config: ServerConfig) -> ApiServer:
-    protocol = partial(BoundedProtocol, limit=ConnectionLimit(most_connections()))
+    protocol = partial(BoundedProtocol, limit=ConnectionLimit(max_connections()))
     return ApiServer(
         uvicorn.Config(
             app,

@@ -110,7 +110,7 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
 
 
 def _check_limits(config: ServerConfig) -> None:
-    from server.http.browser_guard import split_host
+    from server.http.access import split_host
 
     if config.max_queue < 1:
         raise UsageError("--max-queue 0: every request would be rejected: choose at least 1")
@@ -191,7 +191,7 @@ def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple
 
 def warn_if_open(config: ServerConfig) -> None:
     """Warn if other machines, or any web page in a browser, can use the server without a key."""
-    from server.http.browser_guard import accepted_hosts, is_loopback
+    from server.http.access import accepted_hosts, is_loopback
 
     if config.api_keys:
         return
