@@ -117,28 +117,20 @@ def _add_group(
     hints = get_type_hints(config)
     defaults = {field.name: field.default for field in msgspec.structs.fields(config)}
     for name, text in table.items():
-        _add_flag(group, name, hints[name], defaults[name], text)
-
-
-def _add_flag(
-    group: argparse._ArgumentGroup,  # pyright: ignore[reportPrivateUsage]
-    name: str,
-    hint: Any,
-    default: Any,
-    text: str,
-) -> None:
-    options: dict[str, Any] = {"dest": name, "default": None}
-    if get_origin(hint) is Literal:
-        # Not `choices`: the environment's values are checked here, too, and in the same words.
-        options["metavar"] = "{" + ",".join(get_args(hint)) + "}"
-    elif hint is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    else:
-        options["metavar"] = METAVARS.get(name) or {int: "N", float: "X"}.get(hint, "TEXT")
-    text_of_default = _format_default(name, default)
-    if name != "served_names" and text_of_default != "":
-        text += f" (default: {text_of_default})"
-    group.add_argument(flag_of(name), help=text.replace("%", "%%"), **options)
+        options: dict[str, Any] = {}
+        if get_origin(hints[name]) is Literal:
+            # Not `choices`: the environment's values are checked here, too, and in the same words.
+            options["metavar"] = "{" + ",".join(get_args(hints[name])) + "}"
+        elif hints[name] is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            metavar = {int: "N", float: "X"}.get(hints[name], "TEXT")
+            options["metavar"] = METAVARS.get(name, metavar)
+        default = _format_default(name, defaults[name])
+        if name != "served_names" and default != "":
+            text += f" (default: {default})"
+        text = text.replace("%", "%%")
+        group.add_argument(flag_of(name), help=text, dest=name, default=None, **options)
 
 
 def _format_default(name: str, default: Any) -> str:
@@ -146,14 +138,9 @@ def _format_default(name: str, default: Any) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     if name.endswith("_bytes"):
-        return _with_unit(default)
+        size, unit = max((size, unit) for unit, size in UNITS.items() if default % size == 0)
+        return f"{default // size}{unit}"
     return "" if default == () else f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _with_unit(number: int) -> str:
-    units = [(size, unit) for unit, size in UNITS.items() if number % size == 0]
-    size, unit = max(units)
-    return f"{number // size}{unit}"
 
 
 def flag_of(name: str) -> str:
@@ -228,7 +215,7 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
             raise UsageError(f"{source} {value}: choose on or off")
         return value.lower() in ("1", "true", "on", "yes")
     if get_origin(hint) is tuple:
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(entry.strip() for entry in value.split(",") if entry.strip())
     if hint is int:
         return _integer(source, value)
     return _number(source, value) if hint is float else value

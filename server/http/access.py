@@ -21,9 +21,6 @@ from server.http.request_context import OWNER
 Headers = list[tuple[bytes, bytes]]
 CLOSE: Headers = [(b"connection", b"close")]
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
-MISSING = "You did not provide an API key"  # in OpenAI's words, as far as they go
-INCORRECT = "Incorrect API key provided"
-KEY_HEADERS = "`Authorization: Bearer KEY` (or `x-api-key: KEY`)"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -68,21 +65,19 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
             return
         key = _key_of(scope["headers"])
-        digest = self._known_digest(key)
-        if digest is not None:
+        digest = hashlib.sha256(key).digest()
+        # All keys are compared, so that the time depends on none of them.
+        if any([hmac.compare_digest(digest, known) for known in self._digests]):
             scope.setdefault("state", {})[OWNER] = digest
             await self._app(scope, receive, send)
             return
-        reason, code = (INCORRECT, "invalid_api_key") if key else (MISSING, None)
-        message = f"{reason}: send a key of this server in the header {KEY_HEADERS}"
+        # In OpenAI's words, as far as they go.
+        reason, code = "You did not provide an API key", None
+        if key:
+            reason, code = "Incorrect API key provided", "invalid_api_key"
+        headers = "`Authorization: Bearer KEY` (or `x-api-key: KEY`)"
+        message = f"{reason}: send a key of this server in the header {headers}"
         await refuse(send, 401, message, code, [(b"www-authenticate", b"Bearer")])
-
-    def _known_digest(self, key: bytes) -> bytes | None:
-        """The SHA-256 of a key; None unless it is one of ours."""
-        digest = hashlib.sha256(key).digest()
-        # All keys are compared, so that the time depends on none of them.
-        known = any([hmac.compare_digest(digest, known) for known in self._digests])
-        return digest if known else None
 
 
 def _key_of(headers: Headers) -> bytes:

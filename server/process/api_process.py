@@ -73,7 +73,10 @@ class ApiServer(uvicorn.Server):
 
 
 async def serve(start: ApiProcessArgs) -> None:
-    """Answer requests until SIGTERM, then drain."""
+    """Answer requests until SIGTERM, then drain.
+
+    Raises TokenizerError, StoreUnusable, DataError.
+    """
     config = start.config
     tokenizer = tokenizer_of(config)
     client = EngineClient(
@@ -85,6 +88,9 @@ async def serve(start: ApiProcessArgs) -> None:
     await client.start()
     store = response_store(start)
     await store.open()
+    batches = None
+    if config.data_dir:
+        batches = BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
     state = ServerState(
         config,
         client,
@@ -93,7 +99,7 @@ async def serve(start: ApiProcessArgs) -> None:
         requests=RequestLog(config.request_history),
         batch_requests=RequestLog(config.request_history),
         responses=store,
-        batches=open_batches(config),
+        batches=batches,
     )
     app = create_app(state)
     server = http_server(app, config)
@@ -199,19 +205,11 @@ async def drain(
     server.should_exit = True
 
 
-def open_batches(config: ServerConfig) -> BatchStore | None:
-    """Files and batches, if there is a directory for them.  Raises DataError."""
-    if not config.data_dir:
-        return None
-    return BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
-
-
 def response_store(start: ApiProcessArgs) -> ResponseStore:
     """The store that all API processes share: --response-store, or a file next to their sockets."""
     config = start.config
-    limits = Limits(
-        bytes=config.response_store_bytes, seconds=config.response_store_days * DAY_SECONDS
-    )
+    seconds = config.response_store_days * DAY_SECONDS
+    limits = Limits(bytes=config.response_store_bytes, seconds=seconds)
     sockets = Path(start.own_address.removeprefix("ipc://")).parent
     path = config.response_store or str(sockets / "responses")
     return ResponseStore(path, limits, start.index, config.api_workers)

@@ -69,15 +69,14 @@ class Launcher:
         indices = range(config.api_workers)
         self._api_addresses = [f"ipc://{directory / f'api-{index}'}" for index in indices]
         self._engine = Child("the engine", engine_module)
-        variables = shared_metrics(directory) if config.api_workers > 1 else {}
+        variables: dict[str, str] = {}
+        if config.api_workers > 1:
+            # They count in files of this folder, so that each of them can sum all.
+            (directory / "metrics").mkdir()
+            variables["PROMETHEUS_MULTIPROC_DIR"] = str(directory / "metrics")
+        module, descriptors = "server.process.api_process", (listener.fileno(),)
         self._apis = [
-            Child(
-                f"API process {index}",
-                "server.process.api_process",
-                (listener.fileno(),),
-                variables,
-            )
-            for index in indices
+            Child(f"API process {index}", module, descriptors, variables) for index in indices
         ]
         self._notifier = ClientNotifier(self._api_addresses)
         self._epoch = 0
@@ -190,13 +189,6 @@ class Launcher:
         killed.cancel()
 
 
-def shared_metrics(directory: Path) -> dict[str, str]:
-    """Variables by which several API processes count in files that each of them can sum."""
-    folder = directory / "metrics"
-    folder.mkdir()
-    return {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
-
-
 def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -258,8 +250,5 @@ def launch(
     Raises LaunchError.
     """
 
-    async def run(directory: Path) -> int:
-        return await Launcher(config, listener, directory, engine_module).run()
-
     with store_lock(config.response_store), socket_directory() as directory:
-        return asyncio.run(run(directory))
+        return asyncio.run(Launcher(config, listener, directory, engine_module).run())

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from server.bench.client import BenchClient, ServerError
-from server.bench.metrics import Objectives, summarize
-from server.bench.report import as_json, table
+from server.bench.metrics import Objectives, as_json, summarize, table
 from server.bench.share import Load, Share, run_loop, run_together, shares
 from server.bench.workload import Workload
 from server.cli.main import KEY, UsageError, first_key
@@ -191,15 +190,15 @@ class BenchProgress:
     def __init__(self, total: int) -> None:
         self._total = total
         self._done = 0
-        self._shown = sys.stderr.isatty()
+        self._enabled = sys.stderr.isatty()
 
     def step(self) -> None:
         self._done += 1
-        if self._shown:
+        if self._enabled:
             print(f"\r{self._done} / {self._total}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        if self._shown:
+        if self._enabled:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
@@ -216,10 +215,11 @@ def _title(args: argparse.Namespace, workload: Workload) -> str:
 
 
 def _reported_arguments(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
-    arguments: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNREPORTED}
-    arguments["model"] = workload.model
-    arguments["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return arguments
+    arguments: dict[str, object] = {
+        name: value for name, value in vars(args).items() if name not in UNREPORTED
+    }
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return arguments | {"model": workload.model, "date": date}
 
 
 def _at_least(lowest: int) -> Any:

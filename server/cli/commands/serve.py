@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from runtime.config import EngineConfig
 from server.cli.flags import add_flags, add_model_arguments, read_flags, unknown_variables
 from server.cli.main import UsageError
@@ -56,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return PORT_IN_USE
     except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise UsageError(
-            f"--host {config.host} --port {config.port}: {_reason(error)}: choose an address of "
-            "this machine and a port you may open"
+            f"--host {config.host} --port {config.port}: {reason}: choose an address of this "
+            "machine and a port you may open"
         ) from None
     warn_if_open(config)
     for variable in unknown_variables(os.environ):
@@ -70,11 +73,6 @@ def run(args: argparse.Namespace) -> int:
             return launch(with_model(config, str(directory), name), listener)
         except LaunchError as error:
             raise UsageError(str(error)) from None
-
-
-def _reason(error: OSError) -> str:
-    """The system's message, without the address that Python adds."""
-    return str(error.strerror).partition(" (while")[0]
 
 
 def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
@@ -159,8 +157,6 @@ def _check_formats(config: ServerConfig) -> None:
 
 
 def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
-    from msgspec.structs import replace
-
     return replace(
         config,
         served_names=config.served_names or (name,),
