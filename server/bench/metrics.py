@@ -20,7 +20,7 @@ class RequestResult:
     """A request that was answered.  Times are seconds of one clock.
 
     start:      when it was sent; in an open loop, when it was due, so that a late client does not
-                make the server look fast
+                make the server seem fast
     deliveries: when each chunk with text arrived, in order; at least one
     The counts of tokens are the server's own (`usage`): one chunk may hold several tokens.
     """
@@ -54,7 +54,7 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that was not answered: `kind` is counted, `message` is shown once a kind."""
+    """A request that was not answered: `kind` is counted, `message` is reported once a kind."""
 
     kind: str
     message: str

@@ -110,14 +110,14 @@ def shares(whole: Share, processes: int) -> list[Share]:
     ]
 
 
-def run_together(parts: list[Share]) -> Run:
-    """The outcomes of all parts, each run by a process of its own."""
+def run_together(split: list[Share]) -> Run:
+    """The outcomes of all shares, each sent by a process of its own."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         pipes: list[Connection[Any, Any]] = []
-        for part in parts:
+        for share in split:
             ours, theirs = context.Pipe()
-            worker = context.Process(target=_work, args=(part, theirs), daemon=True)
+            worker = context.Process(target=_work, args=(share, theirs), daemon=True)
             worker.start()
             theirs.close()  # only the worker holds it: reading ends if that dies
             stack.callback(worker.kill)
@@ -131,7 +131,7 @@ def run_together(parts: list[Share]) -> Run:
             runs: list[Run] = [pipe.recv() for pipe in pipes]
         except (EOFError, ConnectionError):
             raise RuntimeError(
-                "a process of the benchmark ended before its part was done"
+                "a process of the benchmark ended before its share was done"
             ) from None
     return Run(
         [outcome for run in runs for outcome in run.outcomes], max(run.lag_s for run in runs)

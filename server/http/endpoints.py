@@ -50,7 +50,7 @@ class Declaration(TypedDict, total=False):
     """What an endpoint takes and answers with."""
 
     summary: Required[str]
-    answer: Required[Schema]  # may have more fields than it names: those that a request asked for
+    answer: Required[Schema]  # may have more fields than it names: those that were requested
     media_type: str  # of the answer; application/json if left out
     stream: Schema  # one event of text/event-stream or one line of application/x-ndjson
     query: type[Body]

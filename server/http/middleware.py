@@ -229,8 +229,8 @@ class Bounds:
             return 413, self._too_large(), "request_too_large", CLOSE
         encoding = fields.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
-            shown = encoding[:40].decode("latin-1")
-            message = f"the body has the Content-Encoding {shown}: send it without compression"
+            name = encoding[:40].decode("latin-1")
+            message = f"the body has the Content-Encoding {name}: send it without compression"
             return 415, message, "unsupported_media_type", CLOSE
         if self._scope["path"] in WATCHING_PATHS:
             return None

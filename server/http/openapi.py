@@ -37,7 +37,7 @@ class DocumentedApp(FastAPI):
             self.include_router(group.router)
 
     def openapi(self) -> dict[str, Any]:
-        """The document; made when it is first asked for."""
+        """The document; made at the first request for it."""
         if self.openapi_schema is None:
             self.openapi_schema = self._document()
         return self.openapi_schema

@@ -99,9 +99,9 @@ def _value(name: str, text: str, schema: Mapping[str, Any]) -> object:
 def _wrong(
     name: str, text: str, expected: str, schema: Mapping[str, Any], code: str = "invalid_type"
 ) -> RequestError:
-    shown = f'"{text}"' if len(text) <= MAX_SHOWN else f"a text of {len(text)} characters"
+    value = f'"{text}"' if len(text) <= MAX_SHOWN else f"a text of {len(text)} characters"
     default = schema["default"]
     remedy = "leave it out" if default is None else f"leave it out for {default}"
     return RequestError(
-        f"`{name}` is {shown}: it must be {expected}; or {remedy}", param=name, code=code
+        f"`{name}` is {value}: it must be {expected}; or {remedy}", param=name, code=code
     )

@@ -16,7 +16,7 @@ class BufferedHistogram:
     """Observations for one histogram: counting 256 at once costs a tenth of counting each."""
 
     def __init__(self, histogram: Histogram, edges: Sequence[float]) -> None:
-        """`edges` are the upper bounds of the histogram's buckets, infinity left out."""
+        """`edges` are the upper bounds of the histogram's buckets, without infinity."""
         self._histogram = histogram
         self._edges = edges
         self._numbers: list[float] = []

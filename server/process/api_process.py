@@ -88,6 +88,13 @@ async def serve(start: ApiProcessArgs) -> None:
     await client.start()
     store = response_store(start)
     await store.open()
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
+    metrics.watch(
+        ready=lambda: client.ready,
+        stats=lambda: client.stats,
+        alive=lambda: client.ready is not None and client.unhealthy() is None,
+    )
     batches = None
     if config.data_dir:
         batches = BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
@@ -95,7 +102,7 @@ async def serve(start: ApiProcessArgs) -> None:
         config,
         client,
         tokenizer,
-        metrics_of(config, client),
+        metrics,
         requests=RequestLog(config.request_history),
         batch_requests=RequestLog(config.request_history),
         responses=store,
@@ -124,17 +131,6 @@ def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
         chat_template=config.chat_template,
         special_in_content=config.special_tokens_in_content,
     )
-
-
-def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
-    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
-    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
-    metrics.watch(
-        ready=lambda: client.ready,
-        stats=lambda: client.stats,
-        alive=lambda: client.ready is not None and client.unhealthy() is None,
-    )
-    return metrics
 
 
 def http_server(app: FastAPI, config: ServerConfig) -> ApiServer:

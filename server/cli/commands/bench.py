@@ -155,9 +155,9 @@ async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
             concurrency=concurrency,
             rate=args.rate,
         )
-        parts = shares(whole, args.processes)
-        if len(parts) > 1:
-            measured = await asyncio.to_thread(run_together, parts)
+        split = shares(whole, args.processes)
+        if len(split) > 1:
+            measured = await asyncio.to_thread(run_together, split)
         else:
             load = Load(client, workload, progress.step)
             measured = await whole.run(load, time.perf_counter())
