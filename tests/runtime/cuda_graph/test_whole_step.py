@@ -266,7 +266,7 @@ def check_answers(checkpoint: Path, device: torch.device, wanted: list[EngineReq
         if runner.steps is not None:
             capture_all(runner.steps)
         found.append(answers(engine, wanted, random.Random(1)))
-        assert engine.scheduler.num_preemptions > 0
+        assert engine.requests.num_preemptions > 0
     for request in wanted:
         (tokens, scores, embedding), (plain, plain_scores, plain_vector) = (
             told(answer[request.id]) for answer in found
@@ -297,7 +297,7 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
 
     engine.step = step_and_abort  # type: ignore[method-assign]
     got = answers(engine, wanted, random.Random(1))
-    engine.scheduler.check_integrity()
+    engine.requests.check_integrity()
     ends = [got[request.id][-1].finish for request in wanted]
     assert "abort" in ends and set(ends) > {"abort"}
     for request in wanted:
@@ -324,7 +324,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its
         weight[130] = before
     [end] = [output for output in outputs if output.id == 1]
     assert end.finish == "error" and not end.tokens
-    assert len(engine.scheduler.running) == 1 and not engine.scheduler.pool._page_of
+    assert engine.requests.num_running == 1 and not engine.requests.pool._page_of
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.support.engine.fuzz_mutations import (
     MISTAKES,
-    SCHEDULERS,
+    TABLES,
     held_for_ever,
     hit_of_a_page_not_yet_written,
     last_fed_stale_after_preemption,
@@ -48,7 +48,7 @@ def test_the_oracle_sees_a_mistake(
 
     def fails(workload: FuzzWorkload) -> bool:
         play = Play(workload)
-        SCHEDULERS[:] = [play.engine.scheduler]
+        TABLES[:] = [play.engine.requests]
         try:
             play.run()
         except Exception:

@@ -131,7 +131,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
         for output in engine.step():
             got[output.id].append(output)
         if not engine.has_work:
-            assert engine.scheduler.pool.num_used == 0
+            assert engine.requests.pool.num_used == 0
             return got
     raise AssertionError("no progress")
 
@@ -267,7 +267,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its
         outputs += engine.step()
     assert [output.finish for output in outputs] == ["error"]
     assert outputs[0].error == "the model's output is not a number for this request"
-    pool = engine.scheduler.pool
+    pool = engine.requests.pool
     assert pool.num_used == 0 and not pool._page_of
 
 

@@ -13,7 +13,7 @@ import pytest
 from runtime.engine.loop import Engine
 from runtime.grammar.manager import REPLY_TIMEOUT_SECONDS, SILENT, STEP_WAIT_SECONDS, GrammarManager
 from runtime.messages import EngineRequest, RequestOutput
-from runtime.scheduler.scheduler import HELD_SECONDS
+from runtime.scheduler.admission import HELD_SECONDS
 from tests.support.engine.fake_grammar_process import FakeGrammars
 from tests.support.engine.fake_model import (
     VOCAB_SIZE,
@@ -70,7 +70,7 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     os.kill(process.popen.pid, signal.SIGCONT)
     while engine.has_work:
         outputs += engine.step()
-    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live
+    assert engine.requests.pool.num_used == 0 and not grammars.has_live
     for one in wanted:
         got = [output for output in outputs if output.id == one.id]
         assert tokens_of(got) == tokens_of(undisturbed[one.id])
@@ -115,7 +115,7 @@ class Late:
     def step(self, seconds: float = 0.0) -> None:
         self.clock.now += seconds
         self.outputs += self.engine.step()
-        self.engine.scheduler.check_integrity()
+        self.engine.requests.check_integrity()
 
     def end(self, id: int) -> RequestOutput | None:
         ends = [output for output in self.outputs if output.id == id and output.finish]
@@ -194,7 +194,7 @@ def test_a_held_request_that_gave_up_its_slot_goes_on_when_its_mask_comes() -> N
     while late.end(1) is None:
         late.step(0.2)
     assert late.is_right(plain) and late.is_right(bound)
-    assert late.engine.scheduler.num_preemptions == 1
+    assert late.engine.requests.num_preemptions == 1
 
 
 @pytest.mark.parametrize("slots", [1, 4], ids=["without a slot", "in its slot"])

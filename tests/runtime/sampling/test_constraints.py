@@ -153,7 +153,7 @@ def test_a_preempted_sequence_brings_its_answer_for_what_it_bans() -> None:
         *(request(id, prompt, max_tokens=12, banned=((1, 2),)) for id, prompt in prompts.items())
     )
     rows = [row for batch in bench.batches for row in batch.new_rows]
-    assert bench.engine.scheduler.num_preemptions == len(rows) - 2 > 0
+    assert bench.engine.requests.num_preemptions == len(rows) - 2 > 0
     for row in rows:
         assert row.history[:5] in prompts.values()
     assert any(len(row.history) > 5 for row in rows)

@@ -60,7 +60,7 @@ class SimulatedServer:
             for output in self.engine.step():
                 self.outputs.append(output)
                 self.first.setdefault(output.id, self.clock.now)
-            self.engine.scheduler.check_integrity()
+            self.engine.requests.check_integrity()
 
     def run(self) -> None:
         for _ in range(20_000):
@@ -82,7 +82,7 @@ def warmed(server: SimulatedServer, rows: int) -> None:
     for id in range(1000, 1010):
         server.add(id, 6000, max_tokens=2)
         server.step(8)
-    while server.engine.scheduler.running.prefilling or len(server.engine.scheduler.waiting):
+    while server.engine.requests.prefilling or server.engine.requests.waiting.count:
         server.step()
     server.batches.clear()
 
@@ -153,7 +153,7 @@ def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() ->
     began = len(server.batches)
     server.step(2 * MAX_MIXED_STEPS)
     loads = [load_of(batch) for batch in server.batches[began:]]
-    assert server.engine.scheduler.running.prefilling
+    assert server.engine.requests.prefilling
     assert 1 <= sum(load.rows > 0 and not load.prompt_tokens for load in loads) <= 6
 
 
@@ -334,7 +334,7 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
     requests: list[tuple[int, int, int, int]], target_ms: float, num_pages: int, slots: int
 ) -> None:
     server = SimulatedServer(target_ms=target_ms, num_pages=num_pages, max_num_seqs=slots)
-    scheduler = server.engine.scheduler
+    table = server.engine.requests
     expected = 0
     for id, (at, length, answer, priority) in enumerate(requests):
         while len(server.batches) < at and not server.engine.idle:
@@ -342,14 +342,14 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
         server.add(id, length, answer, priority)
         expected += answer
     while not server.engine.idle:
-        under_way = dict(scheduler.running.prefilling)
-        preempted, made = scheduler.num_preemptions, len(server.batches)
+        under_way = dict(table.prefilling)
+        preempted, made = table.num_preemptions, len(server.batches)
         first = min(under_way.values(), key=lambda one: one.priority_key, default=None)
         wanted = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
-        ahead = scheduler.waiting.head()
+        ahead = table.waiting.head()
         server.step()
         batches = server.batches[made:]
-        if first is None or preempted != scheduler.num_preemptions or not batches:
+        if first is None or preempted != table.num_preemptions or not batches:
             continue
         if ahead is not None and ahead.priority_key < first.priority_key:
             continue

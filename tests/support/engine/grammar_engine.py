@@ -99,9 +99,9 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
     for _ in range(200_000):
         for output in engine.step():
             got[output.id].append(output)
-        engine.scheduler.check_integrity()
+        engine.requests.check_integrity()
         if not engine.has_work:
-            assert engine.scheduler.pool.num_used == 0
+            assert engine.requests.pool.num_used == 0
             return got
     raise AssertionError("no progress")
 
