@@ -26,7 +26,7 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.device import keep_freed_memory
@@ -111,7 +111,7 @@ def make_engine(grammars: GrammarManager, vocab: int, seconds: float, rows: int)
         layers=1, pages=1, kv_heads=1, page_size=PAGE_SIZE, head_dim=1,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = TorchExecutor(
         TableModel(vocab, seconds),
         resolved=resolved,
         vocab_size=vocab,

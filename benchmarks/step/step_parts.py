@@ -18,8 +18,8 @@ from itertools import pairwise
 
 import torch
 
+from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 from runtime.startup.loading import Loaded
@@ -44,8 +44,8 @@ class WeightSizes:
     head: int  # and in it
 
 
-def sizes_of(runner: ModelRunner) -> WeightSizes:
-    model, kv = runner._model, runner._kv
+def sizes_of(runner: GraphExecutor) -> WeightSizes:
+    model, kv = runner._model, runner._step.kv
     assert isinstance(model, torch.nn.Module)
     linear = {id(p): p for n, p in model.named_parameters() if "embedding" not in n and p.ndim == 2}
     head = model.head.weight
@@ -76,17 +76,14 @@ def batch_of(
     )
 
 
-def captured(runner: ModelRunner, batch: Batch) -> Callable[[], object]:
+def captured(runner: GraphExecutor, batch: Batch) -> Callable[[], object]:
     """Run the batch -> a function that replays its step."""
-    steps = runner.steps
-    assert steps is not None
-    best = steps.graphs._buckets.fit(len(batch.tokens), len(batch.slots))
-    if best in steps.graphs._uncaptured:
-        steps.graphs._uncaptured.remove(best)
-        steps.graphs._capture(best)
+    best = runner._buckets.fit(len(batch.tokens), len(batch.slots))
+    if runner.planner.take(best, needs_room=False):
+        runner.graphs.capture(best)
     runner.forward(batch)
     runner.sample(batch).wait()
-    return lambda: steps.graphs.run(best)
+    return lambda: runner.graphs.run(best)
 
 
 def milliseconds(replay: Callable[[], object], seconds: float) -> float:
@@ -153,7 +150,8 @@ def bench_steps(
 ) -> None:
     """A line a step; each is a list of rows (q_len, KV length)."""
     runner = loaded.executor
-    sizes, pool = sizes_of(runner), runner._kv
+    assert isinstance(runner, GraphExecutor), "a GPU is needed"
+    sizes, pool = sizes_of(runner), runner._step.kv
     for tensor in (pool.k, pool.v):
         for layer in tensor:
             layer.normal_()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,67 +22,65 @@ from torch import Tensor
 from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.driver import CudaEvent, CudaStream
+from runtime.executor.transfers import ALIGNMENT, PackedLayout
 from runtime.sampling.state import ROW_WORDS, SamplerState
 from runtime.scheduler.batch import Batch, Int64Array, NewRow
 
 Int32Array = NDArray[np.int32]
-BlockT = TypeVar("BlockT", Int32Array, Tensor)
 
 RING = 4  # steps; two are in flight at once
-ALIGNMENT = 8  # numbers: keeps columns aligned, so that Triton specializes each kernel once
 EXTRA_PAGES = 1024  # pages of a block beyond one a row: enough for a prompt of 16384 tokens
 NEW_ROWS = 16  # sequences that fit into a block; 4 in decode steps
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Offsets in the block of a bucket's step, in numbers of 4 bytes."""
+    """The block of a bucket's step; offsets in numbers of 4 bytes."""
 
     bucket: Bucket
+    packed: PackedLayout
     stride: int
     new_rows_at: int
     num_new_rows: int
     tokens_at: int
     pages_at: int
-    end: int
+    page_room: int
 
     @classmethod
     @cache
     def of(cls, bucket: Bucket) -> Layout:
         stride = _aligned(bucket.rows + 1)
-        new_rows_at = prepare.NUM_COLUMNS * stride
         num_new_rows = min(bucket.rows, NEW_ROWS // 4 if bucket.decode else NEW_ROWS)
-        tokens_at = new_rows_at + _aligned(num_new_rows * ROW_WORDS)
-        pages_at = tokens_at + _aligned(bucket.tokens)
-        end = pages_at + bucket.rows + EXTRA_PAGES
-        return cls(bucket, stride, new_rows_at, num_new_rows, tokens_at, pages_at, end)
-
-    @property
-    def page_room(self) -> int:
-        return self.end - self.pages_at
+        page_room = bucket.rows + EXTRA_PAGES
+        packed = PackedLayout((torch.int32, (prepare.NUM_COLUMNS, stride)))
+        new_rows_at, tokens_at, pages_at = (
+            packed.add(torch.int32, shape) // 4
+            for shape in ((num_new_rows, ROW_WORDS), (bucket.tokens,), (page_room,))
+        )
+        return cls(
+            bucket, packed, stride, new_rows_at, num_new_rows, tokens_at, pages_at, page_room
+        )
 
     def column(self, block: Tensor, index: int, length: int) -> Tensor:
         return block[index * self.stride : index * self.stride + length]
 
-    def new_rows(self, block: BlockT) -> BlockT:
-        """[num_new_rows, ROW_WORDS]"""
-        end = self.new_rows_at + self.num_new_rows * ROW_WORDS
-        return block[self.new_rows_at : end].reshape(self.num_new_rows, ROW_WORDS)
-
 
 def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    """Numbers of 4 bytes, so that Triton specializes each kernel once."""
+    return -(-count * 4 // ALIGNMENT) * ALIGNMENT // 4
 
 
 class HostBlock:
     """The block of a bucket in host memory, as arrays."""
 
-    def __init__(self, numbers: Int32Array, layout: Layout) -> None:
+    def __init__(self, memory: Tensor, layout: Layout) -> None:
+        """memory [bytes] uint8"""
         self._layout = layout
-        self._columns = list(numbers[: layout.new_rows_at].reshape(prepare.NUM_COLUMNS, -1))
-        self.new_rows = layout.new_rows(numbers)
-        self._tokens = numbers[layout.tokens_at : layout.pages_at]
-        self._pages = numbers[layout.pages_at : layout.end]
+        columns, new_rows, tokens, pages = layout.packed.views(memory)
+        self._columns: list[Int32Array] = list(columns.numpy())
+        self.new_rows: Int32Array = new_rows.numpy()
+        self._tokens: Int32Array = tokens.numpy()
+        self._pages: Int32Array = pages.numpy()
 
     def fill(self, batch: Batch, pages_before: Int64Array, sample_slots: Int64Array) -> int:
         """Write all but the new rows.  Returns how many numbers of the block are to be copied.
@@ -133,7 +130,6 @@ class Staging:
         """block: the destination on the device."""
         self._block, self._stream = block, stream
         self._tensor = torch.zeros(len(block), dtype=torch.int32, pin_memory=stream is not None)
-        self.numbers: Int32Array = self._tensor.numpy()
         self._blocks: dict[Bucket, HostBlock] = {}
         self._copied = None if stream is None else CudaEvent(stream)
         self._addresses = block.data_ptr(), self._tensor.data_ptr()
@@ -144,7 +140,7 @@ class Staging:
             self._copied.wait()
         bucket = layout.bucket
         if bucket not in self._blocks:
-            self._blocks[bucket] = HostBlock(self.numbers, layout)
+            self._blocks[bucket] = HostBlock(self._tensor.view(torch.uint8), layout)
         return self._blocks[bucket]
 
     def copy(self, count: int) -> None:
@@ -159,7 +155,7 @@ class StepBuffers:
     """The block on the device, and its ring of staging buffers on the host."""
 
     def __init__(self, largest: list[Bucket], device: torch.device) -> None:
-        length = max(Layout.of(bucket).end for bucket in largest)
+        length = max(Layout.of(bucket).packed.num_bytes // 4 for bucket in largest)
         self.block = torch.zeros(length, dtype=torch.int32, device=device)
         stream = CudaStream(device) if device.type == "cuda" else None
         self._ring = [Staging(self.block, stream) for _ in range(RING)]

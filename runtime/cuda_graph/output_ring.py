@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.cuda_graph.driver import CudaEvent, CudaStream
+from runtime.executor.transfers import PackedLayout
 
 RING = 4  # steps; two are in flight at once
-ALIGNMENT = 16  # bytes: keeps pointers aligned, so that Triton specializes each kernel once
 
 
 class OutputCopy:
@@ -36,7 +38,7 @@ class OutputCopy:
         self._arrived.set()
 
     def _view(self, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-        tokens, usable = split_outputs(self._memory, rows)
+        tokens, usable = output_layout(rows).views(self._memory)
         self._views[rows] = tokens.numpy(), usable.numpy()
         return self._views[rows]
 
@@ -46,29 +48,29 @@ class OutputCopy:
             self._arrived.wait()
 
 
-def split_outputs(memory: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """tokens [rows] int32 and usable [rows] int8 as views of the first bytes of memory."""
-    first = -(-4 * rows // ALIGNMENT) * ALIGNMENT
-    return memory[: 4 * rows].view(torch.int32), memory[first : first + rows].view(torch.int8)
+@cache
+def output_layout(rows: int) -> PackedLayout:
+    """tokens [rows] int32 and usable [rows] int8"""
+    return PackedLayout((torch.int32, (rows,)), (torch.int8, (rows,)))
 
 
 class OutputRing:
     """The output buffer of steps of at most max_rows rows, and its ring on the host."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._length = 5 * max_rows + ALIGNMENT
-        self._memory = torch.zeros(self._length, dtype=torch.uint8, device=device)
+        num_bytes = output_layout(max_rows).num_bytes
+        self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         stream = CudaStream(device) if device.type == "cuda" else None
         self._ring = [OutputCopy(self._memory, stream) for _ in range(RING)]
         self._next = 0
 
-    def outputs(self, rows: int) -> tuple[Tensor, Tensor]:
+    def outputs(self, rows: int) -> list[Tensor]:
         """tokens, usable [rows] on the device."""
-        return split_outputs(self._memory, rows)
+        return output_layout(rows).views(self._memory)
 
     def fetch(self, rows: int) -> OutputCopy:
         """Queue the copy to the host.  The result is valid for RING - 1 more steps."""
         copy = self._ring[self._next]
         self._next = (self._next + 1) % RING
-        copy.copy(rows, min(5 * rows + ALIGNMENT, self._length))
+        copy.copy(rows, output_layout(rows).num_bytes)
         return copy

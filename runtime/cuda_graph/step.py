@@ -25,8 +25,8 @@ from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.input_block import Layout
 from runtime.cuda_graph.output_ring import OutputRing
-from runtime.executor.inputs import ModelProtocol
-from runtime.executor.slots import SequenceSlots
+from runtime.executor.protocols import ModelProtocol
+from runtime.executor.slots import SlotTables
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.state import SamplerState
 
@@ -51,7 +51,7 @@ class GraphStep:
         *,
         kv: KVPool,
         backend: Backend,
-        slots: SequenceSlots,
+        slots: SlotTables,
         sampler: SamplerState,
         block: Tensor,
         buckets: Buckets,

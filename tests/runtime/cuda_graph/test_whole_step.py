@@ -17,15 +17,16 @@ from attention.kv_pool import KVPool
 from model_zoo.config import read_config
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph import input_block
-from runtime.cuda_graph.executor import GraphStepRunner
+from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.input_block import Layout
+from runtime.cuda_graph.launch import StepLaunch
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.pending import DevicePendingOutput
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.sampling.constrained_rows import DeferredRows
-from runtime.sampling.eager import AllowedMasks
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import Batch
+from runtime.sampling.sampler import SamplerOutput
+from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from tests.support.models.loaded_model import load_model
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
@@ -80,7 +81,7 @@ def make_engine(
     dtype: torch.dtype = torch.float32,
     pages: int = 7,
     budget: int = 24,
-) -> tuple[Engine, ModelRunner]:
+) -> tuple[Engine, TorchExecutor | GraphExecutor]:
     """With kernels and whole steps on memory full of junk, or in plain torch."""
     config = read_config(checkpoint)
     name = "flash2" if graph_steps else "mha"
@@ -97,30 +98,29 @@ def make_engine(
         layers=config.num_layers, pages=pages, kv_heads=config.num_kv_heads, page_size=PAGE,
         head_dim=config.head_dim, dtype=dtype, device=device,
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = (GraphExecutor if graph_steps else TorchExecutor)(
         model_of(checkpoint, device, dtype),  # type: ignore[arg-type]
         resolved=resolved,
         vocab_size=config.vocab_size,
         kv=kv,
         backend=choose(device, name, shape, Capacity(rows=SLOTS, tokens=budget)),
         device=device,
-        graph_steps=graph_steps,
     )
-    if runner.steps is not None:
+    if isinstance(runner, GraphExecutor):
         kv.k.fill_(torch.nan)
         kv.v.fill_(torch.nan)
-        spoil(runner.steps)
+        spoil(runner)
     runner.overlap = graph_steps
     return Engine(resolved, config.vocab_size, runner), runner
 
 
-def spoil(steps: GraphStepRunner) -> None:
+def spoil(steps: GraphExecutor) -> None:
     """Junk in everything that a step or a new sequence must write before it is read."""
     for part in (
         steps._step,
         steps._step.output_ring,
         steps._buffers,
-        steps._sampler,
+        steps._sampler.state,
         steps._slots,
     ):
         for value in vars(part).values():
@@ -128,9 +128,9 @@ def spoil(steps: GraphStepRunner) -> None:
                 value.fill_(JUNK % 100 if value.element_size() == 1 else JUNK % 30000)
 
 
-def capture_all(steps: GraphStepRunner) -> None:
+def capture_all(steps: GraphExecutor) -> None:
     """Without a GPU there is nothing to capture."""
-    while steps.graphs.capture_next():
+    while steps.prepare():
         pass
 
 
@@ -226,25 +226,71 @@ def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
 ) -> None:
     """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
     engine, runner = make_engine(checkpoint, device, graph_steps=True, pages=20)
-    assert runner.steps is not None
-    behind, found = runner.steps.constrained_rows, list[tuple[list[int], list[int]]]()
-    sample_tokens = behind.sample_tokens
+    assert isinstance(runner, GraphExecutor)
+    sampler, found = runner._sampler, list[tuple[list[int], list[int]]]()
+    sample_deferred = sampler.sample_deferred
 
     def note(
-        logits: torch.Tensor, deferred: DeferredRows, batch: Batch, allowed: AllowedMasks | None
+        logits: torch.Tensor, deferred: DeferredRows, batch: Batch, masks: Masks | None
     ) -> SamplerOutput:
         found.append(
             (batch.slots[deferred.constrained].tolist(), batch.slots[deferred.scored].tolist())
         )
-        return sample_tokens(logits, deferred, batch, allowed)
+        return sample_deferred(logits, deferred, batch, masks)
 
-    behind.sample_tokens = note  # type: ignore[method-assign]
+    sampler.sample_deferred = note  # type: ignore[method-assign]
     for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
         engine.add(EngineRequest(id, 0, [id + 1], wishes))
     while engine.has_work:
         engine.step()
     # They have the slots 0 to 3; of five steps, three have such rows.
     assert found == [([2], [1])] * 3
+
+
+def test_launches_run_elsewhere_give_the_same_tokens_without_a_look_at_clock_or_memory(
+    checkpoint: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process with the same weights runs what the first one decided."""
+    engine, runner = make_engine(checkpoint, device, graph_steps=True, pages=20)
+    assert isinstance(runner, GraphExecutor)
+    launches: list[StepLaunch] = []
+    run = runner.run
+
+    def note(launch: StepLaunch) -> None:
+        launches.append(launch)
+        run(launch)
+
+    runner.run = note  # type: ignore[method-assign]
+    sampled: list[list[int]] = []
+    sample = runner.sample
+
+    def note_tokens(batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
+        pending = sample(batch, masks)
+        wait = pending.wait
+
+        def note_wait() -> ModelRunnerOutput:
+            output = wait()
+            sampled.append(output.tokens.tolist())
+            return output
+
+        pending.wait = note_wait  # type: ignore[method-assign]
+        return pending
+
+    runner.sample = note_tokens  # type: ignore[method-assign]
+    for request in requests(seed=7, count=5):
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert len(launches) == len(sampled) > 5
+    _, other = make_engine(checkpoint, device, graph_steps=True, pages=20)
+    assert isinstance(other, GraphExecutor)
+    for name in ("plan", "fit", "take", "_has_room", "_clock"):
+        monkeypatch.setattr(other.planner, name, None)  # a call would raise
+    found = []
+    for launch in launches:
+        other.run(launch)
+        found.append(other.sample(launch.batch).wait().tokens.tolist())
+    assert found == sampled
 
 
 @pytest.mark.gpu
@@ -263,8 +309,8 @@ def check_answers(checkpoint: Path, device: torch.device, wanted: list[EngineReq
     found: list[dict[int, list[RequestOutput]]] = []
     for graph_steps in (True, False):
         engine, runner = make_engine(checkpoint, device, graph_steps=graph_steps)
-        if runner.steps is not None:
-            capture_all(runner.steps)
+        if isinstance(runner, GraphExecutor):
+            capture_all(runner)
         found.append(answers(engine, wanted, random.Random(1)))
         assert engine.requests.num_preemptions > 0
     for request in wanted:
@@ -285,8 +331,8 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
     engine, _ = make_engine(checkpoint, device, graph_steps=False)
     plain = answers(engine, wanted, random.Random(1))
     engine, runner = make_engine(checkpoint, device, graph_steps=True)
-    assert runner.steps is not None
-    capture_all(runner.steps)
+    assert isinstance(runner, GraphExecutor)
+    capture_all(runner)
     sample_tokens, run = random.Random(5), engine.step
 
     def step_and_abort() -> list[RequestOutput]:
@@ -311,8 +357,8 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its
 ) -> None:
     engine, runner = make_engine(checkpoint, device, graph_steps=True)
     weight = model_of(checkpoint, device, torch.float32).embedding.weight
-    assert runner.steps is not None and isinstance(weight, torch.Tensor)
-    capture_all(runner.steps)
+    assert isinstance(runner, GraphExecutor) and isinstance(weight, torch.Tensor)
+    capture_all(runner)
     before = weight[130].clone()
     weight[130] = torch.nan
     try:
@@ -338,9 +384,9 @@ def test_graphs_answer_as_the_same_steps_without_graphs(
     found: list[dict[int, list[RequestOutput]]] = []
     for with_graphs in (True, False):
         engine, runner = make_engine(checkpoint, device, graph_steps=True, dtype=dtype)
-        assert runner.steps is not None
+        assert isinstance(runner, GraphExecutor)
         if with_graphs:
-            capture_all(runner.steps)
+            capture_all(runner)
         found.append(answers(engine, wanted, random.Random(1)))
     for request in wanted:
         graph, plain = (told(answer[request.id]) for answer in found)
@@ -355,12 +401,12 @@ def test_graphs_that_are_captured_between_steps_change_no_answer(checkpoint: Pat
     engine, _ = make_engine(checkpoint, device, graph_steps=True)
     plain = answers(engine, wanted, random.Random(1))
     engine, runner = make_engine(checkpoint, device, graph_steps=True)
-    assert runner.steps is not None
-    graphs = runner.steps.graphs
+    assert isinstance(runner, GraphExecutor)
+    graphs = runner.graphs
     run = engine.step
 
     def step_and_capture() -> list[RequestOutput]:
-        graphs.capture_next()
+        runner.prepare()
         return run()
 
     engine.step = step_and_capture  # type: ignore[method-assign]

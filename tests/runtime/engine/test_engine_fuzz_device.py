@@ -223,8 +223,8 @@ def run_workload(
     resolved = random_sizes(draw, page_sizes)
     visits = random_visits(draw, resolved, count)
     engine, runner = device_engine(checkpoint, device, resolved, graph_steps=graph_steps)
-    if runner.steps is not None and draw.random() < 0.7:
-        while runner.steps.graphs.capture_next():  # without a GPU there is nothing to capture
+    if graph_steps and draw.random() < 0.7:
+        while runner.prepare():  # without a GPU there is nothing to capture
             pass
     got = play(engine, visits)
     alone = Alone(checkpoint, device, resolved)

@@ -21,7 +21,7 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.scheduler.batch import LAST, NewRow, make_batch
 from tests.support.examples import examples
@@ -111,7 +111,7 @@ def make_engine(
         layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
         dtype=torch.float32, device=where.device,
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = TorchExecutor(
         model,
         resolved=resolved,
         vocab_size=VOCAB,

@@ -1,5 +1,4 @@
-"""Constrained rows get the tokens and scores that runtime/sampling/eager.py
-gives.
+"""Constrained rows get the tokens and scores that TorchSampler gives.
 
 It is asked on a CPU, where tests/runtime/sampling/test_sampler.py holds it to the definitions.
 """
@@ -17,16 +16,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams, TokenLogprob
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.logprobs import LogprobsTensors, token_logprobs
-from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
 from runtime.sampling.state import is_constrained
-from runtime.scheduler.batch import LAST, make_batch
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import LAST
 from tests.support.examples import examples
 from tests.support.kernels.constrained_rows_cases import Behind, Masks
-from tests.support.kernels.sampler_cases import SamplerRow, is_right, params
+from tests.support.kernels.sampler_cases import SamplerRow, is_right, params, torch_sampler
 
 VOCAB = 1111  # some groups of 256, the last one cut, as is the last byte of a mask
 MANY = tuple(range(40, 60))  # stop ids, more than a step can hold
@@ -46,13 +44,13 @@ KINDS = [
 
 def draw_eagerly(
     rows: list[SamplerRow], logits: Tensor, masks: Masks
-) -> tuple[SamplerOutput, SequenceSlots]:
-    slots = SequenceSlots(len(rows), 4, logits.shape[1], torch.device("cpu"))
-    slots.begin(make_batch(new_rows=[row.new(slot) for slot, row in enumerate(rows)]))
+) -> tuple[SamplerOutput, TorchSampler]:
+    sampler = torch_sampler([row.new(slot) for slot, row in enumerate(rows)], logits.shape[1])
     ends = np.array([len(row.history) for row in rows])
     bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
     allowed = AllowedMasks(np.array(list(masks)), np.stack(bits)) if masks else None
-    return sample_tokens(logits.float().clone(), slots, np.arange(len(rows)), ends, allowed), slots
+    output = sampler.sample_slots(logits.float().clone(), np.arange(len(rows)), ends, allowed)
+    return output, sampler
 
 
 def noise(rows: int, vocab: int = VOCAB, seed: int = 0) -> Tensor:
@@ -135,9 +133,9 @@ def test_rows_of_all_kinds_get_their_tokens_and_scores(device: str, dtype: torch
     vocab = vocab_on(device)
     logits, masks = noise(len(rows), vocab).to(dtype), some_masks(rows, vocab)
     behind = Behind(rows, vocab, device)
-    eager, eager_slots = draw_eagerly(rows, logits, masks)
+    eager, on_cpu = draw_eagerly(rows, logits, masks)
     # Those that are only scored have their tokens.
-    behind.slots.last_token.copy_(eager.tokens)
+    behind.last_token.copy_(eager.tokens)
     before = logits.clone()
     drawn, order = behind.sample_tokens(logits, [6] * len(rows), masks)
     assert torch.equal(logits, before), "a step's logits are only read"
@@ -146,18 +144,17 @@ def test_rows_of_all_kinds_get_their_tokens_and_scores(device: str, dtype: torch
     assert order[: len(constrained)] == constrained
     differ: set[int] = set()
     for row, token in zip(constrained, drawn.tokens.tolist(), strict=True):
-        assert behind.slots.last_token[row] == token
+        assert behind.last_token[row] == token
         if token != eager.tokens[row]:
             differ.add(row)
             assert is_right(token, *changed(rows[row], logits[row], masks.get(row))), rows[row]
         elif rows[row].params.banned:
-            recent = behind.slots.constraints.recent[row].tolist()
-            assert recent == eager_slots.constraints.recent[row].tolist()
+            recent = behind.constrained_rows._banned.recent[row].tolist()
+            assert recent == on_cpu.banned.recent[row].tolist()
     assert len(differ) <= len(rows) // 10, "where rounding decides"
     wanted, found = told(eager), told(drawn)
-    assert {order[place] for place in found} == wanted.keys()
-    for place, score in found.items():
-        row = order[place]
+    assert found.keys() == wanted.keys()
+    for row, score in found.items():
         if row not in differ:
             check_score(score, wanted[row], rows[row], logits[row], masks.get(row))
 
@@ -222,7 +219,7 @@ def test_every_row_gets_the_token_that_the_definitions_give(
     assert drawn.usable.all()
     for token, row in zip(drawn.tokens.tolist(), order[: len(drawn.tokens)], strict=True):
         assert is_right(token, *changed(rows[row], logits[row], masks.get(row))), rows[row]
-        assert behind.slots.last_token[row] == token
+        assert behind.last_token[row] == token
         if rows[row].params.has_penalties:
             counted = (token in rows[row].history[: rows[row].prompt_len]) * (1 << 14)
             counted += rows[row].history[rows[row].prompt_len :].count(token) + 1
@@ -235,7 +232,7 @@ def test_a_row_alone_gets_the_same_token_and_scores_as_in_a_batch(device: str) -
     logits, masks = noise(len(rows), vocab, seed=1).to(torch.bfloat16), some_masks(rows, vocab)
     together, order = Behind(rows, vocab, device).sample_tokens(logits, [6] * len(rows), masks)
     tokens = dict(zip(order, together.tokens.tolist(), strict=False))
-    scores = {order[place]: score for place, score in told(together).items()}
+    scores = told(together)
     alone = Behind(rows, vocab, device)
     for row in range(0, len(rows), 3):
         mask = {0: masks[row]} if row in masks else {}

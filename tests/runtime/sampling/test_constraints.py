@@ -12,39 +12,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import ResolvedConfig
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import MAX_BANNED_TOKENS, EngineRequest, SamplingParams
-from runtime.sampling.eager import sample_tokens
 from runtime.sampling.logprobs import token_logprobs
-from runtime.scheduler.batch import NewRow, make_batch
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import NewRow
 from runtime.scheduler.waiting_queue import validation_error
 from tests.support.engine.fake_model import Bench, request
+from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 7
 
 
-def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) -> SequenceSlots:
+def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) -> TorchSampler:
     """The prompt of each row is the token 0, unless a history says otherwise."""
-    slots = SequenceSlots(len(rows), 4, VOCAB, torch.device("cpu"))
-    move_in(slots, list(rows), histories or [[0]] * len(rows))
-    return slots
+    return torch_sampler(new_rows(list(rows), histories or [[0]] * len(rows)), VOCAB)
 
 
-def move_in(slots: SequenceSlots, rows: list[SamplingParams], histories: list[list[int]]) -> None:
-    new = [NewRow(slot, row, 7, 1, histories[slot]) for slot, row in enumerate(rows)]
-    slots.begin(make_batch(new_rows=new))
+def new_rows(rows: list[SamplingParams], histories: list[list[int]]) -> list[NewRow]:
+    return [NewRow(slot, row, 7, 1, histories[slot]) for slot, row in enumerate(rows)]
 
 
 def greedy(**fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, temperature=0.0, **fields)
 
 
-def say(slots: SequenceSlots, count: int, *, first: int = 1, rows: int = 1) -> list[list[int]]:
+def say(slots: TorchSampler, count: int, *, first: int = 1, rows: int = 1) -> list[list[int]]:
     """What each row says when the model likes 6 best, then 5, and so on."""
     said: list[list[int]] = [[] for _ in range(rows)]
     for place in range(first, first + count):
         logits = torch.arange(VOCAB, dtype=torch.float32).repeat(rows, 1)
-        drawn = sample_tokens(logits, slots, np.arange(rows), np.full(rows, place))
+        drawn = slots.sample_slots(logits, np.arange(rows), np.full(rows, place))
         assert drawn.usable.all()
         for row, token in enumerate(drawn.tokens.tolist()):
             said[row].append(token)
@@ -88,9 +85,9 @@ def test_a_preempted_row_remembers_what_it_said() -> None:
 def test_the_next_sequence_in_a_slot_inherits_nothing() -> None:
     slots = slots_of(greedy(banned=((6, 6),), allowed_ids=(6, 5)))
     say(slots, 1)
-    move_in(slots, [greedy()], [[0]])
+    slots.reset(new_rows([greedy()], [[0]]))
     assert say(slots, 2) == [[6, 6]]
-    move_in(slots, [greedy(banned=((6, 6),))], [[0]])
+    slots.reset(new_rows([greedy(banned=((6, 6),))], [[0]]))
     assert say(slots, 2) == [[6, 5]]
 
 
@@ -134,7 +131,7 @@ def test_an_answer_is_the_likeliest_that_the_definition_permits(
 def test_the_tokens_asked_for_are_reported_instead_of_the_likeliest() -> None:
     rows = (greedy(logprobs=3, logprob_ids=(1, 6, 0)), greedy(logprobs=2), greedy(logprobs=0))
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
-    drawn = sample_tokens(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
+    drawn = slots_of(*rows).sample_slots(logits.clone(), np.arange(3), np.full(3, 1))
     assert drawn.scores is not None
     asked, likeliest, alone = token_logprobs(drawn.scores.tensors(), drawn.widths)
     exact = logits.double().log_softmax(-1)

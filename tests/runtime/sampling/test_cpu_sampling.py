@@ -11,24 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
 from runtime.sampling import cpu
 from runtime.sampling.cpu import few_allowed_rows
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.rng import PREFETCH, UniformCache, uniform
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import LAST, NewRow, make_batch
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import LAST, NewRow
+from tests.support.kernels.sampler_cases import torch_sampler
 
-CPU = torch.device("cpu")
 FILTERED = SamplingParams(9, temperature=0.9, top_p=0.8, logprobs=2)
 
 
-def slots_of(params: list[SamplingParams], vocab: int) -> SequenceSlots:
-    slots = SequenceSlots(len(params), 4, vocab, CPU)
+def slots_of(params: list[SamplingParams], vocab: int) -> TorchSampler:
     rows = [NewRow(slot, one, 7 * slot, 2, [3, 4]) for slot, one in enumerate(params)]
-    slots.begin(make_batch(new_rows=rows))
-    return slots
+    return torch_sampler(rows, vocab)
 
 
 def both(
@@ -38,8 +35,8 @@ def both(
     slots, other = (slots_of(params, logits.shape[-1]) for _ in range(2))
     other.params["plain"] = False
     ids, positions = np.arange(len(params)), np.full(len(params), position)
-    found = sample_tokens(logits.clone(), slots, ids, positions, allowed)
-    wanted = sample_tokens(logits.clone(), other, ids, positions, allowed)
+    found = slots.sample_slots(logits.clone(), ids, positions, allowed)
+    wanted = other.sample_slots(logits.clone(), ids, positions, allowed)
     assert torch.equal(slots.last_token, found.tokens.clamp(min=0))
     return found, wanted
 

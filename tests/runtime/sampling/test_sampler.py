@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.rng import philox, uniform
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import LAST, NewRow, make_batch
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import LAST, NewRow
 from tests.support.examples import examples
+from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 97  # odd, so that no padding can hide
-CPU = torch.device("cpu")
 
 
 def params(**fields: object) -> SamplingParams:
@@ -32,21 +31,18 @@ def params(**fields: object) -> SamplingParams:
 def fill(
     rows: list[tuple[SamplingParams, int, list[int], int]],
     vocab: int = VOCAB,
-    device: torch.device = CPU,
-) -> SequenceSlots:
-    """Slots that hold (params, seed, history, prompt_len) in order."""
-    slots = SequenceSlots(len(rows), 4, vocab, device)
+) -> TorchSampler:
+    """A sampler whose slots hold (params, seed, history, prompt_len) in order."""
     new_rows = [
         NewRow(slot, params, seed, prompt_len, history)
         for slot, (params, seed, history, prompt_len) in enumerate(rows)
     ]
-    slots.begin(make_batch(new_rows=new_rows))
-    return slots
+    return torch_sampler(new_rows, vocab)
 
 
-def draw_all(logits: Tensor, slots: SequenceSlots, positions: list[int]) -> SamplerOutput:
+def draw_all(logits: Tensor, slots: TorchSampler, positions: list[int]) -> SamplerOutput:
     ids = np.arange(len(positions), dtype=np.int64)
-    return sample_tokens(logits.clone(), slots, ids, np.asarray(positions, dtype=np.int64))
+    return slots.sample_slots(logits.clone(), ids, np.asarray(positions, dtype=np.int64))
 
 
 def expected(
@@ -228,7 +224,7 @@ def test_a_slot_that_starts_over_forgets_its_counts_and_bias() -> None:
     old = params(temperature=0, frequency_penalty=2.0, logit_bias={5: 50.0})
     slots = fill([(old, 0, [1, 2, 2], 1)])
     new = NewRow(0, params(temperature=0, frequency_penalty=2.0), 0, 1, [9])
-    slots.begin(make_batch([], [], [], [], [], [], [], 0, [new]))
+    slots.reset([new])
     logits = torch.zeros(1, VOCAB)
     logits[0, 2] = 1.0
     assert draw_all(logits, slots, [1]).tokens.tolist() == [2]
@@ -269,9 +265,7 @@ def test_a_row_that_may_take_no_token_gets_none_and_is_usable_unless_its_logits_
         logits[2] = math.nan
     bits = np.zeros((1, -(-vocab // 8)), dtype=np.uint8)
     ids = np.arange(4)
-    drawn = sample_tokens(
-        logits, slots, ids, np.ones(4, np.int64), AllowedMasks(np.array([2]), bits)
-    )
+    drawn = slots.sample_slots(logits, ids, np.ones(4, np.int64), AllowedMasks(np.array([2]), bits))
     assert drawn.usable.tolist() == [True, True, not bad, True]
     got_none = {row for row in range(4) if drawn.usable[row] and drawn.tokens[row] == LAST}
     assert got_none == (set(range(4)) if wanted.min_tokens else {2}) - ({2} if bad else set())
@@ -319,28 +313,3 @@ def test_logprobs_are_those_of_the_model_before_any_change() -> None:
     assert [token for token, _ in first.top] == raw[0].argsort(descending=True)[:3].tolist()
     assert last.logprob == pytest.approx(raw[2, drawn.tokens[2]].item(), abs=1e-5)
     assert last.top == []
-
-
-@pytest.mark.gpu
-def test_a_gpu_chooses_the_tokens_that_a_cpu_chooses() -> None:
-    rows = [
-        (params(temperature=0.0, repetition_penalty=1.3), 1, [3, 4, 3], 1),
-        (params(temperature=1.0, top_p=0.9), 2, [3, 4, 3], 1),
-        (params(temperature=0.7, top_k=20, min_p=0.02, frequency_penalty=0.4), 3, [7, 7], 1),
-        (
-            params(min_tokens=3, stop_ids=(5, 6), logit_bias={5: 60.0, 9: 2.0}, logprobs=4),
-            4,
-            [1],
-            1,
-        ),
-        (params(temperature=1.5), 5, [1], 1),
-        (params(banned=((8, 9), (3,)), allowed_ids=(3, 8, 9)), 6, [1, 8], 1),
-    ] * 8
-    logits = torch.randn(len(rows), 5003, generator=torch.Generator().manual_seed(8)) * 3
-    positions = [len(history) for _, _, history, _ in rows]
-    here = draw_all(logits, fill(rows, 5003), positions)
-    there = draw_all(logits.cuda(), fill(rows, 5003, torch.device("cuda")), positions)
-    assert there.tokens.tolist() == here.tokens.tolist()
-    assert here.scores is not None and there.scores is not None
-    assert torch.equal(there.scores.ranks.cpu(), here.scores.ranks)
-    assert torch.allclose(there.scores.logprobs.cpu(), here.scores.logprobs, atol=1e-5)

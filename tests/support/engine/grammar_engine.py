@@ -15,7 +15,7 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from tests.support.server.fake_engine import VOCAB, write_tokenizer
@@ -79,7 +79,7 @@ def make_engine(
         layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = TorchExecutor(
         RandomModel(seed),
         resolved=resolved,
         vocab_size=VOCAB,

@@ -30,7 +30,7 @@ from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from runtime.cuda_graph.prepare import prepare
-from runtime.sampling.constraints import WINDOW, Banned
+from runtime.sampling.banned import WINDOW, BannedTable
 from runtime.sampling.kernels.apply_masks import add_bias, apply_masks, ban
 from runtime.sampling.kernels.logprobs import ScoredRows, score
 from runtime.sampling.kernels.sample import sample
@@ -248,7 +248,7 @@ def call_special(dtype: torch.dtype) -> None:
     apply_masks(logits, numbers, numbers, words, aside)
     add_bias(aside, numbers, numbers, numbers)
     ids = tensor(ROWS, 7, dtype=torch.int64)
-    ban(aside[0], Banned(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
+    ban(aside[0], BannedTable(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
     others = tensor(ROWS, 20, dtype=torch.int64), tensor(ROWS, 20, dtype=FP32)
     scores = LogprobsTensors(tensor(ROWS, dtype=FP32), tensor(ROWS, dtype=torch.int64), *others)
     score(logits, ScoredRows(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), scores)
