@@ -9,18 +9,16 @@ from msgspec.structs import replace
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
-from runtime.cuda_graph.buckets import Bucket, Buckets
+from runtime.cuda_graph.buffers import Layout, OutputCopy, StepBuffers
 from runtime.cuda_graph.graphs import Graphs
-from runtime.cuda_graph.input_block import Layout, StepBuffers
-from runtime.cuda_graph.launch import LaunchPlanner, StepLaunch
-from runtime.cuda_graph.output_ring import OutputCopy
+from runtime.cuda_graph.launch import Bucket, Buckets, LaunchPlanner, StepLaunch
 from runtime.cuda_graph.step import GraphStep, StepTensors
 from runtime.executor.pending import DevicePendingOutput
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.sampling.constrained_rows import DeferredRows
-from runtime.sampling.kernel_sampler import NO_ROWS, NONE_DEFERRED, KernelSampler
+from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
 from runtime.scheduler.batch import Batch, Masks, make_batch
 from runtime.startup.device import free_bytes, is_out_of_memory
 
@@ -68,7 +66,7 @@ class GraphExecutor:
         )
         self._outputs: StepTensors | None = None
         self._row_outputs: OutputCopy | None = None
-        self._deferred: DeferredRows = NONE_DEFERRED
+        self._deferred: DeferredRows | None = None
         self._prompt_outputs: StepPromptOutputs | None = None
 
     # Startup.
@@ -108,7 +106,9 @@ class GraphExecutor:
 
     def forward(self, batch: Batch) -> None:
         """Queue the step of a batch, and the copy of its tokens to the host."""
-        all_hidden_states = self._prompts.needs_all_hidden_states(batch)
+        all_hidden_states = False
+        if batch.new_rows or self._prompts.prompts:
+            all_hidden_states = self._prompts.needs_all_hidden_states(batch)
         self.run(self.planner.plan(batch, all_hidden_states=all_hidden_states))
 
     @torch.inference_mode()
@@ -116,7 +116,7 @@ class GraphExecutor:
         """Sample the rows that the step of forward() has deferred, some restricted by `masks`."""
         assert self._outputs is not None and self._row_outputs is not None
         outputs = []
-        if self._deferred:
+        if self._deferred is not None:
             logits = self._outputs.logits
             outputs = [self._sampler.sample_deferred(logits, self._deferred, batch, masks)]
         return DevicePendingOutput(
@@ -147,14 +147,24 @@ class GraphExecutor:
         self._buffers.send(
             launch.bucket, batch, pages_before, sample_slots, new_rows, self._sampler.state
         )
-        self._outputs = self.graphs.run(launch.bucket, all_hidden_states=launch.all_hidden_states)
+        self._outputs = self._run_step(launch)
         self._row_outputs = self._step.output_ring.fetch(launch.bucket.rows)
-        self._prompt_outputs = self._prompts.compute(
-            batch,
-            self._outputs.hidden,
-            self._model.logits,
-            all_hidden_states=launch.all_hidden_states,
-        )
+        self._prompt_outputs = None
+        if self._prompts.prompts:
+            self._prompt_outputs = self._prompts.compute(
+                batch,
+                self._outputs.hidden,
+                self._model.logits,
+                all_hidden_states=launch.all_hidden_states,
+            )
+
+    def _run_step(self, launch: StepLaunch) -> StepTensors:
+        """From the bucket's graph if it has one and the last tokens' hidden states suffice."""
+        captured = self.graphs.captured.get(launch.bucket)
+        if captured is None or launch.all_hidden_states:
+            return self._step.run(launch.bucket, all_hidden_states=launch.all_hidden_states)
+        captured.graph.replay()
+        return captured.outputs
 
     def _capture(self, bucket: Bucket | None) -> None:
         """Capture a graph; if that fails, steps of the remaining buckets run without."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from runtime.cuda_graph.buckets import Bucket
+from runtime.cuda_graph.launch import Bucket
 from runtime.cuda_graph.step import StepTensors
 from runtime.startup.device import free_bytes
 
@@ -47,15 +46,14 @@ def alias(tensor: Tensor) -> Tensor:
     return flat.view(tensor.dtype).view(tensor.shape)
 
 
-class StepFunction(Protocol):
-    def __call__(self, bucket: Bucket, *, all_hidden_states: bool = ...) -> StepTensors: ...
-
-
 class Graphs:
-    """Runs steps: from their bucket's graph if it has one, else eagerly."""
+    """The graphs of buckets."""
 
     def __init__(
-        self, run: StepFunction, dry_run: Callable[[Bucket], None], device: torch.device
+        self,
+        run: Callable[[Bucket], StepTensors],
+        dry_run: Callable[[Bucket], None],
+        device: torch.device,
     ) -> None:
         """run: the step whose block is on the device.
 
@@ -66,14 +64,6 @@ class Graphs:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._pool = torch.cuda.graph_pool_handle()
-
-    def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
-        """all_hidden_states: of all tokens.  Few steps need them, so these run without a graph."""
-        captured = self.captured.get(bucket)
-        if captured is None or all_hidden_states:
-            return self._run(bucket, all_hidden_states=all_hidden_states)
-        captured.graph.replay()
-        return captured.outputs
 
     def measure(self, buckets: Sequence[Bucket]) -> tuple[int, int]:
         """The bytes of the graphs of all buckets, the largest first, and of one that is not the

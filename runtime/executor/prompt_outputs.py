@@ -35,6 +35,10 @@ class ScoredPrompt:
     width: int
     before: Tensor | None = None  # [1, hidden]: the hidden state before the next token
 
+    def needs_all(self, start: int) -> bool:
+        """Whether it needs the hidden states of all its tokens from position `start` on."""
+        return start < self.length
+
     def score(self, states: Tensor, tokens: Int64Array, logits: ComputeLogits) -> PromptScores:
         """Score the next tokens [T], whose hidden states are [T, hidden]."""
         before, self.before = self.before, states[-1:].clone()
@@ -66,14 +70,14 @@ class PooledPrompt:
     length: int
     total: Tensor | None = None  # [hidden] float32: the sum over earlier chunks
 
-    @property
-    def is_mean(self) -> bool:
+    def needs_all(self, start: int) -> bool:
+        """Whether it needs the hidden states of all its tokens from position `start` on."""
         return self.params.kind == "mean"
 
     def take(self, hidden: Tensor, *, last: bool) -> Tensor | None:
         """Add the next chunk's hidden states [T, hidden]; the last one returns the embedding,
         [dimensions] float32."""
-        if self.is_mean:
+        if self.params.kind == "mean":
             total = hidden.sum(0, dtype=torch.float32)
             self.total = total if self.total is None else self.total + total
             embedding = self.total / self.length
@@ -132,38 +136,32 @@ class PromptOutputs:
     """The prompts in all slots that give more than tokens."""
 
     def __init__(self) -> None:
-        self._scored: dict[int, ScoredPrompt] = {}  # by slot
-        self._pooled: dict[int, PooledPrompt] = {}
+        self.prompts: dict[int, ScoredPrompt | PooledPrompt] = {}  # by slot
 
     def reset(self, row: NewRow) -> None:
         """Reset the slot for a new sequence."""
-        self._scored.pop(row.slot, None)
-        self._pooled.pop(row.slot, None)
-        if row.params.pooling is not None:
-            self._pooled[row.slot] = PooledPrompt(row.params.pooling, row.prompt_len)
-        if row.params.prompt_logprobs is not None:
-            self._scored[row.slot] = ScoredPrompt(row.prompt_len, row.params.prompt_logprobs)
+        self.prompts.pop(row.slot, None)
+        params = row.params
+        if params.pooling is not None:
+            self.prompts[row.slot] = PooledPrompt(params.pooling, row.prompt_len)
+        elif params.prompt_logprobs is not None:
+            self.prompts[row.slot] = ScoredPrompt(row.prompt_len, params.prompt_logprobs)
 
     def needs_all_hidden_states(self, batch: Batch) -> bool:
         """Whether a prompt of the batch, before or after reset(), needs those of all its tokens.
 
         A slot's prompt stays here until another sequence moves in.
         """
-        for row in batch.new_rows:
-            pooling = row.params.pooling
-            if row.params.prompt_logprobs is not None or (pooling and pooling.kind == "mean"):
-                return True
-        if not self._scored and not self._pooled:
-            return False
         new_slots = {row.slot for row in batch.new_rows}
-        columns = zip(batch.slots.tolist(), batch.starts.tolist(), strict=True)
-        return any(self._needs_all(slot, start) for slot, start in columns if slot not in new_slots)
-
-    def _needs_all(self, slot: int, start: int) -> bool:
-        scored, pooled = self._scored.get(slot), self._pooled.get(slot)
-        if scored is not None and start < scored.length:
-            return True
-        return pooled is not None and pooled.is_mean
+        return any(
+            row.params.prompt_logprobs is not None
+            or (row.params.pooling is not None and row.params.pooling.kind == "mean")
+            for row in batch.new_rows
+        ) or any(
+            self.prompts[slot].needs_all(start)
+            for slot, start in zip(batch.slots.tolist(), batch.starts.tolist(), strict=True)
+            if slot in self.prompts and slot not in new_slots
+        )
 
     def compute(
         self, batch: Batch, hidden: Tensor, logits: ComputeLogits, *, all_hidden_states: bool
@@ -173,21 +171,19 @@ class PromptOutputs:
         hidden  [T, hidden] of all tokens if all_hidden_states, else [B, hidden] of each row's last
                 one
         """
-        if not self._scored and not self._pooled:
-            return None
         outputs, end = StepPromptOutputs(), 0
         columns = np.stack([batch.slots, batch.starts, batch.q_lens], axis=1).tolist()
         for row, (slot, start, q_len) in enumerate(columns):
             first, end = end, end + q_len
-            scored, pooled = self._scored.get(slot), self._pooled.get(slot)
-            if scored is not None and start < scored.length:
-                stop = first + min(q_len, scored.length - start)
-                states, tokens = hidden[first:stop], batch.tokens[first:stop]
-                outputs.scores[row] = scored.score(states, tokens, logits)
-            if pooled is not None:
+            prompt = self.prompts.get(slot)
+            if isinstance(prompt, PooledPrompt):
                 states = hidden[first:end] if all_hidden_states else hidden[row : row + 1]
-                embedding = pooled.take(states, last=start + q_len == pooled.length)
+                embedding = prompt.take(states, last=start + q_len == prompt.length)
                 if embedding is not None:
                     outputs.embeddings[row] = embedding
-                    del self._pooled[slot]
+                    del self.prompts[slot]
+            elif prompt is not None and prompt.needs_all(start):
+                stop = first + min(q_len, prompt.length - start)
+                states, tokens = hidden[first:stop], batch.tokens[first:stop]
+                outputs.scores[row] = prompt.score(states, tokens, logits)
         return outputs if outputs.scores or outputs.embeddings else None

@@ -48,9 +48,6 @@ class DeferredRows:
     constrained: Int64Array
     scored: Int64Array
 
-    def __bool__(self) -> bool:
-        return len(self.constrained) + len(self.scored) > 0
-
     @property
     def rows(self) -> Int64Array:
         return np.concatenate([self.constrained, self.scored])

@@ -21,7 +21,6 @@ from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
 from runtime.scheduler.batch import Batch, Int64Array, Masks, NewRow
 
 NO_ROWS: Int64Array = np.zeros(0, dtype=np.int64)
-NONE_DEFERRED = DeferredRows(NO_ROWS, NO_ROWS)
 
 
 class KernelSampler:
@@ -60,11 +59,11 @@ class KernelSampler:
 
     def partition(
         self, slots: Int64Array, samples: NDArray[np.bool_]
-    ) -> tuple[Int64Array, DeferredRows]:
+    ) -> tuple[Int64Array, DeferredRows | None]:
         """Of rows in `slots` [R] that may sample [R]: the slots of those that `sample` samples, -1
-        in others; and the deferred rows."""
+        in others; and the deferred rows, if there are any."""
         constrained, scored = self._constrained[slots] & samples, self._scored[slots] & samples
-        deferred = NONE_DEFERRED
+        deferred: DeferredRows | None = None
         if np.count_nonzero(constrained | scored):
             deferred = DeferredRows(constrained.nonzero()[0], scored.nonzero()[0])
         return np.where(samples & ~constrained, slots, -1), deferred
@@ -88,7 +87,7 @@ class KernelSampler:
         usable = torch.empty(len(rows), dtype=torch.int8, device=logits.device)
         sample(logits, columns[0], columns[1], self.state, self._last_token, tokens, usable)
         outputs = [SamplerOutput(rows.tolist(), tokens, usable, [], [], None)]
-        if deferred:
+        if deferred is not None:
             allowed = AllowedMasks.of(masks, rows[deferred.constrained])
             found = self._constrained_rows.sample(logits, slots, ends, deferred, allowed)
             own, scored = rows[found.rows].tolist(), rows[found.scored].tolist()

@@ -14,7 +14,7 @@ from model_zoo.config import ModelConfig
 from model_zoo.layers.linear import cpu_packs
 from model_zoo.registry import build
 from runtime.config import EngineConfig, KVDTypeName, ModelFacts
-from runtime.cuda_graph.buckets import MAX_MIXED, Buckets
+from runtime.cuda_graph.launch import MAX_MIXED, Buckets
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.device import KV_DTYPES
 

@@ -11,10 +11,9 @@ import torch
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from runtime.cuda_graph import graphs as module
-from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.graphs import CapturedGraph, Graphs
-from runtime.cuda_graph.launch import MISSES, RESERVE_BYTES, SECONDS_APART, LaunchPlanner
+from runtime.cuda_graph.launch import MISSES, RESERVE_BYTES, SECONDS_APART, Bucket, LaunchPlanner
 from runtime.cuda_graph.step import StepTensors
 from runtime.scheduler.batch import make_batch
 from tests.support.engine.fake_model import resolved

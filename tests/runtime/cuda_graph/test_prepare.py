@@ -10,9 +10,10 @@ import torch
 
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
-from runtime.cuda_graph import input_block, prepare
-from runtime.cuda_graph.buckets import Bucket
-from runtime.cuda_graph.input_block import HostBlock, Layout, StepBuffers
+from runtime.cuda_graph import buffers as buffers_module
+from runtime.cuda_graph import prepare
+from runtime.cuda_graph.buffers import HostBlock, Layout, StepBuffers
+from runtime.cuda_graph.launch import Bucket
 from runtime.executor.inputs import build_input
 from runtime.executor.slots import SlotTables
 from runtime.messages import SamplingParams
@@ -183,7 +184,7 @@ def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(
     batch = make_batch([1], [0], [total], [7] * total, [total], pages, [True], 0, [])
     slots = SlotTables(2, total + 5, device)
     bucket = Bucket(total + prepare.BLOCK + 1, 2, False)
-    monkeypatch.setattr(input_block, "EXTRA_PAGES", total)
+    monkeypatch.setattr(buffers_module, "EXTRA_PAGES", total)
     layout = Layout.of(bucket)
     block = torch.full((layout.packed.num_bytes // 4,), -1, dtype=torch.int32)
     sampler = SamplerState(2, VOCAB, device)

@@ -16,9 +16,9 @@ from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from model_zoo.config import read_config
 from runtime.config import ResolvedConfig
-from runtime.cuda_graph import input_block
+from runtime.cuda_graph import buffers
+from runtime.cuda_graph.buffers import Layout
 from runtime.cuda_graph.executor import GraphExecutor
-from runtime.cuda_graph.input_block import Layout
 from runtime.cuda_graph.launch import StepLaunch
 from runtime.engine.loop import Engine
 from runtime.executor.pending import DevicePendingOutput
@@ -191,8 +191,8 @@ def test_whole_steps_answer_as_the_plain_runner_does(
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks of steps have room for three new sequences, for none if no prompt is fed."""
     with monkeypatch.context() as patched:
-        patched.setattr(input_block, "NEW_ROWS", 3)
-        patched.setattr(input_block, "EXTRA_PAGES", 0)
+        patched.setattr(buffers, "NEW_ROWS", 3)
+        patched.setattr(buffers, "EXTRA_PAGES", 0)
         Layout.of.cache_clear()
         yield
     Layout.of.cache_clear()
