@@ -1,6 +1,6 @@
 """Batch-invariant attention over paged KV: results are bitwise independent of batch and chunks.
 
-batch_invariant (`--attention fixed`): prefill and decode rows in one kernel.
+batch_invariant (`--attention batch-invariant`): prefill and decode rows in one kernel.
   grid      fixed (plan.spec.programs), so that a graph can replay any step; program p runs work
             p, p + programs and so on, each an item and a KV head
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;

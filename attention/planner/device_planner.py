@@ -16,7 +16,7 @@ from attention.planner.split_plan import EIGHTHS, SplitPlan, SplitPlanSpec
 from attention.planner.stream_k import interleaved_heads
 from attention.planner.stream_k_device import plan_stream_k
 
-PLANNERS = ("uneven", "greedy", "fa3")
+PLANNERS = ("stream-k", "greedy", "fa3")
 # Measured on an H100.
 NUM_WARPS = 8
 UNITS_EACH = 64  # of plan_stream_k: (row, KV head) pairs per program
@@ -51,7 +51,7 @@ class DevicePlanner:
             max_rows=max_rows,
             group=group,
             head_dim=head_dim,
-            queued=planner != "uneven",
+            queued=planner != "stream-k",
             device=device,
         )
 
@@ -70,7 +70,7 @@ class DevicePlanner:
                 f"a step of {num_rows} rows is over the split planner's max_rows={self.max_rows}: "
                 "make the planner for more rows"
             )
-        if self._planner == "uneven":
+        if self._planner == "stream-k":
             self._launch_stream_k(cu_seqlens_q, cache_seqlens, num_rows)
         else:
             self._launch_counts(cu_seqlens_q, cache_seqlens, num_rows)

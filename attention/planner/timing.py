@@ -40,7 +40,7 @@ def kernels_of(machine: Machine) -> list[str]:
 
     Raises UnsupportedAttention if there are none.
     """
-    choices = (dispatch(machine, "flash2", SHAPE, planner) for planner in ("uneven", "greedy"))
+    choices = (dispatch(machine, "flash2", SHAPE, planner) for planner in ("stream-k", "greedy"))
     return list(dict.fromkeys(choice.decode for choice in choices))
 
 

@@ -50,7 +50,7 @@ FIT_SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), 
 FIT_SHAPES += ((4, 2), (4, 8))
 BATCHES = ((1, 4096), (1, 16384), (6, 4096), (17, 8192), (32, 4096), (48, 4096), (67, 4096))
 BATCHES += ((140, 4096), (48, 16384))
-PLANNERS = {"uneven": plan_stream_k, "greedy": plan_greedy, "fa3": plan_fa3}
+PLANNERS = {"stream-k": plan_stream_k, "greedy": plan_greedy, "fa3": plan_fa3}
 # Microseconds of a call with a plan.
 TimeFunction = Callable[[HostSplitPlan, SplitPlanSpec, Int32Array], float]
 

@@ -63,7 +63,7 @@ from benchmarks.attention.timing import (
 )
 
 PLAN = "plan"
-PLAN_SUBJECTS = {"uneven": PLAIN, "greedy": GREEDY_PLAN, "fa3": FA3_PLAN}
+PLAN_SUBJECTS = {"stream-k": PLAIN, "greedy": GREEDY_PLAN, "fa3": FA3_PLAN}
 DECODE_GRIDS = ("decode", "b1", "tp8", "small", "skewed", "features", "fp8", "flat")
 ONE_PLAN = ("features", "fp8", "flat")  # of these: planners are not compared there
 SUBJECTS = (OURS, *PLAN_SUBJECTS.values(), "flash2", "flash1", "mha", FA3, "cuDNN", "FA2")
@@ -75,9 +75,9 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
     if grid == "seeds":
         subjects |= {name: back_end(name) for name in ("flash2", "flash1", "mha")}
     else:
-        subjects[OURS] = kernels("uneven")
+        subjects[OURS] = kernels("stream-k")
     if grid in ("prefill", "chunked", "mixed", "fp8", "flat"):
-        subjects[PLAIN] = kernels("uneven", plain=True)
+        subjects[PLAIN] = kernels("stream-k", plain=True)
     if grid in DECODE_GRIDS and grid not in ONE_PLAN:
         subjects |= {
             PLAN_SUBJECTS[planner]: kernels(planner, plain=True) for planner in options.planner

@@ -27,9 +27,9 @@ from benchmarks.attention.grids import DISTRIBUTIONS
 PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
     "fa3": plan_fa3,
     "greedy": plan_greedy,
-    "uneven": plan_stream_k,
+    "stream-k": plan_stream_k,
 }
-COLOURS = {"fa3": "#e09f3e", "greedy": "#8f6bb3", "uneven": "#0b6e4f"}
+COLOURS = {"fa3": "#e09f3e", "greedy": "#8f6bb3", "stream-k": "#0b6e4f"}
 PROGRAMS = (78, 108, 132)  # H20, A100, H100: one program an SM
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 BATCHES += (144, 160, 192, 224, 256)

@@ -51,7 +51,7 @@ class Prepared:
 
 Subject = Callable[[Inputs], Prepared]
 PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
-    "uneven": plan_stream_k,
+    "stream-k": plan_stream_k,
     "greedy": plan_greedy,
     "fa3": plan_fa3,
 }

@@ -14,7 +14,7 @@ COMPARED_GRIDS = ("decode", "b1", "skewed")
 # Rows and length, 8/1 heads, where FlashAttention-3's parts need a second, nearly empty wave.
 SECOND_WAVE = ((48, 4096), (67, 4096), (140, 4096), (48, 16384))
 # The same with its plan for the plain kernel, of which two programs fit on an SM where there is one
-# KV head: its simulated makespan is more than 1.5 times that of `uneven`.
+# KV head: its simulated makespan is more than 1.5 times that of `stream-k`.
 PLAIN_SECOND_WAVE = (
     *((rows, length) for length in (4096, 16384, 32768) for rows in (45, 67, 100, 140)),
     (34, 32768),

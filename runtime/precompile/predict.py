@@ -45,7 +45,7 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
     ]
     if (
         config.attention in ("auto", "flash2")
-        and config.split_planner in ("auto", "uneven")
+        and config.split_planner in ("auto", "stream-k")
         and config.kv_dtype in ("auto", dtype)
         and model.head_dim in range(24, 129, 8)
     ):

@@ -53,7 +53,7 @@ ENGINE_FLAGS = {
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
     "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
-    "split_planner": "how flash2 divides the KV of decoding sequences; auto: uneven",
+    "split_planner": "how flash2 divides the KV of decoding sequences; auto: stream-k",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
     "load_format": "dummy fills the model with random weights, for benchmarks",
     "max_model_len": "maximum tokens of prompt and answer; 0: as long as the model and KV allow",
@@ -80,6 +80,8 @@ METAVARS = {
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
+# Old values, which commands and environment files of users may have.
+RENAMED_VALUES = {"uneven": "stream-k", "fixed": "batch-invariant"}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -207,6 +209,7 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
         return value
     if get_origin(hint) is Literal:
         choices: tuple[str, ...] = get_args(hint)
+        value = RENAMED_VALUES.get(value, value)
         if value not in choices:
             raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}")
         return value

@@ -63,7 +63,7 @@ def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
     limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16, "sample": 16}
-    limits["fixed"] = 224  # the sum of earlier pieces is out of the way while one is computed
+    limits["batch_invariant"] = 224  # spilled between KV splits
     limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
 
@@ -144,20 +144,20 @@ def test_products_ask_for_weights_before_they_wait_and_multiply_on_tensor_cores(
 
 
 @pytest.mark.parametrize("name", [*NAMES, "16", "128", "512", "4096"])
-def test_kernels_of_fixed_order_multiply_by_one_kind_of_instruction(
+def test_batch_invariant_kernels_multiply_by_one_kind_of_instruction(
     shipped: dict[str, dict[str, Any]], name: str
 ):
     """Others may round differently, and rows of all numbers must meet the same."""
     full = (
-        f"fixed {name}: _batch_invariant"
+        f"batch_invariant {name}: _batch_invariant"
         if name in NAMES
-        else f"any_rows at {name}: _batch_invariant_gemm"
+        else f"batch_invariant_gemm at {name}: _batch_invariant_gemm"
     )
     operations = shipped[full]["operations"]
     assert count(operations, "HGMMA") >= 4 and not count(operations, "HMMA")
 
 
-@pytest.mark.parametrize("name", ["gated bf16", "gated fp16"])
+@pytest.mark.parametrize("name", ["swiglu bf16", "swiglu fp16"])
 def test_gated_products_ask_for_weights_before_they_wait_and_keep_the_tensor_cores_busy(
     shipped: dict[str, dict[str, Any]], name: str
 ):
@@ -204,8 +204,8 @@ def test_keys_and_values_are_written_wide(shipped: dict[str, dict[str, Any]], na
 # Call: its kernel, bits that a thread moves at once, and how many accesses are of single numbers:
 # slots; ids, angles and their table.
 LAYERS = {
-    "turn d128 bf16": ("_qk_norm_rope_write", "128", 1),
-    "turn d64 bf16": ("_qk_norm_rope_write", "128", 1),
+    "qk_norm_rope_write d128 bf16": ("_qk_norm_rope_write", "128", 1),
+    "qk_norm_rope_write d64 bf16": ("_qk_norm_rope_write", "128", 1),
     "add_norm": ("_add_rms_norm", "128", 0),
     "norm": ("_add_rms_norm", "128", 0),
     "silu_mul": ("_silu_mul", "64", 0),

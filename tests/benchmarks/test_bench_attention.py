@@ -95,7 +95,7 @@ def test_sets_share_no_page_and_rows_hold_all_of_them(pool: RandomPool):
 
 def test_a_case_that_the_pool_cannot_hold_is_a_row_with_its_reason(pool: RandomPool):
     pool.reserve([tiny(16)])
-    row = measure(tiny(1 << 16), {OURS: kernels("uneven")}, pool, OneMicrosecond())
+    row = measure(tiny(1 << 16), {OURS: kernels("stream-k")}, pool, OneMicrosecond())
     assert "the pool has" in row.outcomes[OURS].error and row.us(OURS) is None
 
 
@@ -146,8 +146,8 @@ def test_kernels_with_every_plan_agree_with_plain_attention(pool: RandomPool):
     pool.reserve([case])
     subjects = {
         "mha": back_end("mha"),
-        OURS: kernels("uneven"),
-        PLAIN: kernels("uneven", plain=True),
+        OURS: kernels("stream-k"),
+        PLAIN: kernels("stream-k", plain=True),
         FA3_PLAN: kernels("fa3", plain=True),
     }
     row = measure(case, subjects, pool, OneMicrosecond())
@@ -209,7 +209,7 @@ def test_predictions_say_how_far_off_they_are_and_whether_the_best_plan_was_foun
 def test_a_run_prints_each_case_and_its_results_become_json(
     pool: RandomPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    options = parse_options(["--grid", "decode", "--planner", "uneven,fa3"])
+    options = parse_options(["--grid", "decode", "--planner", "stream-k,fa3"])
     assert list(subjects_of("decode", options)) == [OURS, PLAIN, FA3_PLAN]
     monkeypatch.setattr(
         "benchmarks.attention.bench_attention.selected_cases", lambda *_: [tiny(40, 17)]

@@ -202,7 +202,7 @@ def test_a_layer_reads_what_the_kernel_before_it_wrote():
     case = make_case(rows, group=4, head_dim=128, device="cuda")
     spec = SplitPlanSpec(kv_heads=2, programs=132, block=64)
     planner = DevicePlanner(
-        spec, "uneven", max_rows=40, group=4, head_dim=128, device=torch.device("cuda")
+        spec, "stream-k", max_rows=40, group=4, head_dim=128, device=torch.device("cuda")
     )
     last = case.cache_seqlens.long() - 1
     slots = case.page_table.gather(1, (last // 16)[:, None])[:, 0].long() * 16 + last % 16

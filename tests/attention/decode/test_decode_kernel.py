@@ -25,7 +25,8 @@ MIXED = [(1, 40), (3, 50), (0, 30), (1, 0), (8, 8), (2, 33), (1, 1), (9, 20)]
 
 
 @pytest.mark.parametrize(
-    ("planner", "dtype"), [*((name, BF16) for name in PLANNERS), ("uneven", FP16), ("uneven", FP32)]
+    ("planner", "dtype"),
+    [*((name, BF16) for name in PLANNERS), ("stream-k", FP16), ("stream-k", FP32)],
 )
 def test_rows_of_every_length_equal_dense_attention(device: str, planner: str, dtype: torch.dtype):
     case = make_case(EDGES, dtype=dtype, group=4, kv_heads=1, device=device)
@@ -66,7 +67,7 @@ def test_rows_of_few_queries_are_served_and_others_left_untouched(device: str, m
 @pytest.mark.parametrize(
     "window", [1, 33, 128, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 127, 4096))]
 )
-@pytest.mark.parametrize("planner", ["thin", "uneven"])
+@pytest.mark.parametrize("planner", ["thin", "stream-k"])
 def test_a_window_hides_what_is_before_it(device: str, window: int, planner: str):
     rows = [(1, 70), (5, 150), (1, 1), (4, 4), (1, 0)]
     case = make_case(rows, window=window, group=1, device=device)
@@ -113,7 +114,7 @@ def test_features_alone_and_in_pairs(device: str, names: tuple[str, ...]):
     check(case, *decoded(case, max_q_len=3))
 
 
-@pytest.mark.parametrize("planner", ["whole", "thin", "uneven"])
+@pytest.mark.parametrize("planner", ["whole", "thin", "stream-k"])
 def test_a_sink_counts_once_however_many_pieces_a_row_has(device: str, planner: str):
     case = make_case([(1, 100), (2, 60), (1, 0)], sinks=True, device=device)
     assert case.sinks is not None
@@ -142,7 +143,7 @@ def test_the_same_plan_twice_gives_the_same_bits(device: str, planner: str):
     assert plan.queue.item() == 0
 
 
-@pytest.mark.parametrize("planner", ["fa3", "thin", "uneven"])
+@pytest.mark.parametrize("planner", ["fa3", "thin", "stream-k"])
 def test_only_the_partial_results_of_cut_rows_are_written(device: str, planner: str):
     rows = [(1, 100), (2, 20), (3, 90), (1, 16), (1, 0)]
     case = make_case(rows, group=3, window=20, kv_heads=1, device=device)
@@ -176,7 +177,7 @@ def test_results_need_no_lse_and_may_be_views(device: str):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize("planner", ["whole", "uneven"])
+@pytest.mark.parametrize("planner", ["whole", "stream-k"])
 class TestExtremeLogits:
     ROWS = ((1, 70), (2, 40), (1, 1))
 

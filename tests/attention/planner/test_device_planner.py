@@ -15,7 +15,7 @@ from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, S
 from attention.planner.stream_k import plan_stream_k
 
 HOST: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
-    "uneven": plan_stream_k,
+    "stream-k": plan_stream_k,
     "greedy": plan_greedy,
     "fa3": plan_fa3,
 }
@@ -100,7 +100,7 @@ def test_heads_that_are_read_abreast_are_planned_alike_on_both(
 ) -> None:
     random = np.random.default_rng(kv_heads * programs)
     spec = SplitPlanSpec(kv_heads, programs, max_q_len=4)
-    device_planner = make("uneven", spec, 32, device)
+    device_planner = make("stream-k", spec, 32, device)
     for num_rows in [1, 5, 32] * (1 if device == "cpu" else 20):
         cu_seqlens_q, kv_lens = batch(random, num_rows)
         host = plan_stream_k(cu_seqlens_q, kv_lens, spec)
@@ -164,7 +164,7 @@ def test_more_rows_than_the_capacity_are_refused_by_number(planner: str) -> None
 
 def test_an_unknown_planner_is_refused_by_name() -> None:
     assert set(PLANNERS) == set(HOST)
-    with pytest.raises(ValueError, match=r"`fa9`: use uneven, greedy or fa3"):
+    with pytest.raises(ValueError, match=r"`fa9`: use stream-k, greedy or fa3"):
         make("fa9", SplitPlanSpec(2, 78), 4, "cpu")
 
 

@@ -182,7 +182,7 @@ def test_a_cpu_is_refused(tmp_path: Path):
 def test_what_is_not_known_to_be_invariant_is_refused():
     wish = EngineConfig(model="", deterministic=True)
     hopper = (9, 0)
-    assert requested_attention(wish, hopper) == "fixed"
+    assert requested_attention(wish, hopper) == "batch-invariant"
     assert requested_attention(replace(wish, attention="flash1"), hopper) == "flash1"
     with pytest.raises(ConfigError, match="--attention flash2 is not batch-invariant"):
         requested_attention(replace(wish, attention="flash2"), hopper)

@@ -43,13 +43,13 @@ PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitP
     "thin": plan_thin,
     "fa3": plan_fa3,
     "greedy": plan_greedy,
-    "uneven": plan_stream_k,
+    "stream-k": plan_stream_k,
 }
 
 
 def make_plan(
     case: OracleCase,
-    planner: str = "uneven",
+    planner: str = "stream-k",
     *,
     max_q_len: int = 1,
     programs: int = 7,
@@ -100,7 +100,7 @@ def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def decoded(case: OracleCase, planner: str = "uneven", **spec: int) -> tuple[Tensor, Tensor]:
+def decoded(case: OracleCase, planner: str = "stream-k", **spec: int) -> tuple[Tensor, Tensor]:
     return run(case, make_plan(case, planner, **spec)[0])
 
 

@@ -10,7 +10,7 @@ from attention.planner.greedy import plan_greedy
 from attention.planner.split_plan import HEAD, ROW, HostSplitPlan, SplitPlanSpec
 from attention.planner.stream_k import plan_stream_k
 
-PLANNERS = {"fa3": plan_fa3, "greedy": plan_greedy, "uneven": plan_stream_k}
+PLANNERS = {"fa3": plan_fa3, "greedy": plan_greedy, "stream-k": plan_stream_k}
 
 
 @st.composite

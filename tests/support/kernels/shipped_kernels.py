@@ -122,7 +122,7 @@ def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
     )
 
 
-def call_fixed(head_dim: int, kv_dtype: torch.dtype) -> None:
+def call_batch_invariant(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, config = ShippedStep(head_dim, kv_dtype), batch_invariant_config(head_dim, BF16)
     spec = BatchInvariantSpec(
         kv_heads=KV_HEADS,
@@ -146,7 +146,7 @@ def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
     write_kv(new, new, step.k, step.k, tensor(TOKENS, dtype=torch.int64), **step.scales)
 
 
-def call_turn(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
+def call_qk_norm_rope_write(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
     step, heads = ShippedStep(head_dim, kv_dtype), KV_HEADS * GROUP
     weight = tensor(head_dim)
     qk_norm_rope_write(
@@ -171,7 +171,7 @@ def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
 
-def call_gated(dtype: torch.dtype) -> None:
+def call_swiglu(dtype: torch.dtype) -> None:
     SwigluGemm().run(tensor(TOKENS, 4096, dtype=dtype), tensor(2 * 12_288, 4096, dtype=dtype), None)
 
 
@@ -187,7 +187,7 @@ def call_embed(tokens: int) -> None:
 def call_planner() -> None:
     planner = DevicePlanner(
         SplitPlanSpec(kv_heads=KV_HEADS, programs=132),
-        "uneven",
+        "stream-k",
         max_rows=256,
         group=GROUP,
         head_dim=128,
@@ -224,11 +224,11 @@ def call_prepare() -> None:
     )
 
 
-def call_product(gemm: SkinnyGemm | SplitK, rows: int) -> None:
+def call_gemm(gemm: SkinnyGemm | SplitK, rows: int) -> None:
     gemm.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
-def call_any_rows(rows: int) -> None:
+def call_batch_invariant_gemm(rows: int) -> None:
     BatchInvariantGemm(132).run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
@@ -241,7 +241,7 @@ def call_sample(dtype: torch.dtype) -> None:
     sample(tensor(ROWS, vocab, dtype=dtype), slots, positions, state, last_token, tokens, usable)
 
 
-def call_special(dtype: torch.dtype) -> None:
+def call_constrained(dtype: torch.dtype) -> None:
     logits = tensor(ROWS, 151936, dtype=dtype)
     numbers, words = tensor(ROWS, dtype=INT32), tensor(1 << 20, dtype=INT32)
     aside = tensor(ROWS, 151936, dtype=FP32)
@@ -258,12 +258,12 @@ SHIPPED: dict[str, Callable[[], None]] = {
     "planner": call_planner,
     "tiler": call_tiler,
     "prepare": call_prepare,
-    "gated bf16": partial(call_gated, BF16),
-    "gated fp16": partial(call_gated, torch.float16),
+    "swiglu bf16": partial(call_swiglu, BF16),
+    "swiglu fp16": partial(call_swiglu, torch.float16),
     "sample bf16": partial(call_sample, BF16),
     "sample fp32": partial(call_sample, FP32),
-    "special bf16": partial(call_special, BF16),
-    "special fp32": partial(call_special, FP32),
+    "constrained bf16": partial(call_constrained, BF16),
+    "constrained fp32": partial(call_constrained, FP32),
 }
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)
@@ -274,18 +274,20 @@ for rows in BUCKETS[1:]:
     for gemm in {*gemm_candidates(132, (9, 0), rows, 6144, 4096), SplitK(64, 128, 2)}:
         if not isinstance(gemm, CublasGemm):
             name = f"{type(gemm).__name__} {gemm.block_n} x {gemm.block_k} at {rows}"
-            SHIPPED[name] = partial(call_product, gemm, rows)
+            SHIPPED[name] = partial(call_gemm, gemm, rows)
 for rows in (16, 128, 512, 4096):
-    SHIPPED[f"any_rows at {rows}"] = partial(call_any_rows, rows)
+    SHIPPED[f"batch_invariant_gemm at {rows}"] = partial(call_batch_invariant_gemm, rows)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
     SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)
     SHIPPED[f"prefill {name}"] = partial(call_prefill, head_dim, kv_dtype)
     SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
-    SHIPPED[f"fixed {name}"] = partial(call_fixed, head_dim, kv_dtype)
+    SHIPPED[f"batch_invariant {name}"] = partial(call_batch_invariant, head_dim, kv_dtype)
     SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
     for tokens in (1, TOKENS):
-        SHIPPED[f"turn {name} at {tokens}"] = partial(call_turn, head_dim, kv_dtype, tokens)
+        SHIPPED[f"qk_norm_rope_write {name} at {tokens}"] = partial(
+            call_qk_norm_rope_write, head_dim, kv_dtype, tokens
+        )
     SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
     if kv_dtype != FP8:
         SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
