@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from attention.backend import Shape
+from attention.common.kernel_inputs import KernelInputs
 from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import PlannedKernel
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
@@ -85,7 +86,8 @@ class KernelTimer:
         scale = HEAD_DIM**-0.5
 
         def call(number: int) -> None:
-            kernel.run(q, self.k, self.v, tables[number], buffers, out, scale=scale)
+            inputs = KernelInputs(q, self.k, self.v, tables[number], out, scale=scale)
+            kernel.run(inputs, buffers)
 
         return self._timed(call, len(tables))
 

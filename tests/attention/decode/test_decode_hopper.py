@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gpu
 
 def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     out, lse = case.results()
-    decode_hopper(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
+    decode_hopper(case.inputs(out, lse), plan)
     return out, lse
 
 
@@ -213,9 +213,7 @@ def test_a_layer_reads_what_the_kernel_before_it_wrote():
         plan = planner.plan(case.cu_seqlens_q, case.cache_seqlens)
         for layer in range(20):
             write_kv(new[layer, 0], new[layer, 1], case.k, case.v, slots)
-            decode_hopper(
-                case.q, case.k, case.v, case.page_table, plan, outs[layer], **case.features
-            )
+            decode_hopper(case.inputs(outs[layer]), plan)
 
     layers()
     torch.cuda.synchronize()

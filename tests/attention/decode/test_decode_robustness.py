@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from attention.common.kernel_inputs import KernelInputs
 from attention.decode.decode import decode
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.split_plan import SplitPlanSpec
@@ -77,7 +78,10 @@ class RobustnessStep:
 
     def run(self) -> None:
         plan = self.planner.plan(self.cu_seqlens_q, self.cache_seqlens)
-        decode(self.q, self.k, self.v, self.table, plan, self.out, self.lse, scale=DIM**-0.5)
+        inputs = KernelInputs(
+            self.q, self.k, self.v, self.table, self.out, self.lse, scale=DIM**-0.5
+        )
+        decode(inputs, plan)
 
     def results(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.out.clone(), self.lse.clone()
@@ -152,7 +156,7 @@ def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: s
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for layer, (out, lse) in zip(layers, together, strict=True):
-            decode(layer.q, layer.k, layer.v, layer.page_table, plan, out, lse, **layer.features)
+            decode(layer.inputs(out, lse), plan)
     for _ in range(50):
         for out, lse in together:
             out.fill_(float("nan"))

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from attention.planner.device_planner import PLANNERS, DevicePlanner
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
-from attention.planner.stream_k import plan_stream_k
+from attention.planner.tuning import PLANNERS as HOST
 
-HOST: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
-    "stream-k": plan_stream_k,
-    "greedy": plan_greedy,
-    "fa3": plan_fa3,
-}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 # One compilation each.  Programs: of 78, 108 and 132 SMs, and several a SM; one that cuts nothing.
@@ -95,7 +86,7 @@ def test_device_plan_equals_the_host_plan(planner: str, spec: SplitPlanSpec, dev
     ("kv_heads", "programs"),
     [pytest.param(*one, marks=() if one in FEW_HEADS else pytest.mark.slow) for one in HEADS],
 )
-def test_heads_that_are_read_abreast_are_planned_alike_on_both(
+def test_heads_that_are_interleaved_are_planned_alike_on_both(
     kv_heads: int, programs: int, device: str
 ) -> None:
     random = np.random.default_rng(kv_heads * programs)
@@ -103,7 +94,7 @@ def test_heads_that_are_read_abreast_are_planned_alike_on_both(
     device_planner = make("stream-k", spec, 32, device)
     for num_rows in [1, 5, 32] * (1 if device == "cpu" else 20):
         cu_seqlens_q, kv_lens = batch(random, num_rows)
-        host = plan_stream_k(cu_seqlens_q, kv_lens, spec)
+        host = HOST["stream-k"](cu_seqlens_q, kv_lens, spec)
         device_planner._plan.work.fill_(-1)
         plan = run(device_planner, device, cu_seqlens_q, kv_lens)
         assert_same(plan, host)

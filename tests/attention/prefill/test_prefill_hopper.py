@@ -83,9 +83,8 @@ def test_a_captured_graph_replays_rows_of_other_lengths() -> None:
     out, lse, tiles = run(case)
     first = out.clone()
     graph = torch.cuda.CUDAGraph()
-    arguments = (case.q, case.k, case.v, case.page_table, tiles, out, lse)
     with torch.cuda.graph(graph):
-        prefill_hopper(*arguments, **case.features)
+        prefill_hopper(case.inputs(out, lse), tiles)
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(first, out)

@@ -109,7 +109,7 @@ def test_a_plan_is_reused_by_a_step_of_fewer_and_shorter_rows(device: str) -> No
     for case in (short, long):
         tiles.load(host_plan(case, tiles.spec))
         out, lse = case.results()
-        prefill(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+        prefill(case.inputs(out, lse), tiles)
         check(case, out, lse)
 
 

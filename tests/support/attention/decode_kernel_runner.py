@@ -8,9 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from attention.decode.decode import decode
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
-from attention.planner.split_counts import plan_of_counts
+from attention.planner.queued_plans import plan_fa3, plan_greedy, plan_of_counts
 from attention.planner.split_plan import (
     HostSplitPlan,
     Int32Array,
@@ -96,7 +94,7 @@ def poison(plan: SplitPlan) -> None:
 def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     """(out, lse) of the rows that the plan serves; NaN in the others."""
     out, lse = case.results()
-    decode(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
+    decode(case.inputs(out, lse), plan)
     return out, lse
 
 

@@ -42,6 +42,6 @@ def run(
     tiles.items.fill_(-1)
     tiles.load(host_plan(case, spec))
     out, lse = case.results()
-    kernel(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+    kernel(case.inputs(out, lse), tiles)
     assert int(tiles.queue) == 0
     return out, lse, tiles

@@ -12,6 +12,7 @@ from attention.batch_invariant.kernel import batch_invariant_attention, batch_in
 from attention.batch_invariant.plan import BatchInvariantSpec
 from attention.batch_invariant.plan_device import BatchInvariantPlanner
 from attention.common.flash1 import flash1
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.write_kv import write_kv
 from attention.decode.decode import decode
 from attention.decode.decode_hopper import decode_hopper
@@ -56,7 +57,10 @@ class ShippedStep:
         self.table = tensor(ROWS, 512, dtype=INT32)
         scales = tensor(KV_HEADS, dtype=FP32) if kv_dtype == FP8 else None
         self.scales = {"k_scale": scales, "v_scale": scales}
-        self.features = {"scale": head_dim**-0.5, **self.scales}
+        self.inputs = KernelInputs(
+            self.q, self.k, self.k, self.table, self.out, self.lse,
+            scale=head_dim**-0.5, **self.scales,
+        )  # fmt: skip
 
 
 def split_plan(head_dim: int, programs: int) -> SplitPlan:
@@ -72,12 +76,12 @@ def split_plan(head_dim: int, programs: int) -> SplitPlan:
 
 def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 264)
-    decode(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+    decode(step.inputs, plan)
 
 
 def call_decode_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 132)
-    decode_hopper(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+    decode_hopper(step.inputs, plan)
 
 
 def tile_spec(block_m: int, block_n: int, ctas_per_sm: int = 1) -> TileSpec:
@@ -97,29 +101,19 @@ def tile_plan(spec: TileSpec, head_dim: int) -> TilePlan:
 def call_prefill(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, config = ShippedStep(head_dim, kv_dtype), prefill_config(head_dim, BF16)
     tiles = tile_plan(tile_spec(config.block_m, config.block_n, config.ctas_per_sm), head_dim)
-    prefill(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
+    prefill(step.inputs, tiles)
 
 
 def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim)
     tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
-    prefill_hopper(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
+    prefill_hopper(step.inputs, tiles)
 
 
 def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
     step = ShippedStep(head_dim, kv_dtype)
     cu_seqlens_q, cache_seqlens = tensor(ROWS + 1, dtype=INT32), tensor(ROWS, dtype=INT32)
-    flash1(
-        step.q,
-        step.k,
-        step.k,
-        step.table,
-        cu_seqlens_q,
-        cache_seqlens,
-        step.out,
-        step.lse,
-        **step.features,
-    )
+    flash1(step.inputs, cu_seqlens_q, cache_seqlens)
 
 
 def call_batch_invariant(head_dim: int, kv_dtype: torch.dtype) -> None:
@@ -135,9 +129,7 @@ def call_batch_invariant(head_dim: int, kv_dtype: torch.dtype) -> None:
         spec, max_tokens=TOKENS, max_rows=256, head_dim=head_dim, device=META
     )
     plan = planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
-    batch_invariant_attention(
-        step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features
-    )
+    batch_invariant_attention(step.inputs, plan)
 
 
 def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
