@@ -1,4 +1,4 @@
-"""BatchInvariantPlanner: the plan made on the GPU; the integers equal those of plan.py.
+"""BatchInvariantPlanner: the plan made on the GPU; laid out as plan.py says.
 
 plan_batch_invariant
   grid      ceil(capacity / ITEMS_EACH); a program writes ITEMS_EACH items and their tiles' merges
@@ -9,7 +9,7 @@ plan_batch_invariant
   limits    tiles * splits * units of a step < 2^31
   bound     latency: two memory round trips and five sums over the rows
   checked   tests/attention/batch_invariant/test_batch_invariant_plan.py: equal to
-            plan_batch_invariant in numpy
+            tests/support/host_batch_invariant_plan.py
 """
 
 from __future__ import annotations

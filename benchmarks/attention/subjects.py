@@ -25,7 +25,8 @@ from attention.planned_kernel import (
     tile_spec,
 )
 from attention.planner.costs import device_costs
-from attention.planner.prefill_tiles import TilePlan, TileSpec, plan_tiles
+from attention.planner.prefill_tiles import TilePlan, TileSpec
+from attention.planner.prefill_tiles_device import DeviceTiler
 from attention.planner.simulation import combine_time, makespan
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
 from attention.planner.tuning import PLANNERS
@@ -120,11 +121,10 @@ def decode_plan(
 
 def prefill_tiles(case: AttentionCase, spec: TileSpec, device: torch.device) -> TilePlan:
     """The case's tiles on the device."""
-    tiles = TilePlan.allocate(
+    tiler = DeviceTiler(
         spec, max_tokens=case.tokens, max_rows=case.rows, head_dim=case.head_dim, device=device
     )
-    tiles.load(plan_tiles(*host_lengths(case), spec))
-    return tiles
+    return tiler.plan(*(torch.from_numpy(lens).to(device) for lens in host_lengths(case)))
 
 
 def kernel_inputs(inputs: Inputs, number: int) -> KernelInputs:

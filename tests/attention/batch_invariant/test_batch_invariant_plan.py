@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from host_batch_invariant_plan import plan_batch_invariant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from attention.batch_invariant.plan import (
     UNIT_ROWS,
     WHOLE,
     BatchInvariantSpec,
-    plan_batch_invariant,
 )  # fmt: skip
 from attention.batch_invariant.plan_device import BatchInvariantPlanner
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import OracleCase, check, make_case
+from host_tiles import load
+from prefill_kernel_runner import host_plan
+from prefill_kernel_runner import run as run_prefill
 from torch import Tensor
 
 from attention.planner.prefill_tiles import TilePlan
@@ -92,7 +96,7 @@ def test_a_captured_graph_replays_rows_of_other_lengths() -> None:
     count, pages, width = len(other.q), len(other.k), other.page_table.shape[1]
     case.q[:count], case.k[:pages], case.v[:pages] = other.q, other.k, other.v
     case.page_table[:, :width] = other.page_table
-    tiles.load(host_plan(other, tiles.spec))
+    load(tiles, host_plan(other, tiles.spec))
     out.fill_(float("nan"))
     graph.replay()
     check(other, out[:count], lse[:count])

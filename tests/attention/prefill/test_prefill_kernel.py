@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from attention_oracle import check, make_case
+from host_tiles import load
+from prefill_kernel_runner import host_plan, run
 
 from attention.prefill.prefill import prefill, prefill_config
 from tests.support.attention.attention_oracle import check, make_case
@@ -107,7 +110,7 @@ def test_a_plan_is_reused_by_a_step_of_fewer_and_shorter_rows(device: str) -> No
     _, _, tiles = run(long)
     short = make_case([(5, 6), (1, 1)], head_dim=16, device=device)
     for case in (short, long):
-        tiles.load(host_plan(case, tiles.spec))
+        load(tiles, host_plan(case, tiles.spec))
         out, lse = case.results()
         prefill(case.inputs(out, lse), tiles)
         check(case, out, lse)

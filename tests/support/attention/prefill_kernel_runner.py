@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from attention_oracle import OracleCase
+from host_tiles import HostTiles, load, plan_tiles
 from torch import Tensor
 
-from attention.planner.prefill_tiles import HostTiles, TilePlan, TileSpec, plan_tiles
+from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.prefill.prefill import prefill
 from tests.support.attention.attention_oracle import OracleCase
 
@@ -40,7 +42,7 @@ def run(
     tiles.partial_out.fill_(float("nan"))
     tiles.partial_lse.fill_(float("nan"))
     tiles.items.fill_(-1)
-    tiles.load(host_plan(case, spec))
+    load(tiles, host_plan(case, spec))
     out, lse = case.results()
     kernel(case.inputs(out, lse), tiles)
     assert int(tiles.queue) == 0
