@@ -40,7 +40,6 @@ from benchmarks.attention.inputs import RandomPool
 from benchmarks.attention.measure import measure, why
 from benchmarks.attention.plans import measure_plans
 from benchmarks.attention.plots import plot
-from benchmarks.attention.predictions import predictions
 from benchmarks.attention.results import (
     FA3,
     FA3_PLAN,
@@ -53,7 +52,7 @@ from benchmarks.attention.results import (
     line,
 )
 from benchmarks.attention.subjects import Subject, back_end, kernels
-from benchmarks.attention.targets import verdicts
+from benchmarks.attention.targets import predictions, verdicts
 from benchmarks.attention.timing import (
     Bandwidth,
     GraphTimer,
@@ -228,7 +227,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fa3", metavar="FILE", help="also FlashAttention-3, from this library")
     parser.add_argument("--sdpa", action="store_true", help="also torch's cuDNN and FA2 prefill")
     parser.add_argument("--out", type=Path, metavar="DIR", help="attention.json and plots")
-    parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw an earlier run")
+    parser.add_argument("--plot", type=Path, metavar="JSON", help="only plot an earlier run")
     return parser.parse_args(arguments)
 
 

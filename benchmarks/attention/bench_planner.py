@@ -21,6 +21,7 @@ from attention.planner.simulation import combine_time, lower_bound, makespan
 from attention.planner.split_plan import SplitPlanSpec
 from attention.planner.tuning import PLANNERS
 from benchmarks.attention.grids import DISTRIBUTIONS
+from benchmarks.attention.plots import svg_figures
 
 COLOURS = {"fa3": "#e09f3e", "greedy": "#8f6bb3", "stream-k": "#0b6e4f"}
 PROGRAMS = (78, 108, 132)  # H20, A100, H100: one program an SM
@@ -136,11 +137,7 @@ def print_second_waves(rho: float) -> None:
 def plot_waves(folder: Path, seeds: int) -> Path:
     """planner_waves.svg: equal rows, every batch up to the number of programs; and the tables'
     batches, all distributions together."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # The same figures give the same file; text stays text.
-    matplotlib.rcParams |= {"svg.hashsalt": "wavefill", "font.size": 9, "svg.fonttype": "none"}
+    svg_figures()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.attention.timing import elapsed_us
 from benchmarks.step.bench_sampler import make_logits, params
 from runtime.executor.transfers import Download
 from runtime.messages import SamplingParams
@@ -107,17 +108,16 @@ def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
     call()
     gpu: list[float] = []
     host: list[float] = []
-    for _ in range(calls):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(SLEEP_CYCLES)
-        start.record()
+
+    def host_timed() -> None:
         began = time.perf_counter()
         call()
         host.append((time.perf_counter() - began) * 1e6)
-        end.record()
-        end.synchronize()
-        gpu.append(start.elapsed_time(end) * 1e3)
+
+    for _ in range(calls):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        gpu.append(elapsed_us(host_timed))
     return statistics.median(gpu), statistics.median(host)
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.step.bench_sampler [--rows 1 32 256] [--vocab 151936] [--replays 20]
 
-Kernels are timed as replays of a CUDA graph over several sets of logits: as after a matrix product,
+Kernels are timed as replays of a CUDA graph over several sets of logits: as after a GEMM,
 those of few rows are in the L2 cache; those of 256 rows are not.  Logits fall off as a language
 model's do, P(rank r) ~ r^-1.5; "flat" ones are normal, of which top-p 0.9 keeps half the tokens.
 The bound reads logits, and counts where there are penalties, once at 3 TB/s.
@@ -79,14 +79,14 @@ class SamplerCase:
 def make_logits(rows: int, vocab: int, dtype: torch.dtype, flat: bool) -> list[Tensor]:
     generator = torch.Generator("cuda").manual_seed(rows)
 
-    def draw_set() -> Tensor:
+    def sample_set() -> Tensor:
         shape = (rows, vocab)
         if flat:
             return torch.randn(shape, generator=generator, device="cuda").to(dtype)
         uniform = torch.rand(shape, generator=generator, device="cuda").clamp_(1e-7, 1 - 1e-7)
         return (-EXPONENT * (-uniform.log()).log()).to(dtype)
 
-    return [draw_set() for _ in range(SETS)]
+    return [sample_set() for _ in range(SETS)]
 
 
 def cases(rows: int, vocab: int, dtype: torch.dtype) -> Iterator[tuple[str, SamplerCase]]:
