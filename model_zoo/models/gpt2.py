@@ -37,6 +37,8 @@ class Layer(nn.Module):
 
 
 class GPT2(Model):
+    norm: LayerNorm
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__(config, dtype, Layer, LayerNorm)
         self.position = Embedding(config.max_position, config.hidden_size, dtype)
