@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 
 from benchmarks.attention.timing import elapsed_us
+from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch

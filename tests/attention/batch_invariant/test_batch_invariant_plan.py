@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from host_batch_invariant_plan import plan_batch_invariant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from attention.batch_invariant.plan import (
     BatchInvariantSpec,
 )  # fmt: skip
 from attention.batch_invariant.plan_device import BatchInvariantPlanner
+from tests.support.attention.host_batch_invariant_plan import plan_batch_invariant
 
 Step = list[tuple[int, int]]  # (q_len, kv_len) of each row
 

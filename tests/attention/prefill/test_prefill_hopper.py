@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import OracleCase, check, make_case
-from host_tiles import load
-from prefill_kernel_runner import host_plan
-from prefill_kernel_runner import run as run_prefill
 from torch import Tensor
 
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.prefill_hopper import prefill_hopper
 from tests.support.attention.attention_oracle import OracleCase, check, make_case
+from tests.support.attention.host_tiles import load
 from tests.support.attention.prefill_kernel_runner import host_plan
 from tests.support.attention.prefill_kernel_runner import run as run_prefill
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from attention_oracle import check, make_case
-from host_tiles import load
-from prefill_kernel_runner import host_plan, run
 
 from attention.prefill.prefill import prefill, prefill_config
 from tests.support.attention.attention_oracle import check, make_case
+from tests.support.attention.host_tiles import load
 from tests.support.attention.prefill_kernel_runner import host_plan, run
 
 FP8 = torch.float8_e4m3fn

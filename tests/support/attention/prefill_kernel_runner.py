@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from attention_oracle import OracleCase
-from host_tiles import HostTiles, load, plan_tiles
 from torch import Tensor
 
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.prefill.prefill import prefill
 from tests.support.attention.attention_oracle import OracleCase
+from tests.support.attention.host_tiles import HostTiles, load, plan_tiles
 
 # Small tiles, so that a few tokens make several of them and the interpreter stays quick.
 SMALL = {"block_m": 32, "block_n": 32, "min_q_len": 1, "programs": 3, "min_blocks": 1}
