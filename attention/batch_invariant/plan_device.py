@@ -9,7 +9,7 @@ plan_batch_invariant
   limits    tiles * splits * units of a step < 2^31
   bound     latency: two memory round trips and five sums over the rows
   checked   tests/attention/batch_invariant/test_batch_invariant_plan.py: equal to
-            tests/support/host_batch_invariant_plan.py
+            tests/support/attention/host_batch_invariant_plan.py
 """
 
 from __future__ import annotations
