@@ -78,7 +78,7 @@ class BackendChoice:
     @property
     def max_rows(self) -> int | None:
         """Rows of the largest step; None: no limit."""
-        return MAX_PLANNED_ROWS if self.backend in ("flash2", "fixed") else None
+        return MAX_PLANNED_ROWS if self.backend in ("flash2", "batch-invariant") else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

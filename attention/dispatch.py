@@ -96,7 +96,7 @@ DECODE = (
         head_dims=range(24, 257, 8),  # TMA copies multiples of 16 bytes
         fp8_head_dims=range(32, 257, 16),
         largest_group=32,
-        planners=("uneven",),
+        planners=("stream-k",),
         interpretable=False,
     ),
     Kernel(name="decode", since=(8, 0)),
@@ -114,11 +114,11 @@ PREFILL = (
     Kernel(name="prefill", since=(8, 0)),
 )
 # Batch invariance was verified where one kind of MMA instruction serves all tiles.
-BATCH_INVARIANT = (Kernel(name="fixed", since=(8, 0), before=(10, 0)),)
+BATCH_INVARIANT = (Kernel(name="batch-invariant", since=(8, 0), before=(10, 0)),)
 TABLE = {
     "flash1": (FLASH1, FLASH1),
     "flash2": (DECODE, PREFILL),
-    "fixed": (BATCH_INVARIANT, BATCH_INVARIANT),
+    "batch-invariant": (BATCH_INVARIANT, BATCH_INVARIANT),
 }
 
 
@@ -127,10 +127,10 @@ def dispatch(
 ) -> BackendChoice:
     """Resolve `--attention requested` by the table; a pure function.
 
-    `auto` is flash2 on a GPU that can run it, else mha; its planner is uneven (stream-K).
+    `auto` is flash2 on a GPU that can run it, else mha; its planner is stream-k.
     Raises UnsupportedAttention, naming what would work.
     """
-    planner = "uneven" if split_planner == "auto" else split_planner
+    planner = "stream-k" if split_planner == "auto" else split_planner
     choice = _from_table(machine, requested, shape, planner)
     if choice.backend == "flash2":
         return replace(choice, planner=planner)
@@ -184,7 +184,7 @@ def build(
 
     if choice.backend == "flash1":
         return Flash1Backend()
-    if choice.backend == "fixed":
+    if choice.backend == "batch-invariant":
         from attention.batch_invariant.backend import BatchInvariantBackend
 
         return BatchInvariantBackend(shape, capacity, device, windows=windows)
@@ -202,7 +202,7 @@ def choose(
 ) -> Backend:
     """The back end for `--attention requested` on this device: `dispatch`, then `build`.
 
-    split_planner  of split-KV decode: fa3, greedy or uneven (stream-K); auto is uneven
+    split_planner  of split-KV decode: fa3, greedy or stream-k; auto is stream-k
     Raises UnsupportedAttention, naming what would work, if the device cannot run it.
     """
     choice = dispatch(Machine.of(device), requested, shape, split_planner)

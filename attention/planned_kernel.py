@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from attention.backend import Shape
+from attention.common.kernel_inputs import KernelInputs
 from attention.planner.costs import device_costs
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
@@ -29,7 +29,7 @@ INTERPRETED_SMS = 4  # assumed for the interpreter, which runs programs one afte
 @dataclass(frozen=True, slots=True)
 class PlannedKernel:
     name: str  # as in dispatch.py's table
-    run: Callable[..., None]  # (q, k, v, page_table, plan, out, lse, *, scale, ...)
+    run: Callable[..., None]  # (KernelInputs, plan)
     block_m: int  # packed query rows of a tile
     block_n: int  # KV positions
     ctas_per_sm: int
@@ -96,7 +96,7 @@ def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
 
 
 def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[..., None] | None:
-    """Decode and prefill overlapped: (q, k, v, page_table, plan, tiles, out, lse, *, scale, ...).
+    """Decode and prefill overlapped: (KernelInputs, plan, tiles).
 
     Hopper only, else None.  Prefill CTAs start on SMs whose decode CTAs have ended while other
     decode CTAs still read; the combine of split rows comes last.
@@ -104,14 +104,8 @@ def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[...,
     if (decode.name, prefill.name) != ("decode_hopper", "prefill_hopper"):
         return None
 
-    def run(
-        q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, plan: SplitPlan, tiles: TilePlan,
-        out: Tensor, lse: Tensor | None = None, **features: Any,
-    ) -> None:  # fmt: skip
-        def prompts() -> None:
-            prefill.run(q, k, v, page_table, tiles, out, lse, overlap=True, **features)
-
-        decode.run(q, k, v, page_table, plan, out, lse, overlap=prompts, **features)
+    def run(inputs: KernelInputs, plan: SplitPlan, tiles: TilePlan) -> None:
+        decode.run(inputs, plan, overlap=partial(prefill.run, inputs, tiles, overlap=True))
 
     return run
 

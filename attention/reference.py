@@ -30,7 +30,7 @@ class AttendOptions:
     window: int
     softcap: float
     sinks: Tensor | None  # [kv_heads, group]
-    want_lse: bool
+    with_lse: bool
 
 
 class ReferenceBackend:
@@ -125,7 +125,7 @@ def _logits(products: Tensor, options: AttendOptions) -> Tensor:
 
 def _softmax(logits: Tensor, options: AttendOptions, heads: slice) -> tuple[Tensor, Tensor | None]:
     """logits [N, H, group, Q, keys] -> softmax weights, and log-sum-exp [N, H, group, Q]."""
-    if options.sinks is None and not options.want_lse:
+    if options.sinks is None and not options.with_lse:
         return torch.softmax(logits, -1), None
     total = logits.logsumexp(-1, keepdim=True)
     if options.sinks is not None:

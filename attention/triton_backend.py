@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attention.backend import BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.common.flash1 import flash1
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.write_kv import write_kv
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
@@ -34,7 +35,7 @@ from attention.planner.prefill_tiles_device import DeviceTiler
 from attention.planner.split_plan import SplitPlan
 
 MAX_DECODE_TOKENS = 1  # largest q_len of a decode row; rows with more are prefill
-# A kernel, and its arguments after the page table: plans, or the rows' lengths.
+# A kernel, and its arguments after KernelInputs: plans, or the rows' lengths.
 KernelLaunch = tuple[Callable[..., None], tuple[Any, ...]]
 
 
@@ -69,11 +70,12 @@ class KernelBackend(ABC):
         """Backend.attend; the output of padding tokens, which belong to no row, is undefined."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         k_scale, v_scale = kv.scales(layer)
-        for run, planned in self._kernels(meta, window):
-            run(
-                q, kv.k[layer], kv.v[layer], meta.page_table, *planned, out, lse, scale=scale,
-                softcap=softcap, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
-            )  # fmt: skip
+        inputs = KernelInputs(
+            q, kv.k[layer], kv.v[layer], meta.page_table, out, lse, scale=scale,
+            softcap=softcap, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
+        for run, plans in self._kernels(meta, window):
+            run(inputs, *plans)
         return out
 
     @abstractmethod

@@ -17,21 +17,19 @@ from server.apis.ops import requests
 from server.apis.ops import routes as ops
 from server.apis.responses import routes as responses
 from server.apis.responses.background import BackgroundResponses
-from server.batches import batch_routes, file_routes
+from server.batches import routes as batches
 from server.batches.background import in_background
 from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body, internal_error
 from server.http import middleware
+from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
 from server.http.sse import ClientGone
 from server.state import ServerState, state_of
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the logs show it
 
-HTTP_ERRORS = {
-    404: ("not_found", "there is no route {method} {path}: {remedy}"),
-    405: ("method_not_allowed", "{path} does not answer to {method}, but to {allowed}: see /docs"),
-}
-PARTS = (
+HTTP_ERRORS = {404: "not_found", 405: "method_not_allowed"}
+ROUTES = (
     chat,
     responses,
     anthropic,
@@ -42,8 +40,7 @@ PARTS = (
     models,
     tokenize,
     requests,
-    file_routes,
-    batch_routes,
+    batches,
     ops,
 )
 
@@ -62,45 +59,39 @@ def line_app(state: ServerState) -> FastAPI:
 
 
 def _bare_app(state: ServerState) -> FastAPI:
-    app = DocumentedApp([part.endpoints for part in PARTS], state.config.served_names[0])
+    app = DocumentedApp([module.endpoints for module in ROUTES], state.config.served_names[0])
     app.state.wavefill = state
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    app.add_exception_handler(Exception, _our_fault)
+    app.add_exception_handler(Exception, _internal_error)
     app.state.background = BackgroundResponses(state.responses)
     return app
-
-
-def _answer(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if isinstance(error, RateLimited):
         state_of(request).metrics.rejected(error.reason)
-    return _answer(error.status, error.body(), error.headers())
+    return JsonBody(error.body(), error.status, error.headers())
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code, text = HTTP_ERRORS.get(error.status_code, ("http_error", str(error.detail)))
+    path, method, message = request.url.path, request.method, str(error.detail)
     headers = dict(error.headers or {})
-    allowed = remedy = ""
     if error.status_code == 404:
-        remedy = _instead(request.url.path)
+        message = f"there is no route {method} {path[:100]}: {_remedy(path)}"
     if error.status_code == 405:
-        allowed = headers["Allow"] = ", ".join(_methods(request.url.path))
-    path = request.url.path[:100]
-    message = text.format(method=request.method, path=path, allowed=allowed, remedy=remedy)
-    body = error_body(message, INVALID_REQUEST, None, code)
-    return _answer(error.status_code, body, headers)
+        allowed = headers["Allow"] = ", ".join(_methods(path))
+        message = f"{path[:100]} does not answer to {method}, but to {allowed}: see /docs"
+    code = HTTP_ERRORS.get(error.status_code, "http_error")
+    return JsonBody(error_body(message, INVALID_REQUEST, None, code), error.status_code, headers)
 
 
-def _instead(path: str) -> str:
-    """For a path that there is not: base URLs often lack the /v1, or have it twice."""
+def _remedy(path: str) -> str:
+    """For a path without a route: base URLs often lack the /v1, or have it twice."""
     for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
         if near not in (path, "/") and _methods(near):
             return f"do you mean {near[:100]}?"
@@ -108,11 +99,12 @@ def _instead(path: str) -> str:
 
 
 def _methods(path: str) -> list[str]:
-    """What all routes of this path answer to; the framework names those of the first."""
+    """The methods of all routes of this path; the framework names those of the first."""
     found: set[str] = set()
-    for route in (route for part in PARTS for route in part.endpoints.router.routes):
-        if isinstance(route, Route) and route.path_regex.match(path):
-            found |= route.methods or set()
+    for module in ROUTES:
+        for route in module.endpoints.router.routes:
+            if isinstance(route, Route) and route.path_regex.match(path):
+                found |= route.methods or set()
     return sorted(found)
 
 
@@ -120,6 +112,6 @@ async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _our_fault(request: Request, error: Exception) -> Response:
-    # Of a batch's line: middleware.Bounds answers what came over a connection.
-    return _answer(500, internal_error())
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # Only for lines of batches: middleware.Bounds answers requests from a connection.
+    return JsonBody(internal_error(), 500)

@@ -2,6 +2,7 @@
 
     RequestError                    400  the request cannot be honoured as it is
     |-- UnknownParameter            400  unknown_parameter: no such field
+    |-- MissingParameter            400  missing_required_parameter
     |-- UnsupportedParameter        400  unsupported_parameter: a known field that is not supported
     |-- ContextTooLong              400  context_length_exceeded
     |-- NotFound                    404  model_not_found, not_found
@@ -24,7 +25,6 @@ RATE_LIMIT = "rate_limit_error"
 
 
 def error_body(message: str, type: str, param: str | None, code: str | None) -> bytes:
-    """The JSON body of an error, as OpenAI writes it."""
     fields = {"message": message, "type": type, "param": param, "code": code}
     return orjson.dumps({"error": fields})
 
@@ -40,19 +40,20 @@ class RequestError(Exception):
 
     status = 400
     type = INVALID_REQUEST
+    code = "invalid_value"
 
     def __init__(
         self,
         message: str,
         *,
         param: str | None = None,
-        code: str = "invalid_value",
+        code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.code = code
+        self.code = code or self.code
         self.retry_after_s = retry_after_s
 
     def body(self) -> bytes:
@@ -63,18 +64,19 @@ class RequestError(Exception):
 
 
 class UnknownParameter(RequestError):
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message, param=param, code="unknown_parameter")
+    code = "unknown_parameter"
+
+
+class MissingParameter(RequestError):
+    code = "missing_required_parameter"
 
 
 class UnsupportedParameter(RequestError):
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message, param=param, code="unsupported_parameter")
+    code = "unsupported_parameter"
 
 
 class ContextTooLong(RequestError):
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message, param=param, code="context_length_exceeded")
+    code = "context_length_exceeded"
 
 
 class NotFound(RequestError):
@@ -83,29 +85,24 @@ class NotFound(RequestError):
 
 class UnsupportedMediaType(RequestError):
     status = 415
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="unsupported_media_type")
+    code = "unsupported_media_type"
 
 
 class RateLimited(RequestError):
     status = 429
     type = RATE_LIMIT
+    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
-        """`reason` labels the count of those that were refused; see
-        server/generation/admission.py.
-        """
-        super().__init__(message, code="rate_limit_exceeded", retry_after_s=retry_after_s)
+        """`reason` labels the metric of refusals; see server/generation/admission.py."""
+        super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
 
 
 class EngineFailed(RequestError):
     status = 500
     type = SERVER_ERROR
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="engine_error")
+    code = "engine_error"
 
 
 class Unavailable(RequestError):

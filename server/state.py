@@ -30,9 +30,8 @@ class ServerState:
     tokenizer: ChatTokenizer
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
-    batch_requests: RequestLog = field(
-        default_factory=RequestLog
-    )  # those of batch lines, which are many
+    # Of batch lines, which are so many that they would displace all others.
+    batch_requests: RequestLog = field(default_factory=RequestLog)
     responses: ResponseStore = field(default_factory=ResponseStore)
     batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
@@ -41,7 +40,6 @@ class ServerState:
 
     @cached_property
     def admission(self) -> Admission:
-        """The places for sequences."""
         config = self.config
         return Admission(
             self.client, limit=config.max_queue, share=config.queue_share, bounded=self.bounded
@@ -49,7 +47,7 @@ class ServerState:
 
     @cached_property
     def formats(self) -> OutputFormats:
-        """How the model writes reasoning and calls of tools."""
+        """How the model writes reasoning and tool calls."""
         config = self.config
         return OutputFormats.of(self.tokenizer, config.tool_format, config.reasoning_format)
 

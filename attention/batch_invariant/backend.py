@@ -19,7 +19,7 @@ from attention.triton_backend import KernelBackend, KernelLaunch
 class BatchInvariantBackend(KernelBackend):
     """One kernel for all rows; its plan assigns work to programs without changing any result."""
 
-    name = "fixed"
+    name = "batch-invariant"
     reads_lengths_on_device = True
 
     def __init__(

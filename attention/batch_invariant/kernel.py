@@ -1,6 +1,6 @@
 """Batch-invariant attention over paged KV: results are bitwise independent of batch and chunks.
 
-batch_invariant (`--attention fixed`): prefill and decode rows in one kernel.
+batch_invariant (`--attention batch-invariant`): prefill and decode rows in one kernel.
   grid      fixed (plan.spec.programs), so that a graph can replay any step; program p runs work
             p, p + programs and so on, each an item and a KV head
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from attention.batch_invariant.merge import add_split, merge_splits
 from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E, M_INIT, dot, finish, to_logits
 
 
@@ -177,52 +177,28 @@ def batch_invariant_config(head_dim: int, dtype: torch.dtype) -> BatchInvariantC
 
 
 def batch_invariant_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
-    plan: BatchInvariantPlan,
-    out: Tensor,
-    lse: Tensor | None = None,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    config: BatchInvariantConfig | None = None,
+    inputs: KernelInputs, plan: BatchInvariantPlan, *, config: BatchInvariantConfig | None = None
 ) -> None:
     """Attention of all rows of the plan.
-
-    q, out      [T, heads, D]; padding tokens of out are not written
-    k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
-    page_table  [B, max_pages] int32
-    lse         [T, heads] float32, natural log of the softmax sum, -inf for a query without keys
-    softcap     logits become softcap * tanh(logit / softcap); 0: unchanged
-    sinks       [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: dequantization scales of float8 pages
 
     Query i of a row sees keys up to its position kv_len - q_len + i, within plan.spec.window.
     Source: FlashAttention-2, and Flash-Decoding with splits of a fixed size.
     """
-    spec = plan.spec
+    q, k, spec = inputs.q, inputs.k, plan.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
     config = config or batch_invariant_config(head_dim, q.dtype)
     assert (kv_heads, kv_heads * spec.group) == (spec.kv_heads, q.shape[1]), "plan of other heads"
     assert plan.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
     assert (spec.block_m, spec.split) == (config.block_m, config.split), "plan of other tiles"
     assert config.split % config.block_n == 0
-    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
     _batch_invariant[(spec.programs,)](
-        q, k, v, page_table, plan.partial_out, plan.partial_lse, out, lse, sinks,
-        k_scale, v_scale, plan.items, plan.counts,
-        q.stride(0), q.stride(1), page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
-        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
-        plan.partial_lse.stride(0), scale, softcap,
+        q, k, inputs.v, inputs.page_table, plan.partial_out, plan.partial_lse, inputs.out,
+        inputs.lse, inputs.sinks, inputs.k_scale, inputs.v_scale, plan.items, plan.counts,
+        *inputs.strides(), plan.partial_lse.stride(0), inputs.scale, inputs.softcap,
         KV_HEADS=kv_heads, GROUP=spec.group, BLOCK_M=config.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=config.block_n,
         SPLIT=config.split, UNIT_ROWS=UNIT_ROWS, STAGES=config.stages, WINDOW=spec.window,
-        SOFTCAP=softcap > 0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=config.warps, **dependent_launch(q.device),
+        SOFTCAP=inputs.softcap > 0, PRECISION=inputs.precision, num_warps=config.warps,
+        **dependent_launch(q.device),
     )  # fmt: skip
-    merge_splits(plan, out, lse, sinks)
+    merge_splits(plan, inputs)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import M_INIT, finish
 
 ROWS, TOGETHER = 4, 4  # packed query rows of a program, and splits whose loads are in flight
@@ -86,19 +86,13 @@ def _merge_splits(
         w += tl.num_programs(0)
 
 
-def merge_splits(
-    plan: BatchInvariantPlan, out: Tensor, lse: Tensor | None, sinks: Tensor | None
-) -> None:
-    """Write out and lse of the tiles in plan.merges, from plan.partial_out and partial_lse.
-
-    out [T, heads, D]; lse [T, heads] float32, natural log; sinks [heads] float32.
-    """
-    spec, head_dim = plan.spec, out.shape[-1]
+def merge_splits(plan: BatchInvariantPlan, inputs: KernelInputs) -> None:
+    """Write out and lse of the tiles in plan.merges, from plan.partial_out and partial_lse."""
+    spec, head_dim = plan.spec, inputs.out.shape[-1]
     _merge_splits[(2 * spec.programs,)](
-        plan.partial_out, plan.partial_lse, out, lse, sinks, plan.items, plan.merges, plan.counts,
-        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
-        plan.partial_lse.stride(0),
+        plan.partial_out, plan.partial_lse, inputs.out, inputs.lse, inputs.sinks,
+        plan.items, plan.merges, plan.counts, *inputs.out_strides(), plan.partial_lse.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), UNIT_ROWS=UNIT_ROWS, ROWS=ROWS,
-        TOGETHER=TOGETHER, num_warps=4, **dependent_launch(out.device),
+        TOGETHER=TOGETHER, num_warps=4, **dependent_launch(inputs.out.device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""BatchInvariantPlanner: the plan made on the GPU; the integers equal those of plan.py.
+"""BatchInvariantPlanner: the plan made on the GPU; laid out as plan.py says.
 
 plan_batch_invariant
   grid      ceil(capacity / ITEMS_EACH); a program writes ITEMS_EACH items and their tiles' merges
@@ -9,7 +9,7 @@ plan_batch_invariant
   limits    tiles * splits * units of a step < 2^31
   bound     latency: two memory round trips and five sums over the rows
   checked   tests/attention/batch_invariant/test_batch_invariant_plan.py: equal to
-            plan_batch_invariant in numpy
+            tests/support/attention/host_batch_invariant_plan.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.batch_invariant.plan import UNIT_ROWS, BatchInvariantPlan, BatchInvariantSpec
-from attention.planner.rows_device import pair_of, read_lengths, write_entry
+from attention.planner.rows_device import check_lengths, pair_of, read_lengths, write_entry
 
 ITEMS_EACH = 8
 
@@ -118,10 +118,8 @@ class BatchInvariantPlanner:
 
         Padding rows have q_len 0.  Each call overwrites and returns the same tensors.
         """
-        num_rows, plan, spec = len(cache_seqlens), self._plan, self._plan.spec
-        assert len(cu_seqlens_q) == num_rows + 1 and num_rows <= self.max_rows
-        assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
-        assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
+        num_rows = check_lengths(cu_seqlens_q, cache_seqlens, self.max_rows, "batch-invariant")
+        plan, spec = self._plan, self._plan.spec
         plan_batch_invariant[(triton.cdiv(len(plan.items), ITEMS_EACH),)](
             cu_seqlens_q, cache_seqlens, plan.items, plan.merges, plan.counts, num_rows,
             KV_HEADS=spec.kv_heads, GROUP=spec.group, PROGRAMS=spec.programs,

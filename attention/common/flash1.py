@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import M_INIT, finish, to_logits
 
 TILE = 32768  # elements of K in a tile: 256 keys of head_dim 128
@@ -94,52 +95,29 @@ def _flash1(
 
 
 def flash1(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
-    cu_seqlens_q: Tensor,
-    cache_seqlens: Tensor,
-    out: Tensor,
-    lse: Tensor | None = None,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
+    inputs: KernelInputs, cu_seqlens_q: Tensor, cache_seqlens: Tensor, *, window: int = 0
 ) -> None:
-    """Attention of every row, with any q_len.
+    """Attention of every row, with any q_len; D at most 256.
 
-    q, out        [T, heads, D] float32, bfloat16 or float16, D at most 256; tokens past
-                  cu_seqlens_q[B] are left as they are
-    k, v          [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
-    page_table    [B, max_pages] int32
-    cu_seqlens_q  [B + 1] int32, cache_seqlens [B] int32: the rows' tokens and KV lengths
-    lse           [T, heads] float32, natural log of the softmax sum, -inf for a row without keys
+    cu_seqlens_q  [B + 1] int32, cache_seqlens [B] int32: the rows' tokens and KV lengths; tokens
+                  past cu_seqlens_q[B] are left as they are
     window        sliding window in positions; 0: full attention
-    softcap       logits become softcap * tanh(logit / softcap); 0: unchanged
-    sinks         [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: dequantization scales, exactly with float8 pages
 
     Query i of row b sees keys up to its position cache_seqlens[b] - q_len[b] + i.
     Source: FlashAttention (2022), algorithm 1, a query at a time.
     """
+    q, k, v, k_scale, v_scale = inputs.q, inputs.k, inputs.v, inputs.k_scale, inputs.v_scale
     (num_tokens, heads, head_dim), kv_heads = q.shape, k.shape[1]
     assert heads % kv_heads == 0 and k.shape == v.shape and k.shape[3] == head_dim
     assert (k_scale is not None) == (v_scale is not None) == (k.dtype == torch.float8_e4m3fn)
-    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
-    assert page_table.stride(-1) == 1
+    assert inputs.page_table.stride(-1) == 1
     if num_tokens == 0:
         return
     block_d = triton.next_power_of_2(head_dim)
     _flash1[(num_tokens * heads,)](
-        q, k, v, page_table, cu_seqlens_q, cache_seqlens, out, lse, sinks, k_scale, v_scale,
-        q.stride(0), q.stride(1), page_table.stride(0),
-        k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
-        len(cache_seqlens), scale, softcap,
+        q, k, v, inputs.page_table, cu_seqlens_q, cache_seqlens, inputs.out, inputs.lse,
+        inputs.sinks, k_scale, v_scale, *inputs.strides(), len(cache_seqlens), inputs.scale,
+        inputs.softcap,
         HEADS=heads, GROUP=heads // kv_heads, D=head_dim, BLOCK_D=block_d, PAGE=k.shape[2],
-        BLOCK_N=TILE // block_d, WINDOW=window, SOFTCAP=softcap > 0, num_warps=16,
+        BLOCK_N=TILE // block_d, WINDOW=window, SOFTCAP=inputs.softcap > 0, num_warps=16,
     )  # fmt: skip

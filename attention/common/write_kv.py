@@ -32,31 +32,14 @@ def to_pages(values, scale_ptr, head, head_mask, HAS_SCALE: tl.constexpr, dtype:
 
 @triton.jit
 def _write_kv(
-    new_k,
-    new_v,
-    k,
-    v,
-    slot_mapping,
-    k_scale,
-    v_scale,
-    stride_new_k_token,
-    stride_new_k_head,
-    stride_new_v_token,
-    stride_new_v_head,
-    stride_k_page,
-    stride_k_head,
-    stride_k_token,
-    stride_v_page,
-    stride_v_head,
-    stride_v_token,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
+    new_k, new_v, k, v, slot_mapping, k_scale, v_scale,
+    stride_new_k_token, stride_new_k_head, stride_new_v_token, stride_new_v_head,
+    stride_k_page, stride_k_head, stride_k_token, stride_v_page, stride_v_head, stride_v_token,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
     HEADS: tl.constexpr,  # per tile, a power of two
     DIM: tl.constexpr,  # HEAD_DIM, rounded up to a power of two
-    HAS_SCALE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
+    HAS_SCALE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if DEPENDENT:
@@ -92,7 +75,7 @@ def write_kv(
     """Store new_k, new_v [T, kv_heads, head_dim] into one layer's pages at slot_mapping [T] int64.
 
     k, v:     [pages, kv_heads, page_size, head_dim] with stride 1 in the last dimension
-    k_scale, v_scale: [kv_heads] float32, given exactly if the pages are float8_e4m3fn, which store
+    k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn, which store
               value / scale, clamped to the type's range
     Tokens with a negative slot are skipped.  Slots are not checked against the number of pages.
     """
@@ -109,23 +92,8 @@ def write_kv(
     dim = triton.next_power_of_2(head_dim)
     heads = min(triton.next_power_of_2(kv_heads), max(1, TILE // dim))
     _write_kv[(tokens, triton.cdiv(kv_heads, heads))](
-        new_k,
-        new_v,
-        k,
-        v,
-        slot_mapping,
-        k_scale,
-        v_scale,
-        *new_k.stride()[:2],
-        *new_v.stride()[:2],
-        *k.stride()[:3],
-        *v.stride()[:3],
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=k.shape[2],
-        HEADS=heads,
-        DIM=dim,
-        HAS_SCALE=fp8,
-        num_warps=max(1, min(4, heads * dim // 256)),
-        **dependent_launch(k.device),
-    )
+        new_k, new_v, k, v, slot_mapping, k_scale, v_scale,
+        *new_k.stride()[:2], *new_v.stride()[:2], *k.stride()[:3], *v.stride()[:3],
+        KV_HEADS=kv_heads, HEAD_DIM=head_dim, PAGE=k.shape[2], HEADS=heads, DIM=dim,
+        HAS_SCALE=fp8, num_warps=max(1, min(4, heads * dim // 256)), **dependent_launch(k.device),
+    )  # fmt: skip

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from attention.common.dependent_launch import (
     dependent_launch,
     start_successor_and_wait,
     wait_for_launcher,
 )
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import M_INIT, finish
 from attention.planner.split_plan import SplitPlan
 
@@ -81,18 +81,9 @@ def _combine(
         tl.store(LSE + token * lse_token + heads, lse, mask=part == 0)
 
 
-def combine(
-    plan: SplitPlan,
-    num_rows: int,
-    out: Tensor,
-    lse: Tensor | None,
-    sinks: Tensor | None,
-    *,
-    overlapped: bool = False,
-) -> None:
+def combine(plan: SplitPlan, inputs: KernelInputs, *, overlapped: bool = False) -> None:
     """Merge the partial results that the decode kernel wrote into the plan.
 
-    num_rows    rows of the step, or an upper bound; out, lse, sinks as in `decode`
     overlapped  launch dependents at once: not where the decode kernel fills the SMs, as the next
                 kernel would take the combine's place
     Source: log-sum-exp identity; Flash-Decoding.
@@ -100,18 +91,18 @@ def combine(
     spec = plan.spec
     _, queries, head_dim = plan.partial_out.shape
     group = queries // spec.max_q_len
-    merges = min(spec.programs, num_rows * spec.kv_heads)
+    merges = min(spec.programs, inputs.page_table.shape[0] * spec.kv_heads)
     block_d = triton.next_power_of_2(head_dim)
     while merges * queries * triton.cdiv(head_dim, block_d) < FEW_PROGRAMS and block_d > 32:
         block_d //= 2
     likely = triton.next_power_of_2(spec.programs // max(merges, 1) + 2)
     block_p = min(max(likely, 4), 4096 // block_d)
     _combine[(merges, queries, triton.cdiv(head_dim, block_d))](
-        plan.partial_out, plan.partial_lse, out, lse, sinks, plan.work, plan.merges, plan.queue,
-        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
+        plan.partial_out, plan.partial_lse, inputs.out, inputs.lse, inputs.sinks,
+        plan.work, plan.merges, plan.queue, *inputs.out_strides(),
         GROUP=group, QUERIES=queries, D=head_dim, BLOCK_D=block_d, BLOCK_P=block_p,
         OVERLAPPED=overlapped, num_warps=max(1, min(4, block_p * block_d // 512)),
         # A multiply fused into the reduction over lanes is unrounded in its own lane only: lanes
         # would hold different sums, and the last one to store would win.
-        enable_fp_fusion=False, **dependent_launch(out.device),
+        enable_fp_fusion=False, **dependent_launch(inputs.out.device),
     )  # fmt: skip

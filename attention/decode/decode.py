@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import M_INIT, dot, finish, to_logits
 from attention.decode.combine import combine
 from attention.planner.split_plan import SplitPlan
@@ -212,55 +212,27 @@ def _tile(group: int, max_q_len: int, head_dim: int) -> tuple[int, int]:
     return max(16, triton.next_power_of_2(queries)), block_d
 
 
-def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
-    plan: SplitPlan,
-    out: Tensor,
-    lse: Tensor | None = None,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    config: DecodeConfig | None = None,
-) -> None:
+def decode(inputs: KernelInputs, plan: SplitPlan, *, config: DecodeConfig | None = None) -> None:
     """Attention of the plan's rows: those with q_len up to plan.spec.max_q_len.
-
-    q, out      [T, heads, D]; other rows of out are not written
-    k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
-    page_table  [B, max_pages] int32
-    lse         [T, heads] float32, natural log of the softmax sum, -inf for a row without keys
-    softcap     logits become softcap * tanh(logit / softcap); 0: unchanged
-    sinks       [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: dequantization scales of float8 pages
 
     Query i of a row sees keys up to its position kv_len - q_len + i, within plan.spec.window.
     Raises ValueError if a row's packed queries exceed one tile.
     Source: Flash-Decoding; FlashAttention-2.
     """
-    spec = plan.spec
+    q, k, v, spec = inputs.q, inputs.k, inputs.v, plan.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
     group = q.shape[1] // kv_heads
     queries = group * spec.max_q_len
     assert plan.partial_out.shape[1:] == (queries, head_dim), "the plan is for other shapes"
-    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
     config = config or decode_config(head_dim, q.dtype, queries, k.dtype)
     block_q, block_d = _tile(group, spec.max_q_len, head_dim)
-    lse_token = 0 if lse is None else lse.stride(0)
     _decode[(spec.programs,)](
-        q, k, v, page_table, plan.partial_out, plan.partial_lse, out, lse, sinks, k_scale, v_scale,
-        plan.work, plan.starts, plan.queue,
-        q.stride(0), q.stride(1), page_table.stride(0),
-        k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-        out.stride(0), out.stride(1), lse_token, scale, softcap,
+        q, k, v, inputs.page_table, plan.partial_out, plan.partial_lse, inputs.out, inputs.lse,
+        inputs.sinks, inputs.k_scale, inputs.v_scale, plan.work, plan.starts, plan.queue,
+        *inputs.strides(), inputs.scale, inputs.softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=block_q, D=head_dim, BLOCK_D=block_d,
         PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages,
-        WINDOW=spec.window, SOFTCAP=softcap > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        WINDOW=spec.window, SOFTCAP=inputs.softcap > 0, PRECISION=inputs.precision,
         QUEUED=plan.queued, num_warps=config.warps, **dependent_launch(q.device),
     )  # fmt: skip
-    combine(plan, page_table.shape[0], out, lse, sinks)
+    combine(plan, inputs)

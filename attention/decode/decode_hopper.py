@@ -37,6 +37,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.dependent_launch import dependent_launch
 from attention.common.hopper import cta_barrier, tma_desc, write_partial
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E, M_INIT
 from attention.decode.combine import combine
 from attention.decode.decode_hopper_load import load_work_tiles, read_work_tile
@@ -180,29 +181,19 @@ def hopper_decode_config(head_dim: int, queries: int, item_bytes: int = 2) -> Ho
 
 
 def decode_hopper(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
+    inputs: KernelInputs,
     plan: SplitPlan,
-    out: Tensor,
-    lse: Tensor | None = None,
     *,
-    scale: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     overlap: Callable[[], None] | None = None,
     config: HopperDecodeConfig | None = None,
 ) -> None:
-    """Attention of the plan's rows, arguments as `decode`; bfloat16, float16 and float8 pages.
+    """Attention of the plan's rows as `decode`; bfloat16, float16 and float8 pages.
 
     The plan must not be queued; its block is a multiple of the page, or of 64.  The kernel before
     may write K and V at the positions of this step's tokens only: the rest is read without a wait.
     overlap  launches a kernel between this one and its combine
     """
-    spec = plan.spec
+    q, k, spec = inputs.q, inputs.k, plan.spec
     heads, head_dim = q.shape[1:]
     pages, kv_heads, page, _ = k.shape
     group = heads // kv_heads
@@ -211,22 +202,21 @@ def decode_hopper(
     config = config or hopper_decode_config(head_dim, queries, k.dtype.itemsize)
     box = min(page, config.block_n)
     assert not plan.queued and spec.block % box == 0, "the plan is for another kernel"
-    assert k.dtype == v.dtype and k.dtype in (q.dtype, FP8)
-    assert k.dtype == FP8 or (k_scale is None and v_scale is None)
-    assert q.stride(-1) == out.stride(-1) == 1
+    assert k.dtype == inputs.v.dtype and k.dtype in (q.dtype, FP8)
+    assert k.dtype == FP8 or (inputs.k_scale is None and inputs.v_scale is None)
     _decode_hopper[(spec.programs,)](
-        q, _kv_desc(k, box), _kv_desc(v, box), page_table, plan.partial_out,
-        plan.partial_lse, out, lse, sinks, k_scale, v_scale, plan.work, plan.starts,
-        q.stride(0), q.stride(1), page_table.stride(0), pages, out.stride(0), out.stride(1),
-        0 if lse is None else lse.stride(0), scale, softcap,
+        q, _kv_desc(k, box), _kv_desc(inputs.v, box), inputs.page_table, plan.partial_out,
+        plan.partial_lse, inputs.out, inputs.lse, inputs.sinks, inputs.k_scale, inputs.v_scale,
+        plan.work, plan.starts, q.stride(0), q.stride(1), inputs.page_table.stride(0), pages,
+        *inputs.out_strides(), inputs.scale, inputs.softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
-        SOFTCAP=softcap > 0, num_warps=4, maxnreg=config.registers,
+        SOFTCAP=inputs.softcap > 0, num_warps=4, maxnreg=config.registers,
         **dependent_launch(q.device),
     )  # fmt: skip
     if overlap is not None:
         overlap()
-    combine(plan, page_table.shape[0], out, lse, sinks, overlapped=True)
+    combine(plan, inputs, overlapped=True)
 
 
 def _kv_desc(tensor: Tensor, tokens: int) -> TensorDescriptor:

@@ -10,13 +10,14 @@ import torch
 import triton
 from torch import Tensor
 
-from attention.planner.fa3 import MAX_SPLIT_ROWS, split_cap
+from attention.planner.queued_plans import MAX_SPLIT_ROWS, split_cap
+from attention.planner.rows_device import check_lengths
 from attention.planner.split_counts_device import plan_counts
 from attention.planner.split_plan import EIGHTHS, SplitPlan, SplitPlanSpec
 from attention.planner.stream_k import interleaved_heads
 from attention.planner.stream_k_device import plan_stream_k
 
-PLANNERS = ("uneven", "greedy", "fa3")
+PLANNERS = ("stream-k", "greedy", "fa3")
 # Measured on an H100.
 NUM_WARPS = 8
 UNITS_EACH = 64  # of plan_stream_k: (row, KV head) pairs per program
@@ -51,7 +52,7 @@ class DevicePlanner:
             max_rows=max_rows,
             group=group,
             head_dim=head_dim,
-            queued=planner != "uneven",
+            queued=planner != "stream-k",
             device=device,
         )
 
@@ -61,16 +62,8 @@ class DevicePlanner:
         Padding rows have q_len 0.  Each call overwrites and returns the same tensors.  Raises
         ValueError if B exceeds max_rows.
         """
-        num_rows = len(cache_seqlens)
-        assert len(cu_seqlens_q) == num_rows + 1
-        assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
-        assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
-        if num_rows > self.max_rows:
-            raise ValueError(
-                f"a step of {num_rows} rows is over the split planner's max_rows={self.max_rows}: "
-                "make the planner for more rows"
-            )
-        if self._planner == "uneven":
+        num_rows = check_lengths(cu_seqlens_q, cache_seqlens, self.max_rows, "split")
+        if self._planner == "stream-k":
             self._launch_stream_k(cu_seqlens_q, cache_seqlens, num_rows)
         else:
             self._launch_counts(cu_seqlens_q, cache_seqlens, num_rows)

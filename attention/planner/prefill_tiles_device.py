@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.planner.prefill_tiles import TilePlan, TileSpec
-from attention.planner.rows_device import pair_of, read_lengths, write_entry
+from attention.planner.rows_device import check_lengths, pair_of, read_lengths, write_entry
 
 TILES_EACH = 8
 
@@ -198,15 +198,8 @@ class DeviceTiler:
         Padding rows have q_len 0.  Each call overwrites and returns the same tensors.  Raises
         ValueError if B exceeds max_rows.
         """
-        num_rows, tiles, spec = len(cache_seqlens), self._tiles, self._tiles.spec
-        assert len(cu_seqlens_q) == num_rows + 1
-        assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
-        assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
-        if num_rows > self.max_rows:
-            raise ValueError(
-                f"a step of {num_rows} rows is over the tile planner's max_rows={self.max_rows}: "
-                "make the planner for more rows"
-            )
+        num_rows = check_lengths(cu_seqlens_q, cache_seqlens, self.max_rows, "tile")
+        tiles, spec = self._tiles, self._tiles.spec
         plan_tiles[(triton.cdiv(len(tiles.items), TILES_EACH),)](
             cu_seqlens_q, cache_seqlens, tiles.items, tiles.merges, tiles.counts, tiles.queue,
             num_rows,

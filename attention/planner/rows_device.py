@@ -1,9 +1,28 @@
-"""Device functions that the planner kernels share: loads of lengths, stores of plan entries."""
+"""What the planner kernels share: checks and loads of lengths, stores of plan entries."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def check_lengths(cu_seqlens_q: Tensor, cache_seqlens: Tensor, max_rows: int, planner: str) -> int:
+    """The number of rows B of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
+
+    Raises ValueError if B exceeds max_rows; planner: its name in the message.
+    """
+    num_rows = len(cache_seqlens)
+    assert len(cu_seqlens_q) == num_rows + 1
+    assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
+    assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
+    if num_rows > max_rows:
+        raise ValueError(
+            f"a step of {num_rows} rows is over the {planner} planner's max_rows={max_rows}: "
+            "make the planner for more rows"
+        )
+    return num_rows
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The queued plans made on the GPU; the integers equal those of fa3.py and greedy.py.
+"""The queued plans made on the GPU; the integers equal those of queued_plans.py.
 
 plan_counts
   grid      ceil(B / ROWS_EACH), at least 1; a program writes the work tiles and merges of its rows,
@@ -110,7 +110,7 @@ def _price(
     blocks, planned, total, divisor, cap, HEADS: tl.constexpr, PROGRAMS: tl.constexpr,
     WORK_TILE_COST: tl.constexpr, MERGE_COST: tl.constexpr, MERGE_TILE_COST: tl.constexpr,
 ):  # fmt: skip
-    """greedy.price of num_splits given by divisor and cap."""
+    """queued_plans.price of num_splits given by divisor and cap."""
     part, parts = _parts_of(blocks, planned, divisor, cap)
     longest = tl.max(tl.where(planned, part, 0), 0)
     length = _ceil_div(longest * (tl.arange(0, 8) + 1), 8)

@@ -1,4 +1,4 @@
-"""The stream-K planner (`uneven`): each program gets an equal, contiguous share of all KV.
+"""The stream-K planner (`stream-k`): each program gets an equal, contiguous share of all KV.
 
 Rows and KV heads are concatenated, each as long as its blocks plus the fixed cost of a work tile;
 the sequence is divided into equal shares wherever they fall.  Including the fixed cost, a

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from attention.backend import Shape
+from attention.common.kernel_inputs import KernelInputs
 from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import PlannedKernel
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
@@ -40,7 +41,7 @@ def kernels_of(machine: Machine) -> list[str]:
 
     Raises UnsupportedAttention if there are none.
     """
-    choices = (dispatch(machine, "flash2", SHAPE, planner) for planner in ("uneven", "greedy"))
+    choices = (dispatch(machine, "flash2", SHAPE, planner) for planner in ("stream-k", "greedy"))
     return list(dict.fromkeys(choice.decode for choice in choices))
 
 
@@ -85,7 +86,8 @@ class KernelTimer:
         scale = HEAD_DIM**-0.5
 
         def call(number: int) -> None:
-            kernel.run(q, self.k, self.v, tables[number], buffers, out, scale=scale)
+            inputs = KernelInputs(q, self.k, self.v, tables[number], out, scale=scale)
+            kernel.run(inputs, buffers)
 
         return self._timed(call, len(tables))
 

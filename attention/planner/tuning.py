@@ -29,10 +29,8 @@ from attention.planner.costs import (
     tuned_file,
     write_tuned,
 )
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
+from attention.planner.queued_plans import plan_fa3, plan_greedy, plan_of_counts
 from attention.planner.simulation import combine_time, makespan
-from attention.planner.split_counts import plan_of_counts
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec, planned_rows
 from attention.planner.stream_k import plan_stream_k
 from attention.planner.timing import (
@@ -50,7 +48,13 @@ FIT_SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (2, 1), (2, 4), 
 FIT_SHAPES += ((4, 2), (4, 8))
 BATCHES = ((1, 4096), (1, 16384), (6, 4096), (17, 8192), (32, 4096), (48, 4096), (67, 4096))
 BATCHES += ((140, 4096), (48, 16384))
-PLANNERS = {"uneven": plan_stream_k, "greedy": plan_greedy, "fa3": plan_fa3}
+# (cu_seqlens_q, cache_seqlens, spec) -> plan
+HostPlanner = Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]
+PLANNERS: dict[str, HostPlanner] = {
+    "stream-k": plan_stream_k,
+    "greedy": plan_greedy,
+    "fa3": plan_fa3,
+}
 # Microseconds of a call with a plan.
 TimeFunction = Callable[[HostSplitPlan, SplitPlanSpec, Int32Array], float]
 

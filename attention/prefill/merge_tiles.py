@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import M_INIT, finish
 from attention.planner.prefill_tiles import TilePlan
 
@@ -68,17 +68,13 @@ def _merge(
             tl.store(LSE + token * lse_token + heads, lse, mask=real)
 
 
-def merge_tiles(tiles: TilePlan, out: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
-    """Write out and lse of the tiles in tiles.merges, from tiles.partial_out and partial_lse.
-
-    out [T, heads, D]; lse [T, heads] float32, natural log; sinks [heads] float32.
-    """
-    spec, head_dim = tiles.spec, out.shape[-1]
+def merge_tiles(tiles: TilePlan, inputs: KernelInputs) -> None:
+    """Write out and lse of the tiles in tiles.merges, from tiles.partial_out and partial_lse."""
+    spec, head_dim = tiles.spec, inputs.out.shape[-1]
     _merge[(spec.programs,)](
-        tiles.partial_out, tiles.partial_lse, out, lse, sinks,
-        tiles.items, tiles.merges, tiles.counts,
-        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0),
+        tiles.partial_out, tiles.partial_lse, inputs.out, inputs.lse, inputs.sinks,
+        tiles.items, tiles.merges, tiles.counts, *inputs.out_strides(),
         KV_HEADS=spec.kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), ROWS=ROWS, num_warps=4,
-        **dependent_launch(out.device),
+        **dependent_launch(inputs.out.device),
     )  # fmt: skip

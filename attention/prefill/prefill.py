@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E, M_INIT, dot, finish, to_logits
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.merge_tiles import merge_tiles
@@ -246,51 +246,25 @@ def prefill_config(head_dim: int, dtype: torch.dtype) -> PrefillConfig:
     )
 
 
-def prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
-    tiles: TilePlan,
-    out: Tensor,
-    lse: Tensor | None = None,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    config: PrefillConfig | None = None,
-) -> None:
+def prefill(inputs: KernelInputs, tiles: TilePlan, *, config: PrefillConfig | None = None) -> None:
     """Attention of the tile plan's rows: those with q_len of at least spec.min_q_len.
-
-    q, out      [T, heads, D]; other rows of out are not written
-    k, v        [pages, kv_heads, page, D] of one layer, of q's type or float8_e4m3fn
-    page_table  [B, max_pages] int32
-    lse         [T, heads] float32, natural log of the softmax sum, -inf for a query without keys
-    softcap     logits become softcap * tanh(logit / softcap); 0: unchanged
-    sinks       [heads] float32, one more logit in each query's sum
-    k_scale, v_scale  [kv_heads] float32: dequantization scales of float8 pages
 
     Query i of a row sees keys up to its position kv_len - q_len + i, within tiles.spec.window.
     Source: FlashAttention-2.
     """
-    spec = tiles.spec
+    q, k, v, spec = inputs.q, inputs.k, inputs.v, tiles.spec
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
     assert (kv_heads, kv_heads * spec.group) == (spec.kv_heads, q.shape[1]), "plan of other heads"
     assert tiles.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
-    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
     config = config or prefill_config(head_dim, q.dtype)
     _prefill[(spec.programs,)](
-        q, k, v, page_table, tiles.partial_out, tiles.partial_lse, out, lse, sinks,
-        k_scale, v_scale, tiles.items, tiles.counts, tiles.queue,
-        q.stride(0), q.stride(1), page_table.stride(0), *k.stride()[:3], *v.stride()[:3],
-        out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
+        q, k, v, inputs.page_table, tiles.partial_out, tiles.partial_lse, inputs.out, inputs.lse,
+        inputs.sinks, inputs.k_scale, inputs.v_scale, tiles.items, tiles.counts, tiles.queue,
+        *inputs.strides(), inputs.scale, inputs.softcap,
         KV_HEADS=kv_heads, GROUP=spec.group, BLOCK_M=spec.block_m, D=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim), PAGE=page, BLOCK_N=spec.block_n,
         EDGE_N=config.edge_n, STAGES=config.stages, SAME_STRIDES=k.stride() == v.stride(),
-        WINDOW=spec.window, SOFTCAP=softcap > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        WINDOW=spec.window, SOFTCAP=inputs.softcap > 0, PRECISION=inputs.precision,
         num_warps=config.warps, maxnreg=config.registers, **dependent_launch(q.device),
     )  # fmt: skip
-    merge_tiles(tiles, out, lse, sinks)
+    merge_tiles(tiles, inputs)

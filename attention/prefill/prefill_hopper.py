@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -34,6 +33,7 @@ from triton.language.extra import cuda
 
 from attention.common.dependent_launch import dependent_launch
 from attention.common.hopper import tma_desc, write_partial
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.merge_tiles import merge_tiles
@@ -200,36 +200,25 @@ def hopper_config(head_dim: int) -> HopperConfig:
 
 
 def prefill_hopper(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
+    inputs: KernelInputs,
     tiles: TilePlan,
-    out: Tensor,
-    lse: Tensor | None = None,
     *,
-    scale: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     overlap: bool = False,
     config: HopperConfig | None = None,
 ) -> None:
-    """Attention of the tile plan's rows, arguments as `prefill`; block_m 128, scale > 0.
+    """Attention of the tile plan's rows as `prefill`; block_m 128, scale > 0, no float8 pages.
 
     overlap  run concurrently with the preceding kernel, which writes nothing that this one reads
              or writes, and waits for its own predecessors before it launches dependents
     """
-    spec = tiles.spec
+    q, k, spec = inputs.q, inputs.k, tiles.spec
     heads, head_dim = q.shape[1:]
     pages, kv_heads, page, _ = k.shape
     group = heads // kv_heads
     assert (kv_heads, group) == (spec.kv_heads, spec.group), "the plan is for other heads"
     assert tiles.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
     assert spec.block_m == 2 * HALF.value and spec.block_n % page == 0, "the plan is of other tiles"
-    assert k_scale is None and v_scale is None and scale > 0
-    assert out.stride(-1) == 1
+    assert inputs.k_scale is None and inputs.v_scale is None and inputs.scale > 0
     config = config or hopper_config(head_dim)
     block_d = 64 if head_dim <= 64 else 128
     queries, query_desc = q, None
@@ -237,12 +226,13 @@ def prefill_hopper(
         queries, query_desc = None, tma_desc(q, [HALF.value // group, group, block_d])
     kv_box = [1, 1, page, block_d]
     _prefill_hopper[(spec.programs,)](
-        queries, query_desc, tma_desc(k, kv_box), tma_desc(v, kv_box), page_table,
-        tiles.partial_out, tiles.partial_lse, out, lse, sinks,
-        tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1), page_table.stride(0),
-        pages, out.stride(0), out.stride(1), 0 if lse is None else lse.stride(0), scale, softcap,
+        queries, query_desc, tma_desc(k, kv_box), tma_desc(inputs.v, kv_box), inputs.page_table,
+        tiles.partial_out, tiles.partial_lse, inputs.out, inputs.lse, inputs.sinks,
+        tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1),
+        inputs.page_table.stride(0), pages, *inputs.out_strides(), inputs.scale, inputs.softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
-        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=softcap > 0, PING_PONG=config.ping_pong,
-        OVERLAP=overlap, num_warps=4, maxnreg=168, **dependent_launch(q.device),
+        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=inputs.softcap > 0,
+        PING_PONG=config.ping_pong, OVERLAP=overlap, num_warps=4, maxnreg=168,
+        **dependent_launch(q.device),
     )  # fmt: skip
-    merge_tiles(tiles, out, lse, sinks)
+    merge_tiles(tiles, inputs)

@@ -38,7 +38,7 @@ def flash_attention_3(inputs: Inputs) -> Prepared:
     """
     case, operators = inputs.case, getattr(torch.ops, FA3_OPERATORS)
     if case.kv_dtype == "fp8" or case.dtype == "fp32":
-        raise PeerUnavailable("FlashAttention-3 wants q, k and v of one 16-bit type")
+        raise PeerUnavailable("FlashAttention-3 takes q, k and v of one 16-bit type")
     max_q_len, max_kv_len = max(case.q_lens), max(case.kv_lens)
     window = case.window - 1  # tokens before the query's own; -1: all
     right = 0 if case.window else -1

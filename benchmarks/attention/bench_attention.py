@@ -40,7 +40,6 @@ from benchmarks.attention.inputs import RandomPool
 from benchmarks.attention.measure import measure, why
 from benchmarks.attention.plans import measure_plans
 from benchmarks.attention.plots import plot
-from benchmarks.attention.predictions import predictions
 from benchmarks.attention.results import (
     FA3,
     FA3_PLAN,
@@ -53,7 +52,7 @@ from benchmarks.attention.results import (
     line,
 )
 from benchmarks.attention.subjects import Subject, back_end, kernels
-from benchmarks.attention.targets import verdicts
+from benchmarks.attention.targets import predictions, verdicts
 from benchmarks.attention.timing import (
     Bandwidth,
     GraphTimer,
@@ -63,7 +62,7 @@ from benchmarks.attention.timing import (
 )
 
 PLAN = "plan"
-PLAN_SUBJECTS = {"uneven": PLAIN, "greedy": GREEDY_PLAN, "fa3": FA3_PLAN}
+PLAN_SUBJECTS = {"stream-k": PLAIN, "greedy": GREEDY_PLAN, "fa3": FA3_PLAN}
 DECODE_GRIDS = ("decode", "b1", "tp8", "small", "skewed", "features", "fp8", "flat")
 ONE_PLAN = ("features", "fp8", "flat")  # of these: planners are not compared there
 SUBJECTS = (OURS, *PLAN_SUBJECTS.values(), "flash2", "flash1", "mha", FA3, "cuDNN", "FA2")
@@ -75,9 +74,9 @@ def subjects_of(grid: str, options: argparse.Namespace) -> dict[str, Subject]:
     if grid == "seeds":
         subjects |= {name: back_end(name) for name in ("flash2", "flash1", "mha")}
     else:
-        subjects[OURS] = kernels("uneven")
+        subjects[OURS] = kernels("stream-k")
     if grid in ("prefill", "chunked", "mixed", "fp8", "flat"):
-        subjects[PLAIN] = kernels("uneven", plain=True)
+        subjects[PLAIN] = kernels("stream-k", plain=True)
     if grid in DECODE_GRIDS and grid not in ONE_PLAN:
         subjects |= {
             PLAN_SUBJECTS[planner]: kernels(planner, plain=True) for planner in options.planner
@@ -228,7 +227,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fa3", metavar="FILE", help="also FlashAttention-3, from this library")
     parser.add_argument("--sdpa", action="store_true", help="also torch's cuDNN and FA2 prefill")
     parser.add_argument("--out", type=Path, metavar="DIR", help="attention.json and plots")
-    parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw an earlier run")
+    parser.add_argument("--plot", type=Path, metavar="JSON", help="only plot an earlier run")
     return parser.parse_args(arguments)
 
 

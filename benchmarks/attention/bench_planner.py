@@ -17,19 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
 from attention.planner.simulation import combine_time, lower_bound, makespan
-from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec
-from attention.planner.stream_k import plan_stream_k
+from attention.planner.split_plan import SplitPlanSpec
+from attention.planner.tuning import PLANNERS
 from benchmarks.attention.grids import DISTRIBUTIONS
+from benchmarks.attention.plots import svg_figures
 
-PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
-    "fa3": plan_fa3,
-    "greedy": plan_greedy,
-    "uneven": plan_stream_k,
-}
-COLOURS = {"fa3": "#e09f3e", "greedy": "#8f6bb3", "uneven": "#0b6e4f"}
+COLOURS = {"fa3": "#e09f3e", "greedy": "#8f6bb3", "stream-k": "#0b6e4f"}
 PROGRAMS = (78, 108, 132)  # H20, A100, H100: one program an SM
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 BATCHES += (144, 160, 192, 224, 256)
@@ -57,8 +51,8 @@ def outcomes(lengths: Sequence[int], spec: SplitPlanSpec, rho: float) -> dict[st
     cache_seqlens = np.array(lengths, dtype=np.int32)
     bound = lower_bound(cu_seqlens_q, cache_seqlens, spec, rho)
     found: dict[str, PlannerOutcome] = {}
-    for name, planner in PLANNERS.items():
-        plan = planner(cu_seqlens_q, cache_seqlens, spec)
+    for name in COLOURS:
+        plan = PLANNERS[name](cu_seqlens_q, cache_seqlens, spec)
         time = makespan(plan, spec, rho)
         found[name] = PlannerOutcome(time / bound, (time + combine_time(plan, spec)) / bound)
     return found
@@ -95,7 +89,11 @@ def print_sweep(programs: int, kv_heads: int, rho: float, seeds: int) -> None:
             found.setdefault(name, {}).setdefault(planner, []).append((rows, outcome))
     print(f"\n{programs} programs, {kv_heads} KV heads, {machine(rho)}: makespan over the bound,")
     print("mean / worst (rows), and the mean with the combine")
-    print(f"{'':<15}" + "".join(f"{planner:>25}" for planner in PLANNERS))
+    print(f"{'':<15}" + "".join(f"{planner:>25}" for planner in COLOURS))
+    found["all"] = {
+        planner: [result for planners in found.values() for result in planners[planner]]
+        for planner in COLOURS
+    }
     for name, planners in found.items():
         line = f"{name:<15}"
         for results in planners.values():
@@ -104,14 +102,6 @@ def print_sweep(programs: int, kv_heads: int, rho: float, seeds: int) -> None:
             whole = np.mean([outcome.whole for _, outcome in results])
             line += f"{mean:>9.3f} /{worst.makespan:5.2f} ({worst_rows:>3}){whole:7.3f}"
         print(line)
-    line = f"{'all':<15}"
-    for planner in PLANNERS:
-        results = [result for planners in found.values() for result in planners[planner]]
-        mean = np.mean([outcome.makespan for _, outcome in results])
-        worst_rows, worst = max(results, key=lambda result: result[1].makespan)
-        whole = np.mean([outcome.whole for _, outcome in results])
-        line += f"{mean:>9.3f} /{worst.makespan:5.2f} ({worst_rows:>3}){whole:7.3f}"
-    print(line)
 
 
 def print_published() -> None:
@@ -125,8 +115,8 @@ def print_published() -> None:
         line = f"{rows:>4} x {length:<6}"
         cu_seqlens_q = np.arange(rows + 1, dtype=np.int32)
         cache_seqlens = np.full(rows, length, dtype=np.int32)
-        for name, planner in PLANNERS.items():
-            blocks = makespan(planner(cu_seqlens_q, cache_seqlens, spec), spec)
+        for name in COLOURS:
+            blocks = makespan(PLANNERS[name](cu_seqlens_q, cache_seqlens, spec), spec)
             line += f"{name:>9}{blocks:>5.0f} ={18 + 6.25 * blocks:>5.0f} us"
         print(line)
 
@@ -134,7 +124,7 @@ def print_published() -> None:
 def print_second_waves(rho: float) -> None:
     """Equal rows on 132 programs, at the batch sizes where FlashAttention-3 begins a wave."""
     print(f"\nequal rows on 132 programs, {machine(rho)}: makespan over the bound,")
-    print(" / ".join(PLANNERS))
+    print(" / ".join(COLOURS))
     for kv_heads, batches in SECOND_WAVES.items():
         for length in (4096, 32768):
             cells: list[str] = []
@@ -147,11 +137,7 @@ def print_second_waves(rho: float) -> None:
 def plot_waves(folder: Path, seeds: int) -> Path:
     """planner_waves.svg: equal rows, every batch up to the number of programs; and the tables'
     batches, all distributions together."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # The same figures give the same file; text stays text.
-    matplotlib.rcParams |= {"svg.hashsalt": "wavefill", "font.size": 9, "svg.fonttype": "none"}
+    svg_figures()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -13,7 +13,6 @@ MAX_DECODE = 8  # largest q_len that the decode kernel serves
 class AttentionCase:
     """Row b has q_lens[b] query tokens, ending at KV length kv_lens[b]."""
 
-    grid: str
     name: str
     q_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
@@ -27,6 +26,7 @@ class AttentionCase:
     softcap: float = 0.0
     sinks: bool = False
     warm: bool = False  # one KV set over and over, from the L2 cache where it fits
+    grid: str = ""  # that the case belongs to
     whole: str = ""  # name of the mixed case of which this is a part
 
     @property

@@ -50,7 +50,7 @@ def measure(
                 kernels=prepared.kernels,
             )
             captured[name] = (outcome, timer.capture(prepared.call, inputs.sets))
-        except Exception as error:  # a peer may raise anything; the other rows are wanted
+        except Exception as error:  # a peer may raise anything; the other subjects go on
             row.outcomes[name] = SubjectOutcome(error=why(error))
     samples = timer.replay([graph for _, graph in captured.values()])
     for (name, (outcome, _)), sample in zip(captured.items(), samples, strict=True):

@@ -42,7 +42,7 @@ def planned_steps(
     for heads in ALL_HEADS:
         for rows, max_rows in STEPS:
             lengths = tuple(DISTRIBUTIONS["lognormal 2k"](random.Random(rows), rows))
-            case = AttentionCase("plan", f"{rows} rows", (1,) * rows, lengths, *heads)
+            case = AttentionCase(f"{rows} rows", (1,) * rows, lengths, *heads)
             size = f"{rows} of {max_rows} rows, {case.heads_name} heads"
             for planner in planners:
                 if planner in PLANNERS:
@@ -56,7 +56,7 @@ def planned_steps(
                     )
                     yield f"{planner}, {size}", maker, case
     for rows, q_len in ((1, 8192), (16, 512), (256, 32)):
-        case = AttentionCase("plan", f"{rows} prompts", (q_len,) * rows, (q_len,) * rows, 32, 8)
+        case = AttentionCase(f"{rows} prompts", (q_len,) * rows, (q_len,) * rows, 32, 8)
         tiler = DeviceTiler(
             prompting(case, device)[1],
             max_tokens=MAX_TOKENS,

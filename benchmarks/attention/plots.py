@@ -37,15 +37,20 @@ def points(results: dict[str, Any], value: str, **properties: Any) -> Points:
     return {name: sorted(pairs) for name, pairs in found.items()}
 
 
+def svg_figures() -> None:
+    """Set matplotlib up so that the same results give the same file, and text stays text."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "wavefill", "font.size": 9, "svg.fonttype": "none"}
+
+
 def plot(results: dict[str, Any], folder: Path) -> list[str]:
     """Write the plots that the run has data for -> messages."""
     try:
-        import matplotlib
+        svg_figures()
     except ModuleNotFoundError:
         return ["no plots: matplotlib is not installed (pip install 'wavefill[bench]')"]
-    matplotlib.use("svg")
-    # The same results give the same file.
-    matplotlib.rcParams |= {"svg.hashsalt": "wavefill", "font.size": 9, "svg.fonttype": "none"}
     written: list[str] = []
     for name, picture in (
         ("attention_decode", _decode),
@@ -58,11 +63,11 @@ def plot(results: dict[str, Any], folder: Path) -> list[str]:
             path = folder / f"{name}.svg"
             figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
             written.append(f"wrote {path}")
-    return written or ["no plots: the run has none of the grids that are drawn"]
+    return written or ["no plots: the run has none of the grids that are plotted"]
 
 
 def _panels(results: dict[str, Any], title: str, panels: list[tuple[str, Points]], **axes: Any):
-    """Panels with shared limits, three in a row; None if there is nothing to draw."""
+    """Panels with shared limits, three in a row; None if there is nothing to plot."""
     panels = [(name, data) for name, data in panels if any(len(p) > 1 for p in data.values())]
     if not panels:
         return None
@@ -92,30 +97,16 @@ def _panels(results: dict[str, Any], title: str, panels: list[tuple[str, Points]
 
 def _decode(results: dict[str, Any]):
     """Share of the read bandwidth over the batch, for each length and layout of heads."""
+    percent = 100 / results["read_tb_s"][0]
     panels: list[tuple[str, Points]] = []
     for heads, kv_heads in ((8, 1), (32, 8)):
         for length in (4096, 16384, 32768):
-            data = points(
-                results,
-                "kv_tb_s",
-                grid="decode",
-                heads=heads,
-                kv_heads=kv_heads,
-                kv_len_max=length,
-            )
-            panels.append((f"{heads}/{kv_heads} heads, {length // 1024}k", data))
-    read = results["read_tb_s"][0]
-    shares = [
-        (name, {s: [(x, 100 * y / read) for x, y in p] for s, p in data.items()})
-        for name, data in panels
-    ]
-    labels = {
-        "xlabel": "rows",
-        "xscale": "log",
-        "ylabel": "% of the read bandwidth",
-        "ylim": (20, 102),
-    }
-    return _panels(results, "Decode, cold", shares, **labels)
+            case = {"heads": heads, "kv_heads": kv_heads, "kv_len_max": length}
+            data = points(results, "kv_tb_s", grid="decode", **case)
+            shares = {s: [(x, percent * y) for x, y in pairs] for s, pairs in data.items()}
+            panels.append((f"{heads}/{kv_heads} heads, {length // 1024}k", shares))
+    labels = {"xlabel": "rows", "ylabel": "% of the read bandwidth", "ylim": (20, 102)}
+    return _panels(results, "Decode, cold", panels, xscale="log", **labels)
 
 
 def _single_row(results: dict[str, Any]):
@@ -137,24 +128,13 @@ def _prefill(results: dict[str, Any]):
 
 def _seeds(results: dict[str, Any]):
     """mha, flash1 and flash2 over lengths, prompts and decoding."""
-    properties = {"grid": "seeds", "dtype": "bf16"}
-    prompts = points(
-        {"rows": [row for row in results["rows"] if row["case"]["name"].startswith("prompt")]},
-        "us",
-        **properties,
-    )
-    decode = {
-        rows: points(
-            {"rows": [r for r in results["rows"] if r["case"]["name"].startswith(f"{rows} x")]},
-            "us",
-            **properties,
-        )
-        for rows in (1, 16)
-    }
-    panels = [
-        ("prompt", prompts),
-        ("decode, 1 row", decode[1]),
-        ("decode, 16 rows", decode[16]),
-    ]
+    panels: list[tuple[str, Points]] = []
+    for title, start in (
+        ("prompt", "prompt"),
+        ("decode, 1 row", "1 x"),
+        ("decode, 16 rows", "16 x"),
+    ):
+        rows = [row for row in results["rows"] if row["case"]["name"].startswith(start)]
+        panels.append((title, points({"rows": rows}, "us", grid="seeds", dtype="bf16")))
     labels = {"xlabel": "length", "ylabel": "us", "xscale": "log", "yscale": "log"}
     return _panels(results, "mha, flash1, flash2", panels, sharey=False, **labels)

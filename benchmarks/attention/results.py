@@ -11,7 +11,7 @@ from benchmarks.attention.timing import Bandwidth
 
 WRONG = 0.03  # relative difference between two subjects that is more than rounding
 # Subjects.  The first that a row has is ours, which the others are compared with: the kernels that
-# the table chooses, with the stream-K plan (`uneven`).  "plain" is the plain Triton kernels with
+# the table chooses, with the stream-K plan (`stream-k`).  "plain" is the plain Triton kernels with
 # that plan; they run the other planners' plans too.
 OURS, PLAIN, FA3 = "ours", "plain", "FA3"
 GREEDY_PLAN, FA3_PLAN = "greedy plan", "fa3 plan"

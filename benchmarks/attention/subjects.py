@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attention.backend import Capacity, Shape
+from attention.common.kernel_inputs import KernelInputs
 from attention.dispatch import TABLE, Machine, choose, dispatch
 from attention.planned_kernel import (
     PlannedKernel,
@@ -25,12 +25,11 @@ from attention.planned_kernel import (
     tile_spec,
 )
 from attention.planner.costs import device_costs
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
-from attention.planner.prefill_tiles import TilePlan, TileSpec, plan_tiles
+from attention.planner.prefill_tiles import TilePlan, TileSpec
+from attention.planner.prefill_tiles_device import DeviceTiler
 from attention.planner.simulation import combine_time, makespan
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
-from attention.planner.stream_k import plan_stream_k
+from attention.planner.tuning import PLANNERS
 from benchmarks.attention.cases import MAX_DECODE, AttentionCase
 from benchmarks.attention.inputs import DTYPES, Inputs
 
@@ -50,11 +49,6 @@ class Prepared:
 
 
 Subject = Callable[[Inputs], Prepared]
-PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
-    "uneven": plan_stream_k,
-    "greedy": plan_greedy,
-    "fa3": plan_fa3,
-}
 
 
 def host_lengths(case: AttentionCase) -> tuple[Int32Array, Int32Array]:
@@ -127,22 +121,19 @@ def decode_plan(
 
 def prefill_tiles(case: AttentionCase, spec: TileSpec, device: torch.device) -> TilePlan:
     """The case's tiles on the device."""
-    tiles = TilePlan.allocate(
+    tiler = DeviceTiler(
         spec, max_tokens=case.tokens, max_rows=case.rows, head_dim=case.head_dim, device=device
     )
-    tiles.load(plan_tiles(*host_lengths(case), spec))
-    return tiles
+    return tiler.plan(*(torch.from_numpy(lens).to(device) for lens in host_lengths(case)))
 
 
-def features_of(inputs: Inputs) -> dict[str, Any]:
-    """The keyword arguments that every kernel takes."""
-    return {
-        "scale": inputs.scale,
-        "softcap": inputs.case.softcap,
-        "sinks": inputs.sinks,
-        "k_scale": inputs.k_scale,
-        "v_scale": inputs.v_scale,
-    }
+def kernel_inputs(inputs: Inputs, number: int) -> KernelInputs:
+    """The kernels' inputs over one of the sets."""
+    return KernelInputs(
+        inputs.q, inputs.k, inputs.v, inputs.tables[number], inputs.out, scale=inputs.scale,
+        softcap=inputs.case.softcap, sinks=inputs.sinks, k_scale=inputs.k_scale,
+        v_scale=inputs.v_scale,
+    )  # fmt: skip
 
 
 def predicted_us(
@@ -172,7 +163,7 @@ def kernels(planner: str, *, plain: bool = False) -> Subject:
     """
 
     def prepare(inputs: Inputs) -> Prepared:
-        case, device, features = inputs.case, inputs.q.device, features_of(inputs)
+        case, device = inputs.case, inputs.q.device
         work: list[tuple[PlannedKernel, SplitPlan | TilePlan]] = []
         predicted = 0.0
         if min(case.q_lens) <= MAX_DECODE:
@@ -186,12 +177,11 @@ def kernels(planner: str, *, plain: bool = False) -> Subject:
         mixed = mixed_kernel(*(kernel for kernel, _ in work)) if len(work) == 2 else None
 
         def call(number: int) -> Tensor:
-            tensors = (inputs.q, inputs.k, inputs.v, inputs.tables[number])
             if mixed:
-                mixed(*tensors, *(plan for _, plan in work), inputs.out, **features)
+                mixed(kernel_inputs(inputs, number), *(plan for _, plan in work))
                 return inputs.out
             for kernel, plan in work:
-                kernel.run(*tensors, plan, inputs.out, **features)
+                kernel.run(kernel_inputs(inputs, number), plan)
             return inputs.out
 
         return Prepared(call, lambda: call(0), predicted, "+".join(k.name for k, _ in work))

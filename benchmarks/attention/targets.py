@@ -1,20 +1,21 @@
-"""The targets that the attention kernels are held to, and whether a run met them."""
+"""Whether a run met the targets of the attention kernels; how well their times were predicted."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.attention.cases import MIB
-from benchmarks.attention.results import FA3, FA3_PLAN, OURS, PLAIN, CaseResult
+from benchmarks.attention.results import FA3, FA3_PLAN, GREEDY_PLAN, OURS, PLAIN, CaseResult
 from benchmarks.attention.timing import Bandwidth
 
 COMPARED_GRIDS = ("decode", "b1", "skewed")
 # Rows and length, 8/1 heads, where FlashAttention-3's parts need a second, nearly empty wave.
 SECOND_WAVE = ((48, 4096), (67, 4096), (140, 4096), (48, 16384))
 # The same with its plan for the plain kernel, of which two programs fit on an SM where there is one
-# KV head: its simulated makespan is more than 1.5 times that of `uneven`.
+# KV head: its simulated makespan is more than 1.5 times that of `stream-k`.
 PLAIN_SECOND_WAVE = (
     *((rows, length) for length in (4096, 16384, 32768) for rows in (45, 67, 100, 140)),
     (34, 32768),
@@ -23,6 +24,8 @@ B1_LIMITS = {512: 10, 1024: 10, 2048: 10, 4096: 10, 16384: 12, 32768: 18, 65536:
 # Flash-Decoding, warm, as published for an A100: microseconds by length.
 PUBLISHED_WARM = {512: 8, 1024: 10, 4096: 12, 8192: 13, 16384: 14, 32768: 15, 65536: 28}
 PLAN_US = 3.0
+PLANS = (PLAIN, GREEDY_PLAN, FA3_PLAN)  # of one kernel
+ALIKE = 1.02  # plans that differ by less take the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +203,36 @@ def verdicts(
         *(mixed_targets(rows, subject) for subject in (OURS, "flash2")),
         *plan_targets(plan_us),
     ]
+
+
+def predictions(rows: Sequence[CaseResult]) -> Iterator[str]:
+    """Predicted over measured time of each plan; how often the best predicted plan is best."""
+    cold = [row for row in rows if not row.case.warm]
+    for subject in (OURS, *PLANS):
+        pairs = [
+            (row.outcomes[subject].predicted_us, us)
+            for row in cold
+            if (us := row.us(subject)) and row.outcomes[subject].predicted_us
+        ]
+        if len(pairs) < 3:
+            continue
+        ratios = [predicted / us for predicted, us in pairs]
+        logs = [(math.log(predicted), math.log(us)) for predicted, us in pairs]
+        correlation = statistics.correlation(*zip(*logs, strict=True))
+        yield (
+            f"predicted over measured, {subject}: geometric mean {geometric_mean(ratios):.3f}, "
+            f"{min(ratios):.2f} to {max(ratios):.2f}, correlation of logarithms {correlation:.4f}, "
+            f"{len(pairs)} cases"
+        )
+    right = wrong = 0
+    for row in cold:
+        times = {subject: us for subject in PLANS if (us := row.us(subject))}
+        if len(times) == len(PLANS):
+            best = min(times, key=lambda subject: row.outcomes[subject].predicted_us)
+            right += times[best] <= min(times.values()) * ALIKE
+            wrong += times[best] > min(times.values()) * ALIKE
+    if right + wrong:
+        yield (
+            f"the plan predicted to be best is within {ALIKE - 1:.0%} of the best measured one "
+            f"in {right} of {right + wrong} cases"
+        )

@@ -47,6 +47,16 @@ class Timer(Protocol):
         ...
 
 
+def elapsed_us(run: Callable[[], object]) -> float:
+    """Microseconds of the device for what `run` queues."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000
+
+
 class GraphTimer:
     """Graphs of at least MIN_CALLS calls that use every set; each is replayed `replays` times.
 
@@ -84,12 +94,7 @@ class GraphTimer:
     def _calls(self, call: Callable[[int], object], num_sets: int) -> int:
         """Compile what has to be, and find out how many calls are enough."""
         call(0)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call(num_sets - 1)
-        end.record()
-        end.synchronize()
-        enough = min(MIN_CALLS, 1 + int(GRAPH_US / (start.elapsed_time(end) * 1000)))
+        enough = min(MIN_CALLS, 1 + int(GRAPH_US / elapsed_us(lambda: call(num_sets - 1))))
         return num_sets * -(-enough // num_sets)
 
     def replay(self, captured: Sequence[TimedGraph]) -> list[Sample]:

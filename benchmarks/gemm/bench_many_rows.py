@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.attention.timing import elapsed_us
 from benchmarks.gemm.gemm_chain import MODELS, ModelSizes
 from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
 from model_zoo.layers.gemm.timing import COLD_BYTES
@@ -45,13 +46,8 @@ class Recorded:
 
     def run(self, replays: int) -> float:
         """Microseconds per GEMM."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(replays):
-            self.graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1000 / self.calls / replays
+        us = elapsed_us(lambda: [self.graph.replay() for _ in range(replays)])
+        return us / self.calls / replays
 
 
 def calls_of(
@@ -92,11 +88,11 @@ def recorded(call: GemmCall, calls: int, operations: int) -> Recorded:
 
 def short(subjects: Mapping[str, Recorded]) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in subjects}
-    for turn in range(REPLAYS + 1):
+    for replay in range(REPLAYS + 1):
         for name, subject in subjects.items():
             time.sleep(PAUSE_SECONDS)
             us = subject.run(1)
-            found[name] += [us] if turn else []
+            found[name] += [us] if replay else []
     return {name: statistics.median(several) for name, several in found.items()}
 
 
@@ -112,8 +108,8 @@ def lasting(subjects: Mapping[str, Recorded], alone: Times, seconds: float) -> d
 
 def of_layer(times: Times, sizes: ModelSizes) -> float:
     """Microseconds of a layer's GEMMs, with the faster SwiGLU."""
-    products = [name for name in sizes.shapes() if name not in (BLOCK, "lm_head")]
-    return sum(times[name] for name in products) + min(times[subject] for subject in SWIGLU)
+    gemms = [name for name in sizes.shapes() if name not in (BLOCK, "lm_head")]
+    return sum(times[name] for name in gemms) + min(times[subject] for subject in SWIGLU)
 
 
 def line(title: str, times: Times, operations: Mapping[str, int], rows: int, layer: float) -> str:

@@ -30,7 +30,7 @@ from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.scheduler.step_time import StepLoad
 from runtime.startup.engine_spec import TILE, full_wave_sizes
 
-# Tokens of a step -> milliseconds of its matrix products on one H100 for a moment: few tokens by
+# Tokens of a step -> milliseconds of its GEMMs on one H100 for a moment: few tokens by
 # bench_step, many by the faster way for each size, and the output layer.
 GEMMS = (
     (1, 4.8), (8, 4.7), (32, 5.2), (64, 5.7), (128, 6.0), (256, 6.8), (384, 8.5), (512, 10.1),
@@ -38,7 +38,7 @@ GEMMS = (
     (1536, 28.8), (1664, 32.5), (1792, 34.4), (1920, 35.9), (2048, 37.4), (3072, 56.0),
     (4096, 74.8), (8192, 149.1),
 )  # fmt: skip
-MANY = 256  # tokens: from here on products compute for longer than they read
+MANY = 256  # tokens: from here on GEMMs compute for longer than they read
 FIXED_MS = 0.35  # what the small kernels of a step take whatever its size
 SMALL_MS = 0.0011  # and for each token
 MIXED_MS = 0.3  # gaps, where prompts are part of a step
@@ -76,13 +76,13 @@ class StepParts(NamedTuple):
 def parts_of(load: StepLoad) -> StepParts:
     """A step of a Qwen3-8B on one H100 that is far from the limit of its power."""
     tokens = load.rows + load.prompt_tokens
-    products = gemms_ms(tokens)
+    gemms = gemms_ms(tokens)
     pairs = load.pairs * PAIR_OPERATIONS / OPERATIONS_A_MS
     reading = FIXED_MS + SMALL_MS * tokens + MIXED_MS * (load.prompt_tokens > 0)
     reading += load.kv_tokens * KV_BYTES / BYTES_A_MS
     if tokens > MANY:
-        return StepParts(products + pairs, reading)
-    return StepParts(pairs, products + reading)
+        return StepParts(gemms + pairs, reading)
+    return StepParts(pairs, gemms + reading)
 
 
 def step_ms(load: StepLoad) -> float:
@@ -97,7 +97,7 @@ def load_of(batch: Batch) -> StepLoad:
 
 
 class SimulatedClock:
-    """The device's time, in seconds; the host's is nothing beside it."""
+    """The device's time, in seconds; the host takes none."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -218,7 +218,7 @@ class LoadClients:
 
 
 def h100_config(longest: int, target_ms: float = 0.0) -> ResolvedConfig:
-    """What a start of Qwen3-8B on one H100 of 80 GB settles on, for requests of so many tokens."""
+    """What a start of Qwen3-8B on one H100 of 80 GB resolves to, for requests of so many tokens."""
     return structs.replace(
         fake_config(256, longest),
         device="cuda", prefix_cache=False, itl_target_ms=target_ms,

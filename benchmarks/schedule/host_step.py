@@ -18,8 +18,8 @@ import numpy as np
 from msgspec import structs
 
 from runtime.config import ResolvedConfig
-from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.input_block import HostBlock, Layout
+from runtime.cuda_graph.buffers import HostBlock, Layout
+from runtime.cuda_graph.launch import Bucket, Buckets
 from runtime.engine.loop import Engine
 from runtime.engine.process import OutputPublisher
 from runtime.messages import EngineRequest, SamplingParams, Stats
@@ -60,10 +60,9 @@ class ReadyResult:
 
 
 class QueueingExecutor:
-    """Samples token 1 for every row; fills a block as for a device, and notes when it was called.
+    """Samples token 1 for every row; fills a block as for a device, and records when.
 
-    Engine.step_columns() calls forward() right after schedule() and sample() after commit(), so the
-    calls divide its time.
+    Engine.step_columns() calls forward() right after schedule(), which divides its time.
     """
 
     overlap = True
@@ -74,7 +73,7 @@ class QueueingExecutor:
         self._numbers = np.zeros(most, dtype=np.int32)
         self._blocks: dict[Bucket, HostBlock] = {}
         self._pages_before = np.zeros(rows, dtype=np.int32)
-        self.scheduled_ns = self.queued_ns = self.committed_ns = 0
+        self.scheduled_ns = self.queued_ns = 0
 
     def forward(self, batch: Batch) -> None:
         self.scheduled_ns = time.thread_time_ns()
@@ -90,7 +89,6 @@ class QueueingExecutor:
         return False
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> ReadyResult:
-        self.committed_ns = time.thread_time_ns()
         return ReadyResult(ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)))
 
 

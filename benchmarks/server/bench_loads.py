@@ -149,7 +149,7 @@ def main() -> None:
     if args.simulated and args.shapes != ["qwen3-8b"]:
         parser.error("--simulated: only the steps of qwen3-8b are simulated")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    wanted = set(filter(None, args.only.split(",")))
+    selected = set(filter(None, args.only.split(",")))
     with tempfile.TemporaryDirectory() as temporary:
         out = args.out or Path(temporary)
         for shape in args.shapes:
@@ -164,7 +164,7 @@ def main() -> None:
                 of = " on a simulated device, which measures no GPU" if args.simulated else ""
                 print(f"{shape}{of}: ready after {ready:.1f} s\n{HEAD}", flush=True)
                 for seed, load in enumerate(LOADS[shape], start=int(time.time()) % 100_000):
-                    if not wanted or load.name in wanted:
+                    if not selected or load.name in selected:
                         figures = measure(load, args.port, seed, folder, args.bench.split())
                         print(row(load, figures), flush=True)
 

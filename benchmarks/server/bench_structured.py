@@ -18,15 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from msgspec import structs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
+from benchmarks.schedule.host_step import fake_config
 from model_zoo.inputs import ModelInput
-from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.device import keep_freed_memory
@@ -91,27 +92,15 @@ class TableModel:
 
 
 def make_engine(grammars: GrammarManager, vocab: int, seconds: float, rows: int) -> Engine:
-    resolved = ResolvedConfig(
-        model="",
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        attention="mha",
-        load_format="auto",
-        max_model_len=LENGTH,
-        max_num_seqs=rows,
-        max_batched_tokens=1024,
-        page_size=PAGE_SIZE,
-        num_pages=rows * 64,
-        prefix_cache=False,
-        threads=1,
-        seed=0,
-    )
+    resolved = structs.replace(
+        fake_config(rows, LENGTH), load_format="auto", max_batched_tokens=1024,
+        page_size=PAGE_SIZE, num_pages=rows * 64, prefix_cache=False,
+    )  # fmt: skip
     kv = KVPool.allocate(
         layers=1, pages=1, kv_heads=1, page_size=PAGE_SIZE, head_dim=1,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = TorchExecutor(
         TableModel(vocab, seconds),
         resolved=resolved,
         vocab_size=vocab,

@@ -3,10 +3,9 @@
     python -m benchmarks.step.bench_constrained_rows [--rows 8 64 256] [--constrained 0 1 16]
 
 All rows are sampled with top-p 0.95; some have a grammar, a logit bias or log-probabilities.  A
-step samples the others in a CUDA graph, and the constrained ones after it: by
-runtime/sampling/eager.py ("eager"), or by runtime/sampling/constrained_rows.py ("kernels").  "all
-eager" has no graph and samples every row eagerly.  GPU times are between events while the host is
-far ahead, host times are those of the calls; both include the download of the tokens; medians.
+step samples the others in a CUDA graph, and runtime/sampling/constrained_rows.py these after it.
+GPU times are between events while the host is far ahead, host times are those of the calls; both
+include the download of the tokens; medians.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.attention.timing import elapsed_us
 from benchmarks.step.bench_sampler import make_logits, params
-from runtime.executor.slots import SequenceSlots
-from runtime.executor.transfers import Download, upload
+from runtime.executor.transfers import Download
 from runtime.messages import SamplingParams
 from runtime.sampling.constrained_rows import ConstrainedRows, DeferredRows
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.kernels.sample import sample
-from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
 from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
-from runtime.scheduler.batch import Batch, NewRow, make_batch
+from runtime.scheduler.batch import NewRow
 
 SLEEP_CYCLES = 20_000_000  # cycles that the GPU sleeps while the host queues: some 11 ms
 PLAIN = params(temperature=0.7, top_p=0.95)
@@ -41,7 +39,7 @@ KINDS: dict[str, SamplingParams] = {
 
 
 class ConstrainedCase:
-    """A batch, and the state of its rows for both implementations."""
+    """A batch and the state of its rows."""
 
     def __init__(self, kind: str, logits: Tensor, constrained: int) -> None:
         rows, self.vocab = logits.shape
@@ -52,57 +50,32 @@ class ConstrainedCase:
         self.new_rows = [
             NewRow(row, constraints, row, 400, []) for row, constraints in enumerate(kinds)
         ]
-        self.batch: Batch = make_batch(
-            slots=range(rows), starts=[499] * rows, q_lens=[1] * rows, new_rows=self.new_rows
-        )
         self.rows = np.array(sorted(chosen), dtype=np.int64)
         masked = np.array([row for row in self.rows if kinds[row].grammar], dtype=np.int64)
         chance = np.random.default_rng(rows)
         shape = len(masked), -(-self.vocab // 8)
         bits = chance.integers(0, 256, shape, dtype=np.uint8)
-        self.masked = AllowedMasks(masked, bits)
         self.behind = AllowedMasks(np.arange(len(masked)), bits)
         apart = is_constrained(KINDS[kind])
         none = np.zeros(0, dtype=np.int64)
         self.deferred = DeferredRows(self.rows, none) if apart else DeferredRows(none, self.rows)
-        self.slots = SequenceSlots(rows, 1, self.vocab, self.device)
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.read: list[object] = []  # by a graph, which does not keep it
 
-    def all_eager(self) -> Callable[[], object]:
-        self.slots.begin(self.batch)
-        ids, ends = self.batch.slots, np.full(len(self.batch.slots), 500)
-        return lambda: fetch(sample_tokens(self.logits.clone(), self.slots, ids, ends, self.masked))
-
-    def eager(self) -> Callable[[], object]:
-        """The constrained rows by the eager sampler, after the graph."""
-        self.slots.begin(self.batch)
-        step = self.step(SamplerState(len(self.new_rows), self.vocab, self.device), self.rows)
-        ends = np.full(len(self.rows), 500)
-
-        def call() -> object:
-            step()
-            if not len(self.rows):
-                return None
-            some = self.logits.index_select(0, upload(self.rows, self.device))
-            return fetch(sample_tokens(some, self.slots, self.rows, ends, self.behind))
-
-        return call
-
-    def kernels(self) -> Callable[[], object]:
-        self.slots.eager = False
-        self.slots.begin(self.batch)
+    def sample(self) -> Callable[[], object]:
         state = SamplerState(len(self.new_rows), self.vocab, self.device)
-        constrained_rows = ConstrainedRows(self.slots, state)
+        constrained_rows = ConstrainedRows(state, self.last_token)
         for row in self.new_rows:
             constrained_rows.reset(row)
         step = self.step(state, self.deferred.constrained)
+        slots, ends = np.arange(len(self.new_rows)), np.full(len(self.new_rows), 500)
 
         def call() -> object:
             step()
             if not self.deferred:
                 return None
             return fetch(
-                constrained_rows.sample_tokens(self.logits, self.deferred, self.batch, self.behind)
+                constrained_rows.sample(self.logits, slots, ends, self.deferred, self.behind)
             )
 
         return call
@@ -116,7 +89,7 @@ class ConstrainedCase:
         where[apart] = -1
         slots = torch.from_numpy(where).to(self.device)
         tokens, ends = torch.zeros_like(slots), torch.full_like(slots, 500)
-        call = (self.logits, slots, ends, state, self.slots.last_token, tokens, tokens)
+        call = (self.logits, slots, ends, state, self.last_token, tokens, tokens)
         self.read.append(call)
         sample(*call)
         graph = torch.cuda.CUDAGraph()
@@ -135,17 +108,16 @@ def timed(call: Callable[[], object], calls: int) -> tuple[float, float]:
     call()
     gpu: list[float] = []
     host: list[float] = []
-    for _ in range(calls):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(SLEEP_CYCLES)
-        start.record()
+
+    def host_timed() -> None:
         began = time.perf_counter()
         call()
         host.append((time.perf_counter() - began) * 1e6)
-        end.record()
-        end.synchronize()
-        gpu.append(start.elapsed_time(end) * 1e3)
+
+    for _ in range(calls):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        gpu.append(elapsed_us(host_timed))
     return statistics.median(gpu), statistics.median(host)
 
 
@@ -157,23 +129,18 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=15)
     args = parser.parse_args()
     print(f"GPU us (host us), {args.vocab} bfloat16 logits")
-    print("| rows | constrained | kind | all eager | eager | kernels |")
-    print("|---|---|---|---|---|---|")
+    print("| rows | constrained | kind | us |")
+    print("|---|---|---|---|")
     with torch.inference_mode():
         for rows in args.rows:
             logits = make_logits(rows, args.vocab, torch.bfloat16, flat=False)[0]
             for constrained in sorted({min(some, rows) for some in args.constrained}):
                 for kind in KINDS if constrained else list(KINDS)[:1]:
-                    cells = [
-                        timed(make(ConstrainedCase(kind, logits, constrained)), args.calls)
-                        for make in (
-                            ConstrainedCase.all_eager,
-                            ConstrainedCase.eager,
-                            ConstrainedCase.kernels,
-                        )
-                    ]
-                    figures = " | ".join(f"{gpu:.0f} ({host:.0f})" for gpu, host in cells)
-                    print(f"| {rows} | {constrained} | {kind} | {figures} |", flush=True)
+                    case = ConstrainedCase(kind, logits, constrained)
+                    gpu, host = timed(case.sample(), args.calls)
+                    print(
+                        f"| {rows} | {constrained} | {kind} | {gpu:.0f} ({host:.0f}) |", flush=True
+                    )
 
 
 if __name__ == "__main__":

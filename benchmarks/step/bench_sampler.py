@@ -1,19 +1,16 @@
-"""Microseconds of sampling on a GPU, with the eager sampler and the memory bound.
+"""Microseconds of sampling on a GPU, with the memory bound.
 
     python -m benchmarks.step.bench_sampler [--rows 1 32 256] [--vocab 151936] [--replays 20]
 
-Kernels are timed as replays of a CUDA graph over several sets of logits: as after a matrix product,
+Kernels are timed as replays of a CUDA graph over several sets of logits: as after a GEMM,
 those of few rows are in the L2 cache; those of 256 rows are not.  Logits fall off as a language
 model's do, P(rank r) ~ r^-1.5; "flat" ones are normal, of which top-p 0.9 keeps half the tokens.
-The bound reads logits, and counts where there are penalties, once at 3 TB/s.  The eager sampler is
-timed by the clock, from logits in float32 to tokens on the host.
+The bound reads logits, and counts where there are penalties, once at 3 TB/s.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,12 +19,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention.timing import GraphTimer
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import sample_tokens
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.state import ROW_WORDS, SamplerState
-from runtime.scheduler.batch import NewRow, make_batch
+from runtime.scheduler.batch import NewRow
 
 TB_PER_S = 3.0
 SETS = 4
@@ -53,7 +48,7 @@ KINDS: dict[str, SamplingParams] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplerCase:
-    """What sampling one batch needs: sets of logits [R, vocab], and the rows' slots on both paths.
+    """What sampling one batch needs: sets of logits [R, vocab], and the rows' slots.
 
     A mixed batch has one row of each kind in turn.
     """
@@ -80,29 +75,18 @@ class SamplerCase:
         outputs = [torch.zeros(rows, **numbers) for _ in range(3)]
         return lambda number: sample(self.logits[number], slots, positions, state, *outputs)
 
-    def eager(self) -> Callable[[int], object]:
-        rows, vocab = self.logits[0].shape
-        slots = SequenceSlots(rows, 1, vocab, torch.device("cuda"))
-        slots.begin(make_batch(new_rows=self.new_rows))
-        ids, positions = np.arange(rows), np.full(rows, 500)
-
-        def call(number: int) -> object:
-            return sample_tokens(self.logits[number].float(), slots, ids, positions).tokens.tolist()
-
-        return call
-
 
 def make_logits(rows: int, vocab: int, dtype: torch.dtype, flat: bool) -> list[Tensor]:
     generator = torch.Generator("cuda").manual_seed(rows)
 
-    def draw_set() -> Tensor:
+    def sample_set() -> Tensor:
         shape = (rows, vocab)
         if flat:
             return torch.randn(shape, generator=generator, device="cuda").to(dtype)
         uniform = torch.rand(shape, generator=generator, device="cuda").clamp_(1e-7, 1 - 1e-7)
         return (-EXPONENT * (-uniform.log()).log()).to(dtype)
 
-    return [draw_set() for _ in range(SETS)]
+    return [sample_set() for _ in range(SETS)]
 
 
 def cases(rows: int, vocab: int, dtype: torch.dtype) -> Iterator[tuple[str, SamplerCase]]:
@@ -121,18 +105,6 @@ def bound_us(case: SamplerCase) -> float:
     return (rows * vocab * case.logits[0].element_size() + 2 * counted * vocab) / TB_PER_S / 1e6
 
 
-def time_eager(call: Callable[[int], object], calls: int = 5) -> float:
-    """Median microseconds, after a call that loads what has to be."""
-    call(0)
-    times: list[float] = []
-    for number in range(calls):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call(number % SETS)
-        times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Microseconds to sample on a GPU.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
@@ -141,14 +113,13 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=20)
     args = parser.parse_args()
     timer = GraphTimer(args.replays)
-    print(f"| rows | kind | us | eager us | bound us | ({args.vocab} {args.dtype} logits)")
-    print("|---|---|---|---|---|")
+    print(f"| rows | kind | us | bound us | ({args.vocab} {args.dtype} logits)")
+    print("|---|---|---|---|")
     with torch.inference_mode():
         for rows in args.rows:
             for name, case in cases(rows, args.vocab, getattr(torch, args.dtype)):
                 us = timer.replay([timer.capture(case.kernels(), SETS)])[0].us
-                eager = time_eager(case.eager())
-                print(f"| {rows} | {name} | {us:.1f} | {eager:.0f} | {bound_us(case):.1f} |")
+                print(f"| {rows} | {name} | {us:.1f} | {bound_us(case):.1f} |")
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ import time
 from pathlib import Path
 
 from runtime.config import EngineConfig
-from runtime.engine.loop import Engine
-from runtime.messages import EngineRequest, SamplingParams
 
 ROWS = (1, 32, 256)
 
 
 def bench_model(path: str, steps: int, prompt_len: int) -> None:
     """Whole steps of a model: decoding at each number of rows, and the prompts before."""
+    from benchmarks.step.step_parts import engine_of
     from runtime.startup.loading import load
 
     config = EngineConfig(model=path, max_num_seqs=max(ROWS))
@@ -33,11 +32,7 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
     print(f"{path} on {ready.device}, {ready.dtype}, attention {ready.attention}")
     print("rows   decode ms/step   decode tokens/s   prompt tokens/s")
     for rows in ROWS:
-        engine = Engine(loaded.resolved, ready.vocab_size, loaded.executor)
-        params = SamplingParams(max_tokens=steps, temperature=0.0)
-        for row in range(rows):
-            tokens = [(row * 31 + place * 7) % ready.vocab_size for place in range(prompt_len)]
-            engine.add(EngineRequest(row, 0, tokens, params))
+        engine = engine_of(loaded, rows, prompt_len, steps)
         began = time.perf_counter()
         while engine.stats().prompt_tokens < rows * prompt_len or engine.stats().step_tokens > rows:
             engine.step()

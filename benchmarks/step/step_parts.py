@@ -18,13 +18,14 @@ from itertools import pairwise
 
 import torch
 
+from benchmarks.attention.timing import elapsed_us
+from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 from runtime.startup.loading import Loaded
 
-FLOPS = 790e12  # a second, of its products in 16 bits
+FLOPS = 790e12  # a second, of its GEMMs in 16 bits
 SAMPLED_PARAMS = SamplingParams(max_tokens=1, temperature=1.0)
 PARTS = {
     "attention": r"decode|prefill|combine|merge|flash",
@@ -40,12 +41,12 @@ class WeightSizes:
 
     weight_bytes: int  # that a step reads: no embedding, unless it is the head too
     kv_bytes: int  # of a token in all layers
-    products: int  # multiplications of a token outside of the head
+    gemms: int  # multiplications of a token outside of the head
     head: int  # and in it
 
 
-def sizes_of(runner: ModelRunner) -> WeightSizes:
-    model, kv = runner._model, runner._kv
+def sizes_of(runner: GraphExecutor) -> WeightSizes:
+    model, kv = runner._model, runner._step.kv
     assert isinstance(model, torch.nn.Module)
     linear = {id(p): p for n, p in model.named_parameters() if "embedding" not in n and p.ndim == 2}
     head = model.head.weight
@@ -76,30 +77,21 @@ def batch_of(
     )
 
 
-def captured(runner: ModelRunner, batch: Batch) -> Callable[[], object]:
+def captured(runner: GraphExecutor, batch: Batch) -> Callable[[], object]:
     """Run the batch -> a function that replays its step."""
-    steps = runner.steps
-    assert steps is not None
-    best = steps.graphs._buckets.fit(len(batch.tokens), len(batch.slots))
-    if best in steps.graphs._uncaptured:
-        steps.graphs._uncaptured.remove(best)
-        steps.graphs._capture(best)
+    best = runner._buckets.fit(len(batch.tokens), len(batch.slots))
+    if runner.planner.take(best, needs_room=False):
+        runner.graphs.capture(best)
     runner.forward(batch)
     runner.sample(batch).wait()
-    return lambda: steps.graphs.run(best)
+    return runner.graphs.captured[best].graph.replay
 
 
 def milliseconds(replay: Callable[[], object], seconds: float) -> float:
     """Of one replay: the median of five runs of equal length."""
 
     def timed(count: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(count):
-            replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / count
+        return elapsed_us(lambda: [replay() for _ in range(count)]) / 1000 / count
 
     count = max(2, int(seconds * 200 / max(timed(2), 0.05)))
     return statistics.median(timed(count) for _ in range(5))
@@ -144,7 +136,7 @@ def parts_of(replay: Callable[[], object]) -> tuple[dict[str, float], dict[str, 
 def floor_ms(rows: list[tuple[int, int]], sizes: WeightSizes, bandwidth: float) -> float:
     tokens, kv = sum(q_len for q_len, _ in rows), sum(kv_len for _, kv_len in rows)
     read = (sizes.weight_bytes + kv * sizes.kv_bytes) / bandwidth
-    computed = 2 * (tokens * sizes.products + len(rows) * sizes.head) / FLOPS
+    computed = 2 * (tokens * sizes.gemms + len(rows) * sizes.head) / FLOPS
     return 1000 * max(read, computed)
 
 
@@ -153,7 +145,8 @@ def bench_steps(
 ) -> None:
     """A line a step; each is a list of rows (q_len, KV length)."""
     runner = loaded.executor
-    sizes, pool = sizes_of(runner), runner._kv
+    assert isinstance(runner, GraphExecutor), "a GPU is needed"
+    sizes, pool = sizes_of(runner), runner._step.kv
     for tensor in (pool.k, pool.v):
         for layer in tensor:
             layer.normal_()
@@ -194,13 +187,19 @@ def bench_captures(loaded: Loaded, count: int = 8) -> None:
     print(f"a graph: {statistics.median(each):.1f} ms, at most {max(each):.1f}; {taken:.2f} MiB")
 
 
-def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None:
-    """The whole engine: what a step takes, and what of it the host computes."""
+def engine_of(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> Engine:
+    """An engine with `rows` requests of prompt_len tokens, answered greedily by `steps` tokens."""
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     params = SamplingParams(max_tokens=steps, temperature=0.0)
     for row in range(rows):
         tokens = [(row * 31 + place * 7) % loaded.ready.vocab_size for place in range(prompt_len)]
         engine.add(EngineRequest(row, 0, tokens, params))
+    return engine
+
+
+def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None:
+    """The whole engine: what a step takes, and what of it the host computes."""
+    engine = engine_of(loaded, rows, prompt_len, steps)
     walls: list[float] = []
     hosts: list[float] = []
     while engine.has_work:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
-from model_zoo.layers.embedding import Embedding, LMHead
+from model_zoo.layers.embedding import Embedding
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.mlp import MLP
 from model_zoo.layers.norm import LayerNorm
@@ -37,21 +37,11 @@ class Layer(nn.Module):
 
 
 class GPT2(Model):
+    norm: LayerNorm
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
+        super().__init__(config, dtype, Layer, LayerNorm)
         self.position = Embedding(config.max_position, config.hidden_size, dtype)
-        self.layers = nn.ModuleList(
-            [Layer(config, index, dtype) for index in range(config.num_layers)]
-        )
-        self.norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
-        self.head = LMHead(
-            config.vocab_size,
-            config.hidden_size,
-            dtype,
-            self.embedding if config.tie_embeddings else None,
-        )
 
     def forward(self, inp: ModelInput) -> Tensor:
         residual = self.embedding(inp.tokens) + self.position(inp.positions)
@@ -61,9 +51,6 @@ class GPT2(Model):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             x, residual = norm.add(*layer(x, residual, inp, logit_rows))
         return x
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
 
     def weights(self) -> Weights:
         table: Weights = {

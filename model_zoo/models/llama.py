@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
-from model_zoo.layers.embedding import Embedding, LMHead, embed
+from model_zoo.layers.embedding import embed
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
@@ -47,21 +47,9 @@ class Layer(nn.Module):
 
 class Llama(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__(config, dtype, Layer, RMSNorm)
         assert config.rope is not None
-        self.config = config
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.rope = Rope(config.rope, config.head_dim)
-        self.layers = nn.ModuleList(
-            [Layer(config, index, dtype) for index in range(config.num_layers)]
-        )
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.head = LMHead(
-            config.vocab_size,
-            config.hidden_size,
-            dtype,
-            self.embedding if config.tie_embeddings else None,
-        )
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
@@ -70,9 +58,6 @@ class Llama(Model):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             x, residual = norm.add(*layer(x, residual, inp, cos_sin, logit_rows))
         return x
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
 
     def weights(self) -> Weights:
         config = self.config

@@ -1,8 +1,6 @@
-"""GraphStepRunner: the host's part of steps that run from CUDA graphs."""
+"""GraphExecutor: the host's part of steps that are padded to buckets and run from CUDA graphs."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,128 +8,175 @@ from msgspec.structs import replace
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from runtime.cuda_graph.buckets import Bucket, Buckets
+from runtime.config import ResolvedConfig
+from runtime.cuda_graph.buffers import Layout, OutputCopy, StepBuffers
 from runtime.cuda_graph.graphs import Graphs
-from runtime.cuda_graph.input_block import Layout, StepBuffers
-from runtime.cuda_graph.output_ring import OutputCopy
+from runtime.cuda_graph.launch import Bucket, Buckets, LaunchPlanner, StepLaunch
 from runtime.cuda_graph.step import GraphStep, StepTensors
-from runtime.executor.inputs import ModelProtocol
-from runtime.executor.slots import SequenceSlots
-from runtime.executor.transfers import upload
-from runtime.sampling.constrained_rows import ConstrainedRows, DeferredRows
-from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
-from runtime.scheduler.batch import Batch, Int64Array, NewRow, make_batch
+from runtime.executor.pending import DevicePendingOutput
+from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
+from runtime.executor.protocols import ModelProtocol
+from runtime.executor.slots import SlotTables
+from runtime.sampling.constrained_rows import DeferredRows
+from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
+from runtime.scheduler.batch import Batch, Masks, make_batch
+from runtime.startup.device import free_bytes, is_out_of_memory
 
 EMPTY_BATCH = make_batch()
-NO_ROWS: Int64Array = np.zeros(0, dtype=np.int64)
-NONE_DEFERRED = DeferredRows(NO_ROWS, NO_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedStep:
-    """A queued step, and the rows that it leaves to ConstrainedRows."""
-
-    outputs: StepTensors
-    all_hidden_states: bool  # outputs.hidden is of all tokens
-    deferred: DeferredRows
-    row_outputs: OutputCopy
-
-
-class GraphStepRunner:
-    """Runs batches padded to buckets, from a CUDA graph where one is captured."""
+class GraphExecutor:
+    """An Executor (runtime/engine/loop.py) whose calls return before the device is done."""
 
     def __init__(
         self,
         model: ModelProtocol,
         *,
+        resolved: ResolvedConfig,
+        vocab_size: int,
         kv: KVPool,
         backend: Backend,
-        slots: SequenceSlots,
-        max_tokens: int,
         device: torch.device,
     ) -> None:
-        max_rows = len(slots.params)
-        buckets = Buckets(max_rows, max_tokens)
-        self._model, self._slots = model, slots
-        self._sampler = SamplerState(max_rows, slots.vocab_size, device)
-        self.constrained_rows = ConstrainedRows(slots, self._sampler)
-        slots.eager = False
-        # By slot: rows that a step does not sample, and rows that it samples but does not score.
-        self._constrained = np.zeros(max_rows, dtype=np.bool_)
-        self._scored = np.zeros(max_rows, dtype=np.bool_)
-        self._buffers = StepBuffers(buckets.largest, device)
+        self.overlap = True
+        max_rows = resolved.max_num_seqs
+        self._model = model
+        self._slots = SlotTables(max_rows, resolved.max_pages_per_seq, device)
+        self._sampler = KernelSampler(vocab_size, self._slots.last_token)
+        self._prompts = PromptOutputs()
+        self._buckets = Buckets(max_rows, resolved.max_batched_tokens)
+        self._buffers = StepBuffers(self._buckets.largest, device)
         self._step = GraphStep(
             model,
             kv=kv,
             backend=backend,
-            slots=slots,
-            sampler=self._sampler,
+            slots=self._slots,
+            sampler=self._sampler.state,
             block=self._buffers.block,
-            buckets=buckets,
+            buckets=self._buckets,
         )
-        self.graphs = Graphs(self._step.run, self._dry_run, buckets, device)
+        self.graphs = Graphs(self._step.run, self._dry_run, device)
+        # Steps of few tokens come first: without a graph, launches are most of their time.
+        order = sorted(self._buckets.graphs(), key=lambda b: (b.decode, -b.tokens, -b.rows))
+        self.planner = LaunchPlanner(
+            self._buckets,
+            self.graphs.captured,
+            free_bytes=lambda: free_bytes(device),
+            uncaptured=order if device.type == "cuda" else [],
+        )
+        self._outputs: StepTensors | None = None
+        self._row_outputs: OutputCopy | None = None
+        self._deferred: DeferredRows | None = None
+        self._prompt_outputs: StepPromptOutputs | None = None
+
+    # Startup.
 
     def use(self, kv: KVPool) -> None:
         """Switch to another KV pool.  No graph may be captured yet: it keeps the addresses."""
         assert not self.graphs.captured
         self._step.kv = kv
 
-    def launch(self, batch: Batch) -> QueuedStep:
-        """Queue the step of a batch, and the copy of its outputs to the host."""
-        self.graphs.capture_missed()
-        bucket = self.graphs.fit(len(batch.tokens), len(batch.slots))
-        layout = Layout.of(bucket)
-        new_rows = self._begin(batch, layout)
-        pages_before = self._slots.begin_on_host(batch)
+    def measure_graphs(self) -> int:
+        """The bytes of all graphs; 0 if none can be captured: steps run without.
+
+        Raises only out-of-memory errors.
+        """
+        try:
+            total, self.planner.bytes_per_graph = self.graphs.measure(self._buckets.graphs())
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self.planner.give_up("steps", error)
+            return 0
+        return total
+
+    def capture_startup_set(self) -> None:
+        """Capture the graphs that a server has before its first request."""
+        startup_set = set(self._buckets.startup_set())
+        for bucket in self._buckets.graphs():
+            if bucket in startup_set:
+                self._capture(self.planner.take(bucket, needs_room=False))
+
+    # The Executor protocol.
+
+    def prepare(self) -> bool:
+        """Capture one more CUDA graph, in a tenth of a second.  True if others are left."""
+        self._capture(self.planner.next_capture())
+        return not self.planner.is_complete
+
+    def forward(self, batch: Batch) -> None:
+        """Queue the step of a batch, and the copy of its tokens to the host."""
+        all_hidden_states = False
+        if batch.new_rows or self._prompts.prompts:
+            all_hidden_states = self._prompts.needs_all_hidden_states(batch)
+        self.run(self.planner.plan(batch, all_hidden_states=all_hidden_states))
+
+    @torch.inference_mode()
+    def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
+        """Sample the rows that the step of forward() has deferred, some restricted by `masks`."""
+        assert self._outputs is not None and self._row_outputs is not None
+        outputs = []
+        if self._deferred is not None:
+            logits = self._outputs.logits
+            outputs = [self._sampler.sample_deferred(logits, self._deferred, batch, masks)]
+        return DevicePendingOutput(
+            len(batch.slots), self._row_outputs, outputs, self._prompt_outputs, self._slots.device
+        )
+
+    @torch.inference_mode()
+    def run(self, launch: StepLaunch) -> None:
+        """Queue a launch, which nothing but earlier launches influences."""
+        self._capture(launch.capture)
+        batch, layout = launch.batch, Layout.of(launch.bucket)
+        for row in batch.new_rows:
+            self._prompts.reset(row)
+            self._sampler.reset_host(row)
+        new_rows, others = (
+            batch.new_rows[: layout.num_new_rows],
+            batch.new_rows[layout.num_new_rows :],
+        )
+        if others:
+            self._sampler.send(others)
+        pages_before = self._slots.count_pages(batch)
         if len(batch.new_pages) > layout.page_room:
             self._slots.append_pages(batch, pages_before)
             pages_before = pages_before + batch.num_new_pages
             none = np.zeros(len(batch.slots), dtype=np.int64)
             batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
-        sample_slots, deferred = self._who_samples(batch)
-        self._buffers.send(bucket, batch, pages_before, sample_slots, new_rows, self._sampler)
-        all_hidden_states = self._slots.needs_all_hidden_states(batch)
-        outputs = self.graphs.run(bucket, all_hidden_states=all_hidden_states)
-        row_outputs = self._step.output_ring.fetch(bucket.rows)
-        return QueuedStep(outputs, all_hidden_states, deferred, row_outputs)
-
-    def _who_samples(self, batch: Batch) -> tuple[Int64Array, DeferredRows]:
-        """The slots [B] of the rows that the step samples, -1 in others; and the deferred rows."""
-        slots, samples = batch.slots, batch.sample
-        constrained, scored = self._constrained[slots] & samples, self._scored[slots] & samples
-        deferred = NONE_DEFERRED
-        if np.count_nonzero(constrained | scored):
-            deferred = DeferredRows(constrained.nonzero()[0], scored.nonzero()[0])
-        if batch.decode_rows == len(slots) and not len(deferred.constrained):
-            return slots, deferred
-        return np.where(samples & ~constrained, slots, -1), deferred
-
-    def _begin(self, batch: Batch, layout: Layout) -> list[NewRow]:
-        """The new rows that fit into the step's block.
-
-        The sampling parameters of the others are uploaded here.
-        """
-        new_rows = batch.new_rows
-        for row in new_rows:
-            constrained = is_constrained(row.params)
-            scored = row.params.logprobs is not None
-            self._constrained[row.slot], self._scored[row.slot] = (
-                constrained,
-                scored and not constrained,
+        sample_slots, self._deferred = self._sampler.partition(batch.slots, batch.sample)
+        self._buffers.send(
+            launch.bucket, batch, pages_before, sample_slots, new_rows, self._sampler.state
+        )
+        self._outputs = self._run_step(launch)
+        self._row_outputs = self._step.output_ring.fetch(launch.bucket.rows)
+        self._prompt_outputs = None
+        if self._prompts.prompts:
+            self._prompt_outputs = self._prompts.compute(
+                batch,
+                self._outputs.hidden,
+                self._model.logits,
+                all_hidden_states=launch.all_hidden_states,
             )
-            if constrained or scored:
-                self.constrained_rows.reset(row)
-            if row.params.has_penalties:
-                self._sampler.count(row.slot, row.history, row.prompt_len)
-        rest = new_rows[layout.num_new_rows :]
-        if rest:
-            block = np.empty((len(rest), ROW_WORDS), dtype=np.int32)
-            self._sampler.pack(rest, block)
-            self._sampler.apply(upload(block, self._slots.device))
-        return new_rows[: layout.num_new_rows]
+
+    def _run_step(self, launch: StepLaunch) -> StepTensors:
+        """From the bucket's graph if it has one and the last tokens' hidden states suffice."""
+        captured = self.graphs.captured.get(launch.bucket)
+        if captured is None or launch.all_hidden_states:
+            return self._step.run(launch.bucket, all_hidden_states=launch.all_hidden_states)
+        captured.graph.replay()
+        return captured.outputs
+
+    def _capture(self, bucket: Bucket | None) -> None:
+        """Capture a graph; if that fails, steps of the remaining buckets run without."""
+        if bucket is None:
+            return
+        try:
+            self.graphs.capture(bucket)
+        except RuntimeError as error:  # out of memory, or an operation that cannot be captured
+            self.planner.give_up(f"a step of {bucket.tokens} tokens", error)
 
     def _dry_run(self, bucket: Bucket) -> None:
         """Run a step of padding alone, which changes no state, through the first layers."""
-        self._buffers.send(bucket, EMPTY_BATCH, NO_ROWS, NO_ROWS, [], self._sampler)
+        self._buffers.send(bucket, EMPTY_BATCH, NO_ROWS, NO_ROWS, [], self._sampler.state)
         with self._model.shortened():
             self._step.run(bucket)

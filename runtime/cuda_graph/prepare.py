@@ -1,6 +1,6 @@
 # prepare: the inputs of a step, from the block that the host sent and the state of the slots.
 #   grid      R + 1: a program a row, and one for the tokens that are padding
-#   reads     block (input_block.py): columns of `stride` numbers, then sampling rows, token ids,
+#   reads     block (buffers.py): columns of `stride` numbers, then sampling rows, token ids,
 #             pages; page_table [slots, max_pages] int32; last_token [slots]
 #   writes    tokens, positions, slot_mapping [T] int64; logit_rows [R] int64, the last token of
 #             each row; row_pages [R, max_pages] int32, as far as the row has pages; the new pages

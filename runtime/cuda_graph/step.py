@@ -7,7 +7,7 @@
     sample      tokens of the unconstrained rows, into their slots and the output ring
 
 Everything that differs from step to step is read on the device, where the host has copied it before
-(input_block.py).  Tests call the same function on a CPU, with interpreted kernels.
+(buffers.py).  Tests call the same function on a CPU, with interpreted kernels.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
 from runtime.cuda_graph import prepare
-from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.input_block import Layout
-from runtime.cuda_graph.output_ring import OutputRing
-from runtime.executor.inputs import ModelProtocol
-from runtime.executor.slots import SequenceSlots
+from runtime.cuda_graph.buffers import Layout, OutputRing
+from runtime.cuda_graph.launch import Bucket, Buckets
+from runtime.executor.protocols import ModelProtocol
+from runtime.executor.slots import SlotTables
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.state import SamplerState
 
@@ -51,7 +50,7 @@ class GraphStep:
         *,
         kv: KVPool,
         backend: Backend,
-        slots: SequenceSlots,
+        slots: SlotTables,
         sampler: SamplerState,
         block: Tensor,
         buckets: Buckets,

@@ -11,7 +11,7 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runtime.config import ResolvedConfig
 from runtime.grammar.manager import GrammarManager, GrammarUpdates
@@ -23,13 +23,25 @@ from runtime.messages import (
     Stats,
 )
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
-from runtime.scheduler.batch_builder import SchedulerOutput
-from runtime.scheduler.outputs import EngineOutputs
-from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.commit import NO_TOKEN_COLUMNS, Committer, TokenColumns
+from runtime.scheduler.request_table import RequestTable
+from runtime.scheduler.scheduler import Scheduler, SchedulerOutput
 
 COMPILE_WAIT_SECONDS = 0.002  # at most in one step: a message may arrive meanwhile
 IDLE_BEFORE_PREPARE_SECONDS = 0.5
 MISSING_MASK = "the grammar process returned no mask for the next token"
+
+
+class EngineOutputs(NamedTuple):
+    """All outputs of a step: requests that have a token and nothing else, and the others."""
+
+    columns: TokenColumns
+    outputs: list[RequestOutput]
+
+    def all(self) -> list[RequestOutput]:
+        ids, tokens, _ = self.columns
+        pairs = zip(ids.tolist(), tokens.tolist(), strict=True)
+        return [RequestOutput(id, [token]) for id, token in pairs] + self.outputs
 
 
 class PendingOutput(Protocol):
@@ -71,13 +83,14 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         seed_rng = random.Random(resolved.seed)
-        self.scheduler = Scheduler(
+        self.requests = RequestTable(
             resolved, vocab_size, next_seed=lambda: seed_rng.getrandbits(63), clock=clock
         )
+        self.scheduler = Scheduler(self.requests)
+        self.committer = Committer(self.requests)
         self._executor = executor
         self._grammars = grammars
         self._clock = clock
-        self._unscheduled_outputs: list[RequestOutput] = []
         # The step in flight, its results, and when it was queued.
         self._in_flight: tuple[SchedulerOutput, PendingOutput, float] | None = None
         self._last_commit_at = 0.0
@@ -92,13 +105,13 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing to compute, to read or to deliver: no step() is needed before the next add()."""
-        return self._in_flight is None and self.scheduler.idle and not self._has_unscheduled
+        compiling = self._grammars is not None and self._grammars.compiling
+        return not compiling and self._nothing_queued
 
     @property
-    def _has_unscheduled(self) -> bool:
-        """Whether a grammar compiles, or outputs wait that the scheduler does not know."""
-        compiling = self._grammars is not None and self._grammars.compiling
-        return compiling or bool(self._unscheduled_outputs)
+    def _nothing_queued(self) -> bool:
+        requests = self.requests
+        return self._in_flight is None and not requests.live and not requests.outputs
 
     @property
     def has_work(self) -> bool:
@@ -118,7 +131,7 @@ class Engine:
         Raises ValueError if its id is in use, which is a bug of the calling process.
         """
         if not request.params.grammar:
-            self.scheduler.add(request)
+            self.requests.add(request)
         elif self._grammars is None:
             self._reject(request, "this engine has no grammars")
         else:
@@ -128,7 +141,7 @@ class Engine:
         output = RequestOutput(
             request.id, [], finish="error", error=error, is_request_error=is_request_error
         )
-        self._unscheduled_outputs.append(output)
+        self.requests.outputs.append(output)
 
     def abort(self, request_id: int) -> None:
         """Finish a request at once; the next step() returns its last output, with finish="abort".
@@ -136,8 +149,8 @@ class Engine:
         An unknown id is ignored: its request has finished already.
         """
         if self._grammars is not None and self._grammars.release(request_id):
-            self._unscheduled_outputs.append(RequestOutput(request_id, [], finish="abort"))
-        self.scheduler.abort(request_id)
+            self.requests.outputs.append(RequestOutput(request_id, [], finish="abort"))
+        self.requests.finish_request(request_id, "abort")
 
     def step(self) -> list[RequestOutput]:
         """Queue one step and read the previous one.  Returns the outputs since the last call.
@@ -158,7 +171,7 @@ class Engine:
         queued_at = self._clock()
         if scheduler_output:
             self._executor.forward(scheduler_output.batch)
-        self._commit_in_flight()
+        columns = self._commit_in_flight()
         if scheduler_output:
             scheduler_output, masks = self._collect_masks(scheduler_output)
             self._in_flight = (
@@ -167,35 +180,34 @@ class Engine:
                 queued_at,
             )
             if not self._executor.overlap:
-                self._commit_in_flight()
-            self._record_stats(scheduler_output.batch.num_tokens, self._clock() - began)
+                columns = self._commit_in_flight()
+            self._record_stats(len(scheduler_output.batch.tokens), self._clock() - began)
         elif grammars is not None and grammars.late:
             self._apply_grammar_updates(grammars, grammars.late)  # no other work: wait for them
-        return self._take_outputs()
+        return self._take_outputs(columns)
 
-    def _commit_in_flight(self) -> None:
-        if self._in_flight is not None:
-            scheduler_output, pending, queued_at = self._in_flight
-            self._in_flight = None
-            model_output = pending.wait()
-            # The device began when the step was queued, or when the previous step ended.
-            began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
-            self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
-            self.scheduler.commit(scheduler_output, model_output)
-            if self._grammars is not None and self._grammars.has_live:
-                tokens = model_output.tokens.tolist()
-                rows = self.scheduler.sampling_rows(scheduler_output, self._grammars.live)
-                self._grammars.advance([(id, tokens[row]) for row, id in rows])
+    def _commit_in_flight(self) -> TokenColumns:
+        if self._in_flight is None:
+            return NO_TOKEN_COLUMNS
+        scheduler_output, pending, queued_at = self._in_flight
+        self._in_flight = None
+        model_output = pending.wait()
+        # The device began when the step was queued, or when the previous step ended.
+        began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
+        self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
+        columns = self.committer.commit(scheduler_output, model_output)
+        if self._grammars is not None and self._grammars.has_live:
+            tokens = model_output.tokens.tolist()
+            rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
+            self._grammars.advance([(id, tokens[row]) for row, id in rows])
+        return columns
 
     def _take_compiled(self, grammars: GrammarManager) -> None:
         """Queue the requests whose grammar is compiled; waits a moment if no other work is left."""
-        no_other_work = (
-            self._in_flight is None and self.scheduler.idle and not self._unscheduled_outputs
-        )
-        wait = COMPILE_WAIT_SECONDS if no_other_work else 0.0
+        wait = COMPILE_WAIT_SECONDS if self._nothing_queued else 0.0
         for request, error, is_request_error in grammars.take_compiled(wait):
             if error is None:
-                self.scheduler.add(request)
+                self.requests.add(request)
             else:
                 self._reject(request, error, is_request_error=is_request_error)
 
@@ -205,14 +217,14 @@ class Engine:
         """Poll for the masks of `ids`; finish or resume requests as the grammar process reports."""
         updates = grammars.poll(ids)
         for id in updates.ended:
-            self.scheduler.finish_request(id, "stop")
+            self.requests.finish_request(id, "stop")
         for id, error in updates.errors.items():
             error = f"the grammar is too complex or leads nowhere: {error}"
-            self.scheduler.finish_request(id, "error", error=error, is_request_error=True)
+            self.requests.finish_request(id, "error", error=error, is_request_error=True)
         for id, reason in updates.lost.items():
-            self.scheduler.finish_request(id, "error", error=reason)
+            self.requests.finish_request(id, "error", error=reason)
         for id in updates.arrived:
-            self.scheduler.resume_held(id)
+            self.requests.resume_held(id)
         return updates
 
     def _collect_masks(
@@ -224,31 +236,28 @@ class Engine:
         """
         if self._grammars is None or not self._grammars.has_live:
             return scheduler_output, None
-        rows = self.scheduler.sampling_rows(scheduler_output, self._grammars.live)
+        rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
         updates = self._apply_grammar_updates(self._grammars, [id for _, id in rows])
         if updates.late:
             late = [row for row, id in rows if id in updates.late]
             scheduler_output = self.scheduler.hold_rows(scheduler_output, late)
         if any(updates):
-            rows = self.scheduler.sampling_rows(scheduler_output, self._grammars.live)
+            rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
         masks = self._grammars.masks(rows)
         if masks is None or len(masks.rows) < len(rows):
             # An error is better than an answer that violates its grammar.
             masked = () if masks is None else masks.rows
             for id in [id for row, id in rows if row not in masked]:
-                self.scheduler.finish_request(id, "error", error=MISSING_MASK)
+                self.requests.finish_request(id, "error", error=MISSING_MASK)
         return scheduler_output, masks
 
-    def _take_outputs(self) -> EngineOutputs:
-        engine_outputs = self.scheduler.take_outputs()
-        if self._unscheduled_outputs:
-            engine_outputs.outputs.extend(self._unscheduled_outputs)
-            self._unscheduled_outputs = []
+    def _take_outputs(self, columns: TokenColumns) -> EngineOutputs:
+        outputs, self.requests.outputs = self.requests.outputs, []
         if self._grammars is not None and self._grammars.has_live:
-            for output in engine_outputs.outputs:
+            for output in outputs:
                 if output.finish is not None:
                     self._grammars.release(output.id)
-        return engine_outputs
+        return EngineOutputs(columns, outputs)
 
     def _record_stats(self, tokens: int, seconds: float) -> None:
         self._steps += 1
@@ -259,19 +268,19 @@ class Engine:
         self._seconds_sum += seconds
 
     def stats(self) -> Stats:
-        scheduler = self.scheduler
+        requests, pool = self.requests, self.requests.pool
         return Stats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            pages_used=scheduler.pool.num_used,
-            pages_total=scheduler.pool.num_pages,
+            running=len(requests.prefilling) + len(requests.decoding.slots),
+            waiting=requests.waiting.count,
+            pages_used=pool.num_pages - pool.num_free,
+            pages_total=pool.num_pages,
             steps=self._steps,
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_tokens=scheduler.cached_tokens,
-            generated_tokens=scheduler.generated_tokens,
-            preemptions=scheduler.num_preemptions,
+            prompt_tokens=self.scheduler.admission.prompt_tokens,
+            cached_tokens=self.scheduler.admission.cached_tokens,
+            generated_tokens=self.committer.generated_tokens,
+            preemptions=requests.num_preemptions,
             step_seconds_counts=tuple(self._seconds_counts),
             step_seconds_sum=self._seconds_sum,
             step_tokens_counts=tuple(self._tokens_counts),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,34 +10,20 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
-from runtime.executor.slots import SequenceSlots
-from runtime.executor.transfers import upload
+from runtime.executor.slots import SlotTables
+from runtime.executor.transfers import PackedUpload
 from runtime.scheduler.batch import LAST, Batch, Int64Array
-
-
-class ModelProtocol(Protocol):
-    """What the runners need of a model."""
-
-    def __call__(
-        self, inp: ModelInput
-    ) -> Tensor: ...  # hidden states [R, hidden] of inp.ends, or [T, hidden]
-
-    def logits(
-        self, hidden: Tensor
-    ) -> Tensor: ...  # [R, hidden] -> [R, vocab], which the caller may overwrite
-
-    def shortened(self) -> AbstractContextManager[None]: ...  # runs its first layers alone
 
 
 def build_input(
     batch: Batch,
-    slots: SequenceSlots,
+    slots: SlotTables,
     kv: KVPool,
     backend: Backend,
     *,
     all_hidden_states: bool = False,
 ) -> ModelInput:
-    """The model's input for a batch, after `slots.begin(batch)`.
+    """The model's input for a batch whose pages are in `slots`.
 
     all_hidden_states: those of all tokens, not only of each row's last one
     """
@@ -49,26 +32,20 @@ def build_input(
     row_of_token = np.repeat(np.arange(len(q_lens)), q_lens)
     positions = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], q_lens)
     kv_lens = starts + q_lens
-    device = _upload_together(
-        [
-            batch.tokens,
-            positions,
-            row_of_token,
-            ends[1:] - 1,
-            batch.slots,
-            kv_lens,
-            ends,
-        ],
-        slots.device,
-    )
-    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums = device
+    numbers = PackedUpload()
+    for column in (batch.tokens, positions, row_of_token, ends[1:] - 1, batch.slots):
+        numbers.add(column, torch.int64)
+    for column in (kv_lens, ends):
+        numbers.add(column, torch.int32)
+    _, columns = numbers.send(slots.device)
+    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums = columns
     if LAST in batch.tokens:
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
     pages = slots.page_table[row_slots, : -(-int(kv_lens.max()) // kv.page_size)]
     meta = AttentionMetadata(
-        cu_seqlens_q=sums.to(torch.int32),
-        cache_seqlens=lens.to(torch.int32),
+        cu_seqlens_q=sums,
+        cache_seqlens=lens,
         page_table=pages,
         slot_mapping=_slot_mapping(pages, token_rows, token_positions, kv.page_size),
         max_seqlen_q=int(q_lens.max()),
@@ -91,11 +68,6 @@ def _offsets(lens: Int64Array) -> Int64Array:
     offsets = np.zeros(len(lens) + 1, dtype=np.int64)
     np.cumsum(lens, out=offsets[1:])
     return offsets
-
-
-def _upload_together(columns: list[Int64Array], device: torch.device) -> list[Tensor]:
-    joined = upload(np.concatenate(columns), device)
-    return list(joined.split([len(column) for column in columns]))
 
 
 def _slot_mapping(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -9,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.pooling import PooledRows
-from runtime.executor.prompt_logprobs import PromptLogprobsTensors, prompt_logprobs
-from runtime.executor.transfers import Download
+from runtime.executor.prompt_outputs import StepPromptOutputs
+from runtime.executor.transfers import Download, upload
 from runtime.messages import TokenLogprob
 from runtime.sampling.logprobs import token_logprobs
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import LAST, ModelRunnerOutput
+from runtime.sampling.sampler import SamplerOutput
+from runtime.scheduler.batch import LAST, Batch, ModelRunnerOutput
 
 NOT_FINITE = "the model's output is not a number for this request"
 
@@ -34,79 +34,92 @@ class RowOutputs(Protocol):
     def wait(self) -> None: ...
 
 
+class PrefillCheck:
+    """RowOutputs of steps without a graph: whether rows that only prefill are free of NaN.
+
+    The last token of a chunk attends to all others in every layer: a NaN among the keys or values
+    that the chunk stored is in that token's hidden state, too.
+
+    tokens [B] int32, all LAST; usable [B] int8, 1 in rows that sample.  Valid after wait().
+    """
+
+    def __init__(self, batch: Batch, hidden: Tensor) -> None:
+        """hidden [B, hidden]: of each row's last token."""
+        self.tokens: NDArray[np.int32] = np.full(len(batch.slots), LAST, dtype=np.int32)
+        self.usable: NDArray[np.int8] = np.ones(len(batch.slots), dtype=np.int8)
+        self._rows = (~batch.sample).nonzero()[0]
+        self._download: Download | None = None
+        if len(self._rows):
+            states = hidden.index_select(0, upload(self._rows, hidden.device))
+            self._download = Download([states.isfinite().all(-1)], hidden.device)
+
+    def wait(self) -> None:
+        """Block until the device has finished the step."""
+        if self._download is not None:
+            [finite] = self._download.wait()
+            self.usable[self._rows] = finite.numpy()
+
+
 class DevicePendingOutput:
     def __init__(
         self,
         num_rows: int,
-        row_outputs: RowOutputs | None,
-        sampled_rows: list[int],
-        sampler_output: SamplerOutput | None,
-        prompt_scores: list[PromptLogprobsTensors],
-        pooled: PooledRows | None,
+        row_outputs: RowOutputs,
+        sampler_outputs: list[SamplerOutput],
+        prompt_outputs: StepPromptOutputs | None,
         device: torch.device,
     ) -> None:
-        """row_outputs: those of the step itself; the other arguments are of work queued after it.
-
-        sampled_rows: the rows of sampler_output's tokens, followed by any that it only scored
-        """
+        """row_outputs: those of the step itself; the others are of work queued after it."""
         self._num_rows = num_rows
         self._row_outputs = row_outputs
-        self._rows = sampled_rows
-        self._sampler_output = sampler_output
-        self._prompt_scores = prompt_scores
-        self._pooled = pooled
-        tensors: list[Tensor] = []
-        if sampler_output is not None:
-            tensors += sampler_output.tensors()
-        for scores in prompt_scores:
-            tensors += scores.tensors()
-        if pooled is not None:
-            tensors.append(pooled.flat)
-        self._download = Download(tensors, device) if tensors or row_outputs is None else None
+        self._sampler_outputs = sampler_outputs
+        self._prompt_outputs = prompt_outputs
+        tensors = [tensor for output in sampler_outputs for tensor in output.tensors()]
+        if prompt_outputs is not None:
+            tensors += prompt_outputs.tensors()
+        self._download = Download(tensors, device) if tensors else None
 
     def wait(self) -> ModelRunnerOutput:
         """Block until the device has finished the step."""
-        tokens, errors = self._graph_outputs()
+        self._row_outputs.wait()
+        tokens = self._row_outputs.tokens[: self._num_rows].copy()
+        unusable = np.flatnonzero(self._row_outputs.usable[: self._num_rows] == 0)
+        errors = dict.fromkeys(unusable.tolist(), NOT_FINITE)
         if self._download is None:
             return ModelRunnerOutput(tokens, errors=errors)
-        arrived = self._download.wait()
-        logprobs: list[TokenLogprob | None] | None = None
+        arrived = iter(self._download.wait())
+        logprobs: list[TokenLogprob | None] = [None] * self._num_rows
+        for output in self._sampler_outputs:
+            self._read(output, arrived, tokens, errors, logprobs)
+        prompt_logprobs: list[list[TokenLogprob] | None] | None = None
         embeddings: dict[int, bytes] = {}
-        if self._pooled is not None:
-            *arrived, flat = arrived
-            for row, embedding, finite in self._pooled.arrived(flat):
+        if self._prompt_outputs is not None:
+            prompt_logprobs = self._prompt_outputs.logprobs(arrived, self._num_rows)
+            for row, embedding, finite in self._prompt_outputs.pooled(arrived):
                 embeddings[row] = embedding
                 if not finite:
                     errors[row] = NOT_FINITE
-        if self._sampler_output is not None:
-            count = len(self._sampler_output.tensors())
-            sampled, usable, *scored = self._sampler_output.arrived(arrived[:count])
-            arrived = arrived[count:]
-            rows = self._rows[: len(sampled)]
-            for row, token, fine in zip(rows, sampled.tolist(), usable.tolist(), strict=True):
-                tokens[row] = token
-                if not fine:
-                    errors[row] = NOT_FINITE
-            if scored:
-                logprobs = self._logprobs(self._sampler_output, scored, errors)
-        scores = prompt_logprobs(self._prompt_scores, arrived, self._num_rows)
-        return ModelRunnerOutput(tokens, logprobs, scores, errors, embeddings)
+        scored = any(output.scored for output in self._sampler_outputs)
+        return ModelRunnerOutput(
+            tokens, logprobs if scored else None, prompt_logprobs, errors, embeddings
+        )
 
-    def _graph_outputs(self) -> tuple[NDArray[np.int32], dict[int, str]]:
-        """The step's tokens by row, LAST where it sampled none, and errors by row."""
-        if self._row_outputs is None:
-            return np.full(self._num_rows, LAST, dtype=np.int32), {}
-        self._row_outputs.wait()
-        wrong = np.flatnonzero(self._row_outputs.usable[: self._num_rows] == 0)
-        errors = dict.fromkeys(wrong.tolist(), NOT_FINITE)
-        return self._row_outputs.tokens[: self._num_rows].copy(), errors
-
-    def _logprobs(
-        self, sampler_output: SamplerOutput, arrived: list[Tensor], errors: dict[int, str]
-    ) -> list[TokenLogprob | None]:
-        rows: list[TokenLogprob | None] = [None] * self._num_rows
-        found = token_logprobs(arrived, sampler_output.widths)
-        for index, scored in zip(sampler_output.scored, found, strict=True):
-            row = self._rows[index]
-            rows[row] = None if row in errors else scored
-        return rows
+    def _read(
+        self,
+        output: SamplerOutput,
+        arrived: Iterator[Tensor],
+        tokens: NDArray[np.int32],
+        errors: dict[int, str],
+        logprobs: list[TokenLogprob | None],
+    ) -> None:
+        """Write the rows of a sampler's output, from host copies of its tensors."""
+        copies = [next(arrived) for _ in output.tensors()]
+        sampled, usable, *scored = output.arrived(copies)
+        for row, token, fine in zip(output.rows, sampled.tolist(), usable.tolist(), strict=True):
+            tokens[row] = token
+            if not fine:
+                errors[row] = NOT_FINITE
+        if scored:
+            found = token_logprobs(scored, output.widths)
+            for row, score in zip(output.scored, found, strict=True):
+                logprobs[row] = None if row in errors else score

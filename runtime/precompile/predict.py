@@ -45,7 +45,7 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
     ]
     if (
         config.attention in ("auto", "flash2")
-        and config.split_planner in ("auto", "uneven")
+        and config.split_planner in ("auto", "stream-k")
         and config.kv_dtype in ("auto", dtype)
         and model.head_dim in range(24, 129, 8)
     ):
@@ -58,6 +58,7 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
 def compile_attention(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> None:
     """Compile the prefill attention of mixed steps, as attention/triton_backend.py launches it."""
     _compile_only()
+    from attention.common.kernel_inputs import KernelInputs
     from attention.planner.prefill_tiles import TilePlan, TileSpec
     from attention.prefill.prefill_hopper import HALF, hopper_config, prefill_hopper
 
@@ -75,7 +76,8 @@ def compile_attention(heads: int, kv_heads: int, head_dim: int, page: int, dtype
     q: Any = _FakeTensor(TOKENS, heads, head_dim, dtype=dtype)
     kv: Any = _FakeTensor(PAGES, kv_heads, page, head_dim, dtype=dtype)
     table: Any = _FakeTensor(ROWS, PAGES, dtype="int32")
-    prefill_hopper(q, kv, kv, table, tiles, q, scale=head_dim**-0.5, overlap=True)
+    inputs = KernelInputs(q, kv, kv, table, q, scale=head_dim**-0.5)
+    prefill_hopper(inputs, tiles, overlap=True)
 
 
 def compile_sampler(vocab: int, dtype: Half | Literal["float32"]) -> None:

@@ -1,4 +1,4 @@
-"""Sampling with temperature, top-k, top-p and min-p on any device: the reference definition.
+"""Sampling with temperature, top-k, top-p and min-p on a CPU: the reference definition.
 
 The three filters keep the tokens at or above one threshold, so tokens of equal probability are
 kept or dropped together.
@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.transfers import upload
 from runtime.scheduler.batch import Int64Array
 
-ParamColumns = NDArray[Any]  # slots.PARAMS, one entry a row
+ParamColumns = NDArray[Any]  # torch_sampler.PARAMS, one entry a row
 
 # Weights, the largest of which is 1, are summed as integers: of floats the sum would depend on the
 # order, and on a GPU that on the number of rows.
@@ -28,13 +27,13 @@ def take(tensor: Tensor, rows: Int64Array) -> Tensor:
     """The given rows: the tensor itself if that is all of them."""
     if len(rows) == len(tensor):
         return tensor
-    # Rows are copied whole: on a CPU three times as fast as by tensor[...].
-    return tensor.index_select(0, upload(rows, tensor.device))
+    # Rows are copied whole: three times as fast as by tensor[...].
+    return tensor.index_select(0, torch.from_numpy(rows))
 
 
-def column(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    """[N, 1] on the device."""
-    return upload(np.array(values, order="C"), like.device)[:, None]
+def column(values: NDArray[np.generic]) -> Tensor:
+    """[N, 1]"""
+    return torch.from_numpy(np.array(values, order="C"))[:, None]
 
 
 def sample_rows(
@@ -42,26 +41,19 @@ def sample_rows(
 ) -> Tensor:
     """One token a row [R]; `numbers` are uniform in (0, 1)."""
     # The largest becomes 0, so that no temperature can overflow: scaled = log(p / largest p).
-    scaled = (logits - best[:, None]).div_(column(params["temperature"], logits))
+    scaled = (logits - best[:, None]).div_(column(params["temperature"]))
     # Smaller values have weight 0, and exp(-inf) takes a CPU three times as long.
     scaled.clamp_(min=LEAST)
     threshold = _threshold(scaled, params)
     below = None if threshold is None else scaled < threshold
-    weights = _exp(scaled)
+    np.exp(scaled.numpy(), out=scaled.numpy())  # half of PyTorch's time on one core
+    weights = scaled
     if below is not None:
         weights.masked_fill_(below, 0)
     cumulative = _units(weights).cumsum(dim=-1)
-    target = (cumulative[:, -1:] * column(numbers, logits)).long()
+    target = (cumulative[:, -1:] * column(numbers)).long()
     tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
     return tokens.clamp_(max=logits.shape[-1] - 1)  # rows that are not finite can select any
-
-
-def _exp(values: Tensor) -> Tensor:
-    """In place; on a CPU by NumPy, which takes half of PyTorch's time on one core."""
-    if values.device.type != "cpu":
-        return values.exp_()
-    np.exp(values.numpy(), out=values.numpy())
-    return values
 
 
 def _threshold(scaled: Tensor, params: ParamColumns) -> Tensor | None:
@@ -73,12 +65,12 @@ def _threshold(scaled: Tensor, params: ParamColumns) -> Tensor | None:
     if params["min_p"].any():
         with np.errstate(divide="ignore"):
             # At most 1: the most likely token always stays.
-            threshold = column(np.log(np.minimum(params["min_p"], 1)), scaled)
+            threshold = column(np.log(np.minimum(params["min_p"], 1)))
     rows = np.flatnonzero((top_k < vocab) | (top_p < np.inf))
     if len(rows):
         trimmed = scaled.new_full((len(scaled), 1), -torch.inf)
         least = _least_kept(take(scaled, rows), top_k[rows], top_p[rows])
-        trimmed[upload(rows, scaled.device)] = least
+        trimmed[torch.from_numpy(rows)] = least
         threshold = trimmed if threshold is None else torch.maximum(threshold, trimmed)
     return threshold
 
@@ -87,10 +79,10 @@ def _least_kept(scaled: Tensor, top_k: Int64Array, top_p: NDArray[np.float64]) -
     """[R, 1]: the least likely token within both top_k and top_p of each row."""
     values = _sorted(scaled)
     weights = _units(values.exp())
-    ranks = torch.arange(values.shape[-1], device=values.device)
-    weights.masked_fill_(ranks >= column(top_k, scaled), 0)
+    ranks = torch.arange(values.shape[-1])
+    weights.masked_fill_(ranks >= column(top_k), 0)
     reached = weights.cumsum(dim=-1)
-    target_mass = reached[:, -1:] * column(top_p, scaled)
+    target_mass = reached[:, -1:] * column(top_p)
     # A token is kept while those before it have not reached the target mass; the first always is.
     kept = (
         ((reached - weights < target_mass) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
@@ -109,9 +101,7 @@ def _units(weights: Tensor) -> Tensor:
 def _sorted(values: Tensor) -> Tensor:
     """Each row, descending.
 
-    On a CPU by NumPy, which uses vector instructions: 0.5 ms for 150,000 numbers where
-    `torch.sort` takes 12 ms (one core of an AMD EPYC 9005).
+    By NumPy, which uses vector instructions: 0.5 ms for 150,000 numbers where `torch.sort` takes
+    12 ms (one core of an AMD EPYC 9005).
     """
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
-    return values.sort(dim=-1, descending=True).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)

@@ -26,6 +26,7 @@ from runtime.scheduler.batch import NewRow
 IN_PROMPT = 1 << 14
 MAX_PARAM = 1 << 30
 ROW_WORDS = WIDTH.value
+NO_SLOT = -1  # first word of an unused row
 
 
 def is_constrained(params: SamplingParams) -> bool:
@@ -64,17 +65,16 @@ class SamplerState:
     def pack(self, new_rows: Sequence[NewRow], block: NDArray[np.int32]) -> None:
         """Write the rows of new sequences into block [N, ROW_WORDS] int32 on the host.
 
-        Unused rows get slot -1.  Raises ValueError if the block has too few rows.
+        Unused rows get NO_SLOT.  Raises ValueError if the block has too few rows.
         """
         if len(new_rows) > len(block):
             raise ValueError(
                 f"{len(new_rows)} sequences begin in one step and the block has {len(block)} "
                 "rows: send them in several blocks"
             )
-        block[len(new_rows) :, 0] = -1
-        if new_rows:
-            packed = np.array([_packed(row, self.vocab_size) for row in new_rows], dtype=ROW)
-            block[: len(new_rows)] = packed.view(np.int32).reshape(-1, ROW_WORDS)
+        block[len(new_rows) :, 0] = NO_SLOT
+        packed = np.array([_packed(row, self.vocab_size) for row in new_rows], dtype=ROW)
+        block[: len(new_rows)] = packed.view(np.int32).reshape(-1, ROW_WORDS)
 
     def apply(self, block: Tensor) -> None:
         """Store a packed block [N, ROW_WORDS] int32 on the device; a graph may capture this."""

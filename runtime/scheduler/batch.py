@@ -96,16 +96,3 @@ class ModelRunnerOutput(Struct, frozen=True):
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
     embeddings: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
-
-    def irregular_rows(self) -> list[int]:
-        """Rows with an error or logprobs beside their token; embeddings do not count."""
-        rows = list(self.errors)
-        for column in (self.logprobs, self.prompt_logprobs):
-            if column is not None:
-                rows += [row for row, found in enumerate(column) if found is not None]
-        return rows
-
-
-def true_indices(mask: NDArray[np.bool_]) -> list[int]:
-    """The indices at which a one-dimensional mask is true."""
-    return mask.nonzero()[0].tolist()

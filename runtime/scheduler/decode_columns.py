@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.scheduler.batch import Int64Array, true_indices
+from runtime.scheduler.batch import Int64Array
 from runtime.scheduler.page_pool import TOKEN_BYTES
 from runtime.scheduler.sequence import Sequence
 
@@ -85,9 +85,6 @@ class DecodeColumns:
         # Whether any sequence stops at a token id; the last entry stands for invalid ids.
         self._is_stop_id = np.zeros(vocab_size + 1, dtype=np.bool_)
         self._is_stop_id[vocab_size] = True
-
-    def __len__(self) -> int:
-        return len(self.slots)
 
     def all(self) -> list[Sequence]:
         return self._at(self.slots)
@@ -236,7 +233,7 @@ class DecodeColumns:
 
     def check_integrity(self) -> None:
         """Assert that the arrays agree with the sequences."""
-        assert len(set(self.slots.tolist())) == len(self)
+        assert len(set(self.slots.tolist())) == len(self.slots)
         for slot, sequence in zip(self.slots.tolist(), self.all(), strict=True):
             assert (sequence.slot, sequence.arrival_index) == (slot, self._arrival_index[slot])
             known = len(sequence.tokens)
@@ -245,3 +242,8 @@ class DecodeColumns:
             assert self._num_computed_tokens[slot] <= self._page_room[slot]
         stop_ids = {token for sequence in self.all() for token in sequence.stop_ids}
         assert set(true_indices(self._is_stop_id[:-1])) == stop_ids
+
+
+def true_indices(mask: NDArray[np.bool_]) -> list[int]:
+    """The indices at which a one-dimensional mask is true."""
+    return mask.nonzero()[0].tolist()

@@ -47,6 +47,7 @@ def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page
 class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.num_free = num_pages
         self.num_releases = 0  # a caller that waits for pages retries once it has changed
         self._references = [0] * num_pages
         # In the order of allocation: empty pages, then the least recently released.
@@ -55,12 +56,8 @@ class PagePool:
         self._hash_of: dict[int, PageHash] = {}
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
     def num_used(self) -> int:
-        return self.num_pages - len(self._free)
+        return self.num_pages - self.num_free
 
     def lookup(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages of the longest cached prefix of the chain; no reference is added."""
@@ -82,11 +79,13 @@ class PagePool:
         for page in pages:
             if self._references[page] == 0:
                 del self._free[page]
+                self.num_free -= 1
             self._references[page] += 1
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages to write to, evicted from the cache.  The caller has checked num_free."""
         pages: list[int] = []
+        self.num_free -= count
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
             page_hash = self._hash_of.pop(page, None)
@@ -106,6 +105,7 @@ class PagePool:
             self._references[page] -= 1
             assert self._references[page] >= 0, f"page {page} was released twice"
             if self._references[page] == 0:
+                self.num_free += 1
                 self._free[page] = None
                 if page not in self._hash_of:
                     self._free.move_to_end(page, last=False)
@@ -137,5 +137,6 @@ class PagePool:
         assert counted == self._references, f"held {counted}, recorded {self._references}"
         unused = {page for page, count in enumerate(self._references) if count == 0}
         assert unused == set(self._free), "a page is free if and only if it has no reference"
+        assert len(unused) == self.num_free
         inverse = {page: page_hash for page_hash, page in self._page_of.items()}
         assert inverse == self._hash_of, "every cached page has one hash, and every hash one page"

@@ -25,16 +25,18 @@ class WaitingQueue:
         self._heap: list[tuple[tuple[int, int], Sequence]] = []  # all after the front
         self._held: set[Sequence] = set()
         self._num_finished = 0
+        self.count = 0  # sequences that wait, held ones included
         self.num_tokens = 0  # of the prompts that wait
-
-    def __len__(self) -> int:
-        return len(self._front) + len(self._heap) - self._num_finished + len(self._held)
 
     def push(self, sequence: Sequence) -> None:
         if sequence.held_since is not None:
             self._held.add(sequence)
+            self.count += 1
             return
-        self._held.discard(sequence)
+        if sequence in self._held:
+            self._held.remove(sequence)
+        else:
+            self.count += 1
         # A preempted sequence gets another token when the step in flight is committed.
         sequence.num_waiting_tokens = len(sequence.tokens)
         self.num_tokens += sequence.num_waiting_tokens
@@ -68,11 +70,13 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence of the front."""
+        self.count -= 1
         self.num_tokens -= sequence.num_waiting_tokens
         self._front.remove(sequence)
 
     def mark_finished(self, sequence: Sequence) -> None:
         """`finish` of a waiting sequence was set.  Compacts when half of the queue has finished."""
+        self.count -= 1
         if sequence in self._held:
             self._held.remove(sequence)
             return
@@ -88,7 +92,7 @@ class WaitingQueue:
         """Assert that the counters agree with the queue."""
         waiting = chain(self._front, (sequence for _, sequence in self._heap))
         alive = [sequence for sequence in waiting if sequence.finish is None]
-        assert len(alive) + len(self._held) == len(self)
+        assert len(alive) + len(self._held) == self.count
         assert all(one.held_since is not None and one.finish is None for one in self._held)
         assert all(one.held_since is None for one in alive)
         assert sum(sequence.num_waiting_tokens for sequence in alive) == self.num_tokens

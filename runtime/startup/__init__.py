@@ -1,1 +1,1 @@
-"""From the requested configuration to a model runner that is ready to serve."""
+"""From the requested configuration to an executor that is ready to serve."""

@@ -1,6 +1,6 @@
 """--deterministic: batch-invariant kernels, chosen once when a model is loaded.
 
-attention   `fixed`: splits of keys at boundaries that do not depend on the batch or on chunks; or
+attention   `batch-invariant`: KV splits at boundaries that do not depend on the batch or chunks; or
             flash1, whose programs have one query each
 GEMMs       one order of summation for any number of rows, by the same kernels at every start
 the rest    works on one row or token at a time anyway; random numbers depend on the seed and the
@@ -14,7 +14,7 @@ from model_zoo.model import Model
 from runtime.config import ConfigError, EngineConfig
 
 LEAST, BEFORE = (8, 0), (10, 0)  # compute capabilities on which the kernels have been compared
-INVARIANT = ("fixed", "flash1")
+INVARIANT = ("batch-invariant", "flash1")
 
 
 def requested_attention(requested: EngineConfig, capability: tuple[int, int] | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from msgspec import structs
@@ -24,8 +24,8 @@ from runtime.config import (
     check,
     resolve,
 )
-from runtime.executor.inputs import ModelProtocol
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.protocols import DeviceExecutor, ModelProtocol
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.memory_plan import MemoryPlan, size
 from runtime.startup.deterministic import requested_attention
 from runtime.startup.device import (
@@ -39,6 +39,9 @@ from runtime.startup.device import (
     keep_freed_memory,
 )
 from runtime.startup.memory_estimate import copy_bytes, facts_of, weight_bytes
+
+if TYPE_CHECKING:
+    from runtime.cuda_graph.executor import GraphExecutor
 
 # A GEMM of many rows is computed in tiles of TILE tokens by TILE columns, one on a multiprocessor
 # at a time, and the last wave of tiles is rarely full: of an 8B model's 12,288 gates and 4,096
@@ -153,10 +156,16 @@ class EngineSpec:
             device=self.device,
         )
 
-    def runner(
+    def executor(
         self, model: nn.Module, resolved: ResolvedConfig, kv: KVPool, backend: Backend
-    ) -> ModelRunner:
-        return ModelRunner(
+    ) -> DeviceExecutor:
+        """GraphExecutor on a GPU, if the back end reads all lengths there."""
+        kind: type[TorchExecutor] | type[GraphExecutor] = TorchExecutor
+        if self.on_gpu and backend.reads_lengths_on_device:
+            from runtime.cuda_graph.executor import GraphExecutor  # needs Triton
+
+            kind = GraphExecutor
+        return kind(
             cast(ModelProtocol, model),
             resolved=resolved,
             vocab_size=self.config.vocab_size,

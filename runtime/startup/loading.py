@@ -1,4 +1,4 @@
-"""Loading: from the requested configuration to a model runner that has run its first steps.
+"""Loading: from the requested configuration to an executor that has run its first steps.
 
 On a GPU, weights are read while the kernels of a step are compiled; then the largest steps run on a
 few KV pages for memory profiling, and the KV pool gets the memory that remains.
@@ -20,7 +20,7 @@ from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
 from runtime.config import EngineConfig, ResolvedConfig
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready
 from runtime.precompile.pool import Compilers
@@ -35,7 +35,7 @@ from runtime.startup.warm_up import warm_up
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    executor: ModelRunner
+    executor: DeviceExecutor
     resolved: ResolvedConfig
     ready: Ready
 
@@ -64,15 +64,14 @@ def load(
     with explain_out_of_memory(engine_spec, parts.plan):
         progress("warm-up", 0, 1)
         with parts.model.shortened():
-            warm_up(parts.runner, parts.resolved)
+            warm_up(parts.executor, parts.resolved)
         timeline.mark("warm-up")
         if parts.profiler is not None:
             progress("graphs", 0, 1)
-            if parts.runner.steps is not None:
-                parts.runner.steps.graphs.capture_startup_set()
+            parts.executor.capture_startup_set()
             parts.profiler.keep_peak_memory()
             timeline.mark("graphs")
-    return Loaded(parts.runner, parts.resolved, _ready(epoch, engine_spec, parts, timeline))
+    return Loaded(parts.executor, parts.resolved, _ready(epoch, engine_spec, parts, timeline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class _LoadedParts:
 
     model: Model
     resolved: ResolvedConfig
-    runner: ModelRunner
+    executor: DeviceExecutor
     backend: Backend
     kv: KVPool
     memory: list[tuple[str, int]]
@@ -118,11 +117,11 @@ def _on_gpu(
     resolved = engine_spec.resolve_config(plan)
     with explain_out_of_memory(engine_spec, plan):
         kv = engine_spec.kv_pool(resolved.num_pages, resolved)
-    profiler.runner.use(kv)
+    profiler.executor.use(kv)
     timeline.mark("memory")
     memory = plan.lines(kv.num_bytes)
     return _LoadedParts(
-        loading.model, resolved, profiler.runner, profiler.backend, kv, memory, plan, profiler
+        loading.model, resolved, profiler.executor, profiler.backend, kv, memory, plan, profiler
     )
 
 
@@ -137,9 +136,9 @@ def _on_cpu(
     resolved = engine_spec.resolve_config(plan)
     kv = engine_spec.kv_pool(resolved.num_pages, resolved)
     backend = engine_spec.backend(resolved)
-    runner = engine_spec.runner(loading.model, resolved, kv, backend)
+    executor = engine_spec.executor(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
-    return _LoadedParts(loading.model, resolved, runner, backend, kv, memory, plan)
+    return _LoadedParts(loading.model, resolved, executor, backend, kv, memory, plan)
 
 
 def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: Timeline) -> Ready:

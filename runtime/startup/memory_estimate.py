@@ -14,16 +14,14 @@ from model_zoo.config import ModelConfig
 from model_zoo.layers.linear import cpu_packs
 from model_zoo.registry import build
 from runtime.config import EngineConfig, KVDTypeName, ModelFacts
-from runtime.cuda_graph.buckets import MAX_MIXED, Buckets
+from runtime.cuda_graph.launch import MAX_MIXED, Buckets
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
-from runtime.sampling.eager import CHUNK_LOGITS
 from runtime.startup.device import KV_DTYPES
 
 MIB = 2**20
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: other programs need memory, too
 CONTEXT_BYTES = 560 * MIB  # of a GPU, taken by the CUDA context
 PLANNER_BYTES = 12 * MIB  # the attention planner's plans and buffers
-SAMPLER_BYTES = 64  # of the sampler, for each logit that it samples from at once
 GRAPH_BYTES = MIB // 2  # of a further CUDA graph ...
 GRAPH_LAYER_BYTES = MIB // 40  # ... and of a layer in it
 
@@ -78,7 +76,7 @@ def estimate(
     state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
-    sampling = 2 * logits * dtype.itemsize + SAMPLER_BYTES * min(CHUNK_LOGITS, logits)
+    sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks
     activations = LIBRARY_BYTES + max(forward, sampling)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)

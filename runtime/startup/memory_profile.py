@@ -28,7 +28,7 @@ PAGES = 16  # all tokens are stored in the first one; its contents do not matter
 
 
 class MemoryProfiler:
-    """A model runner of the full size on a few KV pages.  GPUs only."""
+    """An executor of the full size on a few KV pages.  GPUs only."""
 
     def __init__(self, plan: MemoryPlan, engine_spec: EngineSpec, model: Model) -> None:
         """plan: with the weights alone.  Raises ConfigError if nothing fits besides them."""
@@ -39,7 +39,7 @@ class MemoryProfiler:
         self._kv = engine_spec.kv_pool(PAGES, self._resolved)
         before = torch.cuda.memory_allocated(self._device)
         self.backend = engine_spec.backend(self._resolved)
-        self.runner = engine_spec.runner(model, self._resolved, self._kv, self.backend)
+        self.executor = engine_spec.executor(model, self._resolved, self._kv, self.backend)
         self._state = torch.cuda.memory_allocated(self._device) - before
 
     def compile(self, compilers: Compilers | None) -> None:
@@ -50,7 +50,7 @@ class MemoryProfiler:
         with compiling_only(compilers), self._model.shortened():
             run_candidates(self._model)  # many kernels: they compile while the steps run
             for batch in all_batch_kinds(self._resolved):
-                run(self.runner, batch)
+                run(self.executor, batch)
 
     def measure(self) -> MemoryPlan:
         """The plan with measured state, activations and graphs.  Raises ConfigError."""
@@ -59,7 +59,7 @@ class MemoryProfiler:
         try:
             self._run_largest(self._resolved.max_batched_tokens)
             activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
-            graphs = 0 if self.runner.steps is None else self.runner.steps.graphs.measure()
+            graphs = self.executor.measure_graphs()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -77,7 +77,7 @@ class MemoryProfiler:
     def _run_largest(self, tokens: int) -> None:
         with self._model.shortened():
             for batch, masks in largest(self._resolved, tokens, self._vocab_size):
-                run(self.runner, batch, masks)
+                run(self.executor, batch, masks)
 
     def _too_large(self) -> ConfigError:
         """An error that suggests sizes with a margin: half of the tokens that were found to fit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runtime.config import ResolvedConfig
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.protocols import DeviceExecutor
 from runtime.messages import SamplingParams
 from runtime.scheduler.batch import Batch, Masks, NewRow, make_batch
 
@@ -31,16 +31,16 @@ SCORED_TOKENS = 256
 MAX_PROMPT = 2048  # tokens of a warm-up step: larger ones run the same code
 
 
-def run(runner: ModelRunner, batch: Batch, masks: Masks | None = None) -> None:
+def run(executor: DeviceExecutor, batch: Batch, masks: Masks | None = None) -> None:
     """Run a batch and wait for its outputs."""
-    runner.forward(batch)
-    runner.sample(batch, masks).wait()
+    executor.forward(batch)
+    executor.sample(batch, masks).wait()
 
 
-def warm_up(runner: ModelRunner, resolved: ResolvedConfig) -> None:
+def warm_up(executor: DeviceExecutor, resolved: ResolvedConfig) -> None:
     """Run a batch of every kind."""
     for batch in all_batch_kinds(resolved):
-        run(runner, batch)
+        run(executor, batch)
 
 
 def all_batch_kinds(resolved: ResolvedConfig) -> Iterator[Batch]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import SERVER_ERROR
@@ -29,7 +30,7 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# What a client that keeps a conversation on the server by itself needs to read, to go on without.
+# Clients that keep a conversation on the server go on without doing so when they read this.
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
@@ -81,7 +82,7 @@ def _error_of(body: bytes) -> dict[str, Any]:
 
 
 class ErrorFormatMiddleware:
-    """Middleware: rewrites error answers on the paths of other APIs."""
+    """Rewrites error answers on the paths of other APIs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -102,31 +103,21 @@ class _Rewriter:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = self._named(message)
+            headers = MutableHeaders(scope=message)
+            if "x-request-id" in headers and is_anthropic(self._path):
+                headers["request-id"] = headers["x-request-id"]  # as Anthropic's clients read it
             # A refused CORS preflight is plain text, for a browser.
-            kind = dict(message["headers"]).get(b"content-type")
-            if message["status"] >= 400 and kind == b"application/json":
+            if message["status"] >= 400 and headers.get("content-type") == "application/json":
                 self._start = message
                 return
         elif self._start is not None:
             self._body += message.get("body", b"")
-            if not message.get("more_body"):
-                await self._rewritten(self._start)
-            return
+            if message.get("more_body"):
+                return
+            headers = MutableHeaders(scope=self._start)
+            request_id = headers.get("x-request-id")
+            body = in_error_format(self._path, self._start["status"], self._body, request_id)
+            headers["content-length"] = str(len(body))
+            await self._send(self._start)
+            message = {"type": "http.response.body", "body": body}
         await self._send(message)
-
-    def _named(self, message: Message) -> Message:
-        """With the request's id under the name that Anthropic's clients read."""
-        own = dict(message["headers"]).get(b"x-request-id")
-        if own is None or not is_anthropic(self._path):
-            return message
-        return {**message, "headers": [*message["headers"], (b"request-id", own)]}
-
-    async def _rewritten(self, start: Message) -> None:
-        headers = dict(start["headers"])
-        own = headers.get(b"x-request-id", b"").decode("latin-1") or None
-        body = in_error_format(self._path, start["status"], self._body, own)
-        kept = [pair for pair in start["headers"] if pair[0] != b"content-length"]
-        kept.append((b"content-length", str(len(body)).encode()))
-        await self._send({**start, "headers": kept})
-        await self._send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""A RequestError about a ChatRequest, told with the fields of the body that the caller sent."""
+"""RequestErrors about a ChatRequest, with the names of the fields that the caller sent."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from server.errors import RequestError
 
 MESSAGE = re.compile(r"^messages\[(\d{1,6})\]")
-QUOTED = re.compile(r"`([^`\s]+)`")  # messages have every field's path in such marks
+QUOTED = re.compile(r"`([^`\s]+)`")  # error messages quote field paths so
 
 
 @contextmanager
 def map_error_fields(paths: Sequence[str], fields: Mapping[str, str]) -> Generator[None]:
     """Rewrite the RequestErrors of the block.
 
-    paths   where message i of the ChatRequest came from: paths[i]
-    fields  ChatRequest's name of a field or the beginning of its path, as a regular expression ->
-            the caller's, as re.sub writes it, where they differ
+    paths   paths[i] is the caller's field that message i of the ChatRequest was made of
+    fields  regular expression of a field of ChatRequest, or of the beginning of its path -> the
+            caller's name, as re.sub writes it, where they differ
     """
     renamed = [(re.compile(rf"^{name}(?=[.\[]|$)"), theirs) for name, theirs in fields.items()]
 
-    def place(match: re.Match[str]) -> str:
+    def message_path(match: re.Match[str]) -> str:
         index = int(match[1])
         return paths[index] if index < len(paths) else match[0]
 
     def rename(path: str) -> str:
-        path = MESSAGE.sub(place, path)
+        path = MESSAGE.sub(message_path, path)
         for name, theirs in renamed:
             path, found = name.subn(theirs, path)
             if found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.errors import UnsupportedParameter
-from server.prompt.template_options import SWITCH
+from server.prompt.template_messages import SWITCH
 from server.prompt.tokenizer import ChatTokenizer
 
 LEVEL = "reasoning_effort"
@@ -18,28 +18,29 @@ def can_think(tokenizer: ChatTokenizer) -> bool:
     return template is not None and any(map(template.mentions, (SWITCH, LEVEL, MARK)))
 
 
-def thinking_fields(tokenizer: ChatTokenizer, wanted: bool | str, param: str) -> dict[str, Any]:
+def thinking_fields(tokenizer: ChatTokenizer, requested: bool | str, param: str) -> dict[str, Any]:
     """The fields of a ChatRequest for thinking on, off or at a level ("low", ...).
 
-    param: what the caller wrote it into.  Raises UnsupportedParameter if the template cannot do it.
+    param: the caller's field for it.  Raises UnsupportedParameter if the template cannot do it.
     """
     template = tokenizer.template
-    if isinstance(wanted, str):
-        if template is not None and template.mentions(LEVEL):
-            return {LEVEL: wanted}
+    has_levels = template is not None and template.mentions(LEVEL)
+    if isinstance(requested, str):
+        if has_levels:
+            return {LEVEL: requested}
         raise UnsupportedParameter(
-            f"`{param}` is {wanted}: this model's chat template knows no degrees of thinking; use "
-            "true or false",
+            f"`{param}` is {requested}: this model's chat template knows no degrees of thinking; "
+            "use true or false",
             param=param,
         )
     if template is not None and template.mentions(SWITCH):
-        return {"chat_template_kwargs": {SWITCH: wanted}}
-    if wanted == can_think(tokenizer):
+        return {"chat_template_kwargs": {SWITCH: requested}}
+    if requested == can_think(tokenizer):
         return {}
-    if not wanted and template is not None and template.mentions(LEVEL):
+    if has_levels and not requested:
         return {LEVEL: "none"}
-    off = "on" if wanted else "off"
+    state = "on" if requested else "off"
     raise UnsupportedParameter(
-        f"`{param}`: this model's chat template cannot switch thinking {off}: leave it out",
+        f"`{param}`: this model's chat template cannot switch thinking {state}: leave it out",
         param=param,
     )

@@ -44,17 +44,10 @@ class BackgroundClient:
 class BackgroundMetrics:
     """Ignores lines, whose latencies are not those that clients see."""
 
-    def request_finished(self, *numbers: object, **times: float) -> None:
+    def _ignore(self, *args: object, **times: float) -> None:
         pass
 
-    def inter_token(self, seconds: float) -> None:
-        pass
-
-    def rejected(self, reason: str) -> None:
-        pass
-
-    def aborted(self, by: str) -> None:
-        pass
+    request_finished = inter_token = rejected = aborted = _ignore
 
 
 def in_background(state: ServerState) -> ServerState:
@@ -68,38 +61,27 @@ def in_background(state: ServerState) -> ServerState:
     )
 
 
-class BatchAnswer:
-    """Collects the response of an application."""
-
-    def __init__(self, body: bytes) -> None:
-        self._request: list[bytes] = [body]
-        self._chunks: list[bytes] = []
-        self.status = 0
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._chunks)
-
-    async def receive(self) -> Message:
-        if self._request:
-            return {"type": "http.request", "body": self._request.pop(), "more_body": False}
-        await asyncio.Event().wait()  # the client of a line never disconnects
-        raise AssertionError
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        else:
-            self._chunks.append(message.get("body", b""))
-
-
 async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -> tuple[int, bytes]:
     """Status and body of the application's answer to a POST.
 
     state   what the middleware notes about a request: its id and its owner
     """
     exchange.set(state)
-    answer = BatchAnswer(body)
+    unread, status, chunks = [body], 0, list[bytes]()
+
+    async def receive() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        await asyncio.Event().wait()  # the client of a line never disconnects
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            chunks.append(message.get("body", b""))
+
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -114,12 +96,12 @@ async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -
         "state": dict(state),
     }
     try:
-        await app(scope, answer.receive, answer.send)
+        await app(scope, receive, send)
     except Exception:
         log.exception("a line of a batch failed")
-        if not answer.status:
+        if not status:
             raise  # else the application has answered with 500
-    return answer.status, answer.body
+    return status, b"".join(chunks)
 
 
 class BatchSlots:
@@ -145,12 +127,12 @@ class BatchSlots:
         idle = ready.max_num_seqs - max(stats.running, self._client.pending + self.used)
         return min(self._max_used() - self.used, idle)
 
-    async def acquire(self, wanted: int | None) -> int:
-        """Wait for `wanted` slots, None for all; returns the number to release."""
+    async def acquire(self, requested: int | None) -> int:
+        """Wait for `requested` slots, None for all; returns the number to release."""
         async with self._order:
             while True:
                 limit = self._max_used()
-                count = limit if wanted is None else min(wanted, limit)
+                count = limit if requested is None else min(requested, limit)
                 # A request for more than is ever free would wait for ever: it runs alone instead.
                 if limit and (self._room() >= count or (not self.used and self._room() > 0)):
                     self.used += count

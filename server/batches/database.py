@@ -9,6 +9,8 @@ import threading
 from collections.abc import Generator
 from pathlib import Path
 
+from server.errors import RequestError
+
 NAME = "wavefill.sqlite3"
 VERSION = 1
 BUSY_SECONDS = 20.0
@@ -113,10 +115,23 @@ class BatchDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
-        """For a single statement that only reads; does not wait for other processes."""
+        """For statements that only read; does not wait for other processes."""
         with self._lock:
             yield self._connection
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def number_of(connection: sqlite3.Connection, table: str, owner: str, after: str) -> int:
+    """The number of `after`, where a page begins.  Raises RequestError if it is not in the list."""
+    row = connection.execute(
+        f"SELECT number FROM {table} WHERE owner = ? AND id = ?", (owner, after)
+    ).fetchone()
+    if row is None:
+        raise RequestError(
+            f"`after` is {after[:64]!r}, which is not in this list: use the `last_id` of a page",
+            param="after",
+        )
+    return row[0]

@@ -16,10 +16,12 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from server.batches.database import IS_OPEN, BatchDatabase
+from msgspec import Struct
+
+from server.batches.database import IS_OPEN, BatchDatabase, number_of
+from server.batches.schema import FileQuery
 from server.errors import NotFound, RequestError
 from server.generation.admission import full
 
@@ -29,29 +31,21 @@ KEEP_SECONDS = 30 * 86400  # default for inputs and outputs of batches
 VISIBLE = "state = 'processed' AND (expires_at IS NULL OR expires_at > ?)"
 
 
-@dataclass(frozen=True)
-class StoredFile:
+COLUMNS = "id, bytes, created_at, expires_at, filename, purpose"  # those of a StoredFile
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """OpenAI's file object."""
+
     id: str
-    owner: str
-    filename: str
-    purpose: str
+    object: str = "file"
     bytes: int
     created_at: int
     expires_at: int | None
-
-    def to_json(self) -> dict[str, object]:
-        """OpenAI's file object."""
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": None,
-        }
+    filename: str
+    purpose: str
+    status: str = "processed"
+    status_details: None = None
 
 
 class FileStore:
@@ -78,24 +72,21 @@ class FileStore:
     def begin(self, owner: str, num_bytes: int) -> str:
         """Reserve room for an upload.  Raises RequestError, RateLimited if there is none."""
         with self.database.transaction() as connection:
-            self._check_room(connection, num_bytes)
+            count, used = connection.execute(
+                "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
+            ).fetchone()
+            if count >= self._max_files:
+                raise full(
+                    "files_full",
+                    f"{count} files are stored, at most {self._max_files} are allowed: delete some",
+                )
+            if used + num_bytes > self.max_bytes:
+                raise full(
+                    "data_full",
+                    f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit "
+                    f"of {self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
+                )
             return self.insert(connection, owner, "uploading", num_bytes)
-
-    def _check_room(self, connection: sqlite3.Connection, num_bytes: int) -> None:
-        count, used = connection.execute(
-            "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
-        ).fetchone()
-        if count >= self._max_files:
-            raise full(
-                "files_full",
-                f"{count} files are stored, at most {self._max_files} are allowed: delete some",
-            )
-        if used + num_bytes > self.max_bytes:
-            raise full(
-                "data_full",
-                f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit of "
-                f"{self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
-            )
 
     def is_full(self) -> bool:
         """Whether stored files have reached the limit, so that batches should stop writing."""
@@ -119,40 +110,29 @@ class FileStore:
 
     def finish(
         self,
+        connection: sqlite3.Connection,
         id: str,
         *,
         filename: str,
         purpose: str,
         num_bytes: int,
         keep_seconds: int | None,
-        connection: sqlite3.Connection | None = None,
     ) -> StoredFile:
         """Mark a file as complete, which makes it visible to clients."""
-        if connection is None:
-            with self.database.transaction() as own:
-                return self.finish(
-                    id,
-                    filename=filename,
-                    purpose=purpose,
-                    num_bytes=num_bytes,
-                    keep_seconds=keep_seconds,
-                    connection=own,
-                )
         now = int(self._clock())
         expires = None if keep_seconds is None else now + keep_seconds
-        connection.execute(
+        [row] = connection.execute(
             "UPDATE files SET state = 'processed', filename = ?, purpose = ?, bytes = ?,"
-            " created_at = ?, expires_at = ? WHERE id = ?",
+            f" created_at = ?, expires_at = ? WHERE id = ? RETURNING {COLUMNS}",
             (filename, purpose, num_bytes, now, expires, id),
         )
-        row = connection.execute("SELECT * FROM files WHERE id = ?", (id,)).fetchone()
-        return _file(row)
+        return StoredFile(**row)
 
     def find(self, owner: str, id: str, param: str | None = None) -> StoredFile:
         """Raises NotFound, also for files of other owners."""
         with self.database.reading() as connection:
             row = connection.execute(
-                f"SELECT * FROM files WHERE owner = ? AND id = ? AND {VISIBLE}",
+                f"SELECT {COLUMNS} FROM files WHERE owner = ? AND id = ? AND {VISIBLE}",
                 (owner, id, self._clock()),
             ).fetchone()
         if row is None:
@@ -161,32 +141,23 @@ class FileStore:
                 param=param,
                 code="file_not_found",
             )
-        return _file(row)
+        return StoredFile(**row)
 
-    def page(
-        self,
-        owner: str,
-        *,
-        after: str | None,
-        limit: int,
-        ascending: bool = False,
-        purpose: str | None = None,
-    ) -> tuple[list[StoredFile], bool]:
-        """At most `limit` files by age, and whether there are more.  Raises RequestError."""
+    def page(self, owner: str, query: FileQuery) -> tuple[list[StoredFile], bool]:
+        """A page of files by age, and whether there are more.  Raises RequestError."""
         where, values = f"owner = ? AND {VISIBLE}", [owner, self._clock()]
-        if purpose is not None:
-            where, values = f"{where} AND purpose = ?", [*values, purpose]
+        compare, order = (">", "ASC") if query.order == "asc" else ("<", "DESC")
+        if query.purpose is not None:
+            where, values = f"{where} AND purpose = ?", [*values, query.purpose]
         with self.database.reading() as connection:
-            if after is not None:
-                number = number_of(connection, "files", owner, after)
-                where += f" AND number {'>' if ascending else '<'} ?"
-                values.append(number)
-            order = "ASC" if ascending else "DESC"
+            if query.after is not None:
+                number = number_of(connection, "files", owner, query.after)
+                where, values = f"{where} AND number {compare} ?", [*values, number]
             rows = connection.execute(
-                f"SELECT * FROM files WHERE {where} ORDER BY number {order} LIMIT ?",
-                (*values, limit + 1),
+                f"SELECT {COLUMNS} FROM files WHERE {where} ORDER BY number {order} LIMIT ?",
+                (*values, query.limit + 1),
             ).fetchall()
-        return [_file(row) for row in rows[:limit]], len(rows) > limit
+        return [StoredFile(**row) for row in rows[: query.limit]], len(rows) > query.limit
 
     def delete(self, owner: str, id: str) -> None:
         """Raises NotFound, or RequestError while a batch reads it."""
@@ -226,28 +197,3 @@ class FileStore:
             ).fetchall()
         for (id,) in rows:
             self.remove(id)
-
-
-def number_of(connection: sqlite3.Connection, table: str, owner: str, after: str) -> int:
-    """The number of `after`, where a page begins.  Raises RequestError if it is not in the list."""
-    row = connection.execute(
-        f"SELECT number FROM {table} WHERE owner = ? AND id = ?", (owner, after)
-    ).fetchone()
-    if row is None:
-        raise RequestError(
-            f"`after` is {after[:64]!r}, which is not in this list: use the `last_id` of a page",
-            param="after",
-        )
-    return row[0]
-
-
-def _file(row: sqlite3.Row) -> StoredFile:
-    return StoredFile(
-        row["id"],
-        row["owner"],
-        row["filename"],
-        row["purpose"],
-        row["bytes"],
-        row["created_at"],
-        row["expires_at"],
-    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.batches.objects import BatchError
+from server.batches.schema import BatchError
 from server.errors import RequestError
 from server.http.json_body import read_json
 from server.http.validation import items_of, kind_of
@@ -35,21 +35,11 @@ class Line(NamedTuple):
         return several * max([1, *(n for n in copies if type(n) is int)])
 
 
-class BatchLineInput(NamedTuple):
-    """The result of checking a whole file."""
-
-    num_lines: int
-    model: str | None  # of the first line
-    errors: list[BatchError]
-
-
 def raw_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Number and bytes of the lines that are not blank; a longer one is cut after `max_bytes`."""
     num_blank = 0
     with path.open("rb") as file:
-        number = 0
-        while raw := file.readline(max_bytes + 2):
-            number += 1
+        for number, raw in enumerate(iter(lambda: file.readline(max_bytes + 2), b""), 1):
             rest = raw
             while rest and not rest.endswith(b"\n"):
                 rest = file.readline(max_bytes + 2)
@@ -70,8 +60,13 @@ def lines(path: Path, max_bytes: int) -> Iterator[Line]:
         yield Line(number, fields["custom_id"], fields["body"])
 
 
-def check_input(path: Path, endpoint: str, max_line_bytes: int) -> BatchLineInput:
-    """Check every line, but not the bodies: a route that refuses one fails that line only."""
+def check_input(
+    path: Path, endpoint: str, max_line_bytes: int
+) -> tuple[int, str | None, list[BatchError]]:
+    """The number of lines, the first one's model, and the errors.
+
+    The bodies are not checked: a route that refuses one fails that line only.
+    """
     errors: list[BatchError] = []
     seen: set[str] = set()
     num_lines, model = 0, None
@@ -96,7 +91,7 @@ def check_input(path: Path, endpoint: str, max_line_bytes: int) -> BatchLineInpu
     if not num_lines:
         text = "the file has no requests: send at least one line"
         errors.append(BatchError(code="empty_file", message=text))
-    return BatchLineInput(num_lines, model, errors)
+    return num_lines, model, errors
 
 
 def _fields(raw: bytes, endpoint: str, max_bytes: int, seen: set[str]) -> dict[str, Any]:

@@ -68,14 +68,12 @@ class MultipartReader:
 
     def _until_delimiter(self) -> tuple[bytes, bool]:
         """What comes before the next delimiter, and whether that one was seen."""
-        place = self._rest.find(self._delimiter)
-        found = place >= 0
-        if not found:
-            place = max(0, len(self._rest) - len(self._delimiter) + 1)
-        before, self._rest = self._rest[:place], self._rest[place:]
-        if found:
-            self._rest = self._rest[len(self._delimiter) :]
-        return before, found
+        before, found, rest = self._rest.partition(self._delimiter)
+        if not found:  # its beginning may stand at the end
+            end = max(0, len(before) - len(self._delimiter) + 1)
+            before, rest = before[:end], before[end:]
+        self._rest = rest
+        return before, bool(found)
 
     def _preamble(self) -> bool:
         before, found = self._until_delimiter()

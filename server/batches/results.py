@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from server.batches.objects import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
+from server.batches.schema import BatchUsage, CachedTokens, ReasoningTokens, RequestCounts
 from server.http.validation import fields_of
 
 EXPIRED = "batch_expired"
-CANCELLED = "batch_cancelled"
-STORAGE_FULL = "storage_full"
 
 
 class BatchResult(NamedTuple):
@@ -30,9 +28,9 @@ class BatchResult(NamedTuple):
     custom_id: str
     status: int = 0  # of the answer; 0 if there was none
     body: bytes = b""
+    request_id: str = ""  # the answer's X-Request-Id
     code: str = ""  # why there was none
     message: str = ""
-    request_id: str = ""  # the answer's X-Request-Id
 
     @property
     def completed(self) -> bool:
@@ -40,15 +38,11 @@ class BatchResult(NamedTuple):
 
     def record(self, batch_id: str) -> bytes:
         """OpenAI's line of an output or error file."""
-        response, error = None, None
+        response, error = None, {"code": self.code, "message": self.message}
         if self.status:
-            response = {
-                "status_code": self.status,
-                "request_id": self.request_id,
-                "body": orjson.Fragment(self.body),
-            }
-        else:
-            error = {"code": self.code, "message": self.message}
+            body = orjson.Fragment(self.body)
+            response = {"status_code": self.status, "request_id": self.request_id, "body": body}
+            error = None
         name = f"batch_req_{batch_id.removeprefix('batch_')}_{self.line}"
         record = {"id": name, "custom_id": self.custom_id, "response": response, "error": error}
         return orjson.dumps(record) + b"\n"
@@ -83,11 +77,10 @@ class BatchTotals:
 def _tokens(body: object) -> Iterator[int]:
     """Prompt, cached, output, reasoning and total tokens, by the names of chat or of Responses."""
     usage = fields_of(fields_of(body).get("usage"))
-    new = "input_tokens" in usage
-    for name, detail in (("input", "cached"), ("output", "reasoning")):
-        key = name if new else {"input": "prompt", "output": "completion"}[name]
-        yield _number(usage.get(f"{key}_tokens"))
-        yield _number(fields_of(usage.get(f"{key}_tokens_details")).get(f"{detail}_tokens"))
+    names = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
+    for name, detail in zip(names, ("cached", "reasoning"), strict=True):
+        yield _number(usage.get(f"{name}_tokens"))
+        yield _number(fields_of(usage.get(f"{name}_tokens_details")).get(f"{detail}_tokens"))
     yield _number(usage.get("total_tokens"))
 
 
@@ -96,11 +89,17 @@ def _number(value: object) -> int:
 
 
 class BatchResults:
-    """The two files.  Every method blocks, and only one thread at a time calls any."""
+    """The two files.  The methods that are no coroutines block; one thread at a time calls any.
+
+    `add` and `close` are for the event loop: all results that are waiting are written at once, in a
+    thread, also those whose task is cancelled meanwhile.
+    """
 
     def __init__(self, batch_id: str, output: Path, errors: Path) -> None:
         self._batch_id = batch_id
         self._paths = {True: output, False: errors}
+        self._waiting: list[BatchResult] = []
+        self._writing: asyncio.Task[None] | None = None
         self.totals = BatchTotals()
 
     def recover(self) -> None:
@@ -137,19 +136,36 @@ class BatchResults:
                 body = orjson.loads(result.body) if completed else None
                 self.totals.add(result.line, completed, body, result.code)
 
-    def sizes(self) -> list[int]:
-        """Bytes of output and errors."""
-        return [path.stat().st_size if path.exists() else 0 for path in self._paths.values()]
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by its id."""
+        return {p.name: p.stat().st_size if p.exists() else 0 for p in self._paths.values()}
 
     def sync(self) -> None:
         """Flush to disk (fsync)."""
         for path in self._paths.values():
             if path.exists():
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+
+    async def add(self, result: BatchResult) -> None:
+        """Returns when it is written.  Raises OSError."""
+        self._waiting.append(result)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+        while result.line not in self.totals.done:
+            await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        # Not restarted after a failure: records after an incomplete one could not be read.
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            await asyncio.to_thread(self.write, batch)
+        self._writing = None
+
+    async def close(self) -> None:
+        """Returns when all results are written.  Raises OSError."""
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
 
 
 def append(path: Path, data: bytes) -> None:
@@ -159,35 +175,3 @@ def append(path: Path, data: bytes) -> None:
             data = data[os.write(descriptor, data) :]
     finally:
         os.close(descriptor)
-
-
-class ResultWriter:
-    """Writes results of the event loop in a thread, all that are waiting at once.
-
-    A result is written even if the task that added it is cancelled meanwhile.
-    """
-
-    def __init__(self, results: BatchResults) -> None:
-        self._results = results
-        self._waiting: list[BatchResult] = []
-        self._writing: asyncio.Task[None] | None = None
-
-    async def add(self, result: BatchResult) -> None:
-        """Returns when it is written.  Raises OSError."""
-        self._waiting.append(result)
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write())
-        while result.line not in self._results.totals.done:
-            await asyncio.shield(self._writing)
-
-    async def _write(self) -> None:
-        # Not restarted after a failure: records after an incomplete one could not be read.
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            await asyncio.to_thread(self._results.write, batch)
-        self._writing = None
-
-    async def close(self) -> None:
-        """Returns when all results are written.  Raises OSError."""
-        while self._writing is not None:
-            await asyncio.shield(self._writing)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any, TypeVar
 
 import orjson
 from msgspec.structs import replace
@@ -14,21 +15,15 @@ from starlette.types import ASGIApp
 
 from server.batches.background import BatchSlots, ask
 from server.batches.lines import Line, check_input, lines
-from server.batches.objects import BatchError, BatchErrors, BatchObject, Status, StoredBatch
-from server.batches.results import (
-    CANCELLED,
-    EXPIRED,
-    STORAGE_FULL,
-    BatchResult,
-    BatchResults,
-    ResultWriter,
-)
+from server.batches.results import EXPIRED, BatchResult, BatchResults
+from server.batches.schema import BatchError, BatchErrors, BatchObject, Status, StoredBatch
 from server.batches.store import BatchStore
-from server.errors import RequestError, UnsupportedParameter, internal_error
+from server.errors import UnsupportedParameter, internal_error
 from server.http.request_context import REQUEST_ID
 from server.metrics.metrics import Metrics
 
-log = logging.getLogger("wavefill.batches")
+T = TypeVar("T")
+S = TypeVar("S")
 
 MAX_FAILURES = 3  # of the engine while it runs one line
 RETRY_SECONDS = 1.0
@@ -40,6 +35,8 @@ REFUSED = {
 }
 # The answers are in the output file; stored as well, they would evict all other responses.
 DEFAULTS: dict[str, dict[str, object]] = {"/v1/responses": {"store": False}}
+CANCELLED = "batch_cancelled"
+STORAGE_FULL = "storage_full"
 NOT_RUN = {
     CANCELLED: "the batch was cancelled before this request was executed",
     EXPIRED: "this request could not be executed before the completion window expired",
@@ -48,45 +45,35 @@ NOT_RUN = {
 }
 
 
+@dataclass
 class BatchRun:
     """Runs a batch.  After an interruption, the next BatchRun resumes where this one stopped."""
 
-    def __init__(
-        self,
-        store: BatchStore,
-        stored: StoredBatch,
-        app: ASGIApp,
-        slots: BatchSlots,
-        metrics: Metrics,
-        *,
-        max_line_bytes: int,
-        poll_seconds: float,
-        scope: dict[str, bytes],
-    ) -> None:
-        """app: the application that runs lines; scope: the `state` of their requests."""
-        self._store = store
-        self._stored = stored
-        self._id = stored.batch.id
-        self._app = app
-        self._slots = slots
-        self._metrics = metrics
-        self._max_line_bytes = max_line_bytes
-        self._poll_seconds = poll_seconds
-        self._scope = scope
-        self._input = store.files.path(stored.batch.input_file_id)
-        self._total = stored.batch.request_counts.total
-        output, errors = store.files.path(stored.output_id), store.files.path(stored.error_id)
+    store: BatchStore
+    stored: StoredBatch
+    app: ASGIApp  # runs lines
+    slots: BatchSlots
+    metrics: Metrics
+    max_line_bytes: int
+    poll_seconds: float
+    scope: dict[str, bytes]  # the `state` of the lines' requests
+
+    def __post_init__(self) -> None:
+        batch, path = self.stored.batch, self.store.files.path
+        self._id = batch.id
+        self._input = path(batch.input_file_id)
+        self._total = batch.request_counts.total
+        output, errors = path(self.stored.output_id), path(self.stored.error_id)
         self._results = BatchResults(self._id, output, errors)
-        self._writer = ResultWriter(self._results)
-        self._failures: dict[int, int] = {}
+        self._failures: dict[int, int] = {}  # line -> failures of the engine
 
     async def run(self) -> None:
         """Returns when the batch has ended.  Raises OSError, and unexpected errors as they are."""
-        batch = self._stored.batch
+        batch = self.stored.batch
         if batch.status == "validating":
             batch = await asyncio.to_thread(self._validate)
         await asyncio.to_thread(self._results.recover)
-        failures = await asyncio.to_thread(self._store.failures, self._id)
+        failures = await asyncio.to_thread(self.store.failures, self._id)
         self._failures = {n: failures[n] for n in failures.keys() - self._results.totals.done}
         try:
             if batch.status == "in_progress":
@@ -94,18 +81,19 @@ class BatchRun:
             elif batch.status == "cancelling" and self._total:  # else the file was not validated
                 await self._skip_lines(CANCELLED)
         finally:
-            await self._writer.close()
+            await self._results.close()
         if batch.status != "failed":
             await asyncio.to_thread(self._finish)
 
     def _validate(self) -> BatchObject:
         try:
-            found = check_input(self._input, self._stored.batch.endpoint, self._max_line_bytes)
-            errors, total, model = found.errors, found.num_lines, found.model
+            total, model, errors = check_input(
+                self._input, self.stored.batch.endpoint, self.max_line_bytes
+            )
         except FileNotFoundError:
             text = "the input file is gone from the disk: upload it again"
-            errors, total, model = [BatchError(code="file_not_found", message=text)], 0, None
-        now = int(self._store.clock())
+            total, model, errors = 0, None, [BatchError(code="file_not_found", message=text)]
+        now = int(self.store.clock())
 
         def failed(batch: BatchObject) -> BatchObject:
             return replace(batch, status="failed", failed_at=now, errors=BatchErrors(errors))
@@ -117,61 +105,46 @@ class BatchRun:
             return replace(batch, status="in_progress", in_progress_at=now)
 
         if errors:
-            return self._store.end(self._stored, {}, failed)
+            return self.store.end(self.stored, {}, failed)
         self._total = total
-        return self._store.change(self._id, begun)
-
-    # Lines.
+        return self.store.change(self._id, begun)
 
     async def _work(self) -> None:
         """Run the lines until all are done or there is a reason to skip the others."""
-        submitting = asyncio.create_task(self._submit_lines())
-        watching = asyncio.create_task(self._watch())
-        try:
-            await asyncio.wait({submitting, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if submitting.done():
-                submitting.result()
-                return
-        finally:
-            submitting.cancel()
-            watching.cancel()
-            await asyncio.gather(submitting, watching, return_exceptions=True)
-        await self._writer.close()
-        await self._skip_lines(watching.result())
+        reason = await _first_result(self._submit_lines(), self._watch())
+        if reason is not None:
+            await self._results.close()
+            await self._skip_lines(reason)
 
     async def _watch(self) -> str:
         """Publish the progress; returns the reason to skip the remaining lines."""
         published = None
         while True:
-            if self._store.clock() >= self._stored.batch.expires_at:
+            if self.store.clock() >= self.stored.batch.expires_at:
                 return EXPIRED
             totals = self._results.totals
             if published != len(totals.done):
                 published = len(totals.done)
                 batch = await asyncio.to_thread(self._publish)
             else:
-                batch = await asyncio.to_thread(self._store.find, self._stored.owner, self._id)
+                batch = await asyncio.to_thread(self.store.find, self.stored.owner, self._id)
             if batch.status == "cancelling":
                 return CANCELLED
-            if await asyncio.to_thread(self._store.files.is_full):
+            if await asyncio.to_thread(self.store.files.is_full):
                 return STORAGE_FULL
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(self.poll_seconds)
 
     def _publish(self) -> BatchObject:
-        self._store.note_sizes(self._sizes())
-        return self._store.change(self._id, self._counted)
+        self.store.note_sizes(self._results.sizes())
+        return self.store.change(self._id, self._counted)
 
     def _counted(self, batch: BatchObject) -> BatchObject:
         totals = self._results.totals
         return replace(batch, request_counts=totals.counts(self._total), usage=totals.usage())
 
-    def _sizes(self) -> dict[str, int]:
-        ids = (self._stored.output_id, self._stored.error_id)
-        return dict(zip(ids, self._results.sizes(), strict=True))
-
     def _lines_left(self) -> Iterator[Line]:
         """The lines that are not done."""
-        for line in lines(self._input, self._max_line_bytes):
+        for line in lines(self._input, self.max_line_bytes):
             if line.number not in self._results.totals.done:
                 yield line
 
@@ -181,84 +154,66 @@ class BatchRun:
         async with asyncio.TaskGroup() as group:
             while (line := await asyncio.to_thread(next, lines_left, None)) is not None:
                 if line.number not in self._failures:
-                    num_slots = await self._slots.acquire(line.num_sequences())
+                    num_slots = await self.slots.acquire(line.num_sequences())
                     # Not in the task: one that is cancelled before it starts runs no code.
-                    group.create_task(self._one(line)).add_done_callback(
-                        self._release_after(num_slots)
-                    )
+                    task = group.create_task(self._one(line))
+                    task.add_done_callback(lambda _, count=num_slots: self.slots.release(count))
         while self._failures:
             lines_left = self._lines_left()
             while (line := await asyncio.to_thread(next, lines_left, None)) is not None:
-                num_slots = await self._slots.acquire(None)
+                num_slots = await self.slots.acquire(None)
                 try:
                     await self._one(line)
                 finally:
-                    self._slots.release(num_slots)
-
-    def _release_after(self, num_slots: int) -> Callable[[object], None]:
-        return lambda task: self._slots.release(num_slots)
+                    self.slots.release(num_slots)
 
     async def _one(self, line: Line) -> None:
-        result = await self._answer(line)
-        if result is not None:
+        answer = await self._answer(line)
+        if answer is not None:
             self._failures.pop(line.number, None)
-            await self._writer.add(result)
-            self._metrics.batch_line(result.completed)
+            result = BatchResult(line.number, line.custom_id, *answer)
+            await self._results.add(result)
+            self.metrics.batch_line(result.completed)
 
-    async def _answer(self, line: Line) -> BatchResult | None:
-        """None if the engine failed on the line, which is then retried alone."""
-        try:
-            check_body(line)
-        except RequestError as error:
-            name = uuid.uuid4().hex
-            return BatchResult(
-                line.number, line.custom_id, error.status, error.body(), request_id=name
-            )
+    async def _answer(self, line: Line) -> tuple[int, bytes, str] | None:
+        """Status, body and request id; None if the engine failed: the line is retried alone."""
+        for name, why in REFUSED.items():
+            if line.body.get(name):
+                error = UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)
+                return error.status, error.body(), uuid.uuid4().hex
         while True:
             status, body, request_id = await self._ask(line)
             if status not in (429, 503):
                 break
             await asyncio.sleep(RETRY_SECONDS)  # not the fault of the line
         if status >= 500:
-            count = await asyncio.to_thread(self._store.note_failure, self._id, line.number)
+            count = await asyncio.to_thread(self.store.note_failure, self._id, line.number)
             self._failures[line.number] = count
             if count < MAX_FAILURES:
                 return None
-        return BatchResult(line.number, line.custom_id, status, body, request_id=request_id)
+        return status, body, request_id
 
     async def _ask(self, line: Line) -> tuple[int, bytes, str]:
         """Status and body of the answer, and the request's id."""
-        endpoint, name = self._stored.batch.endpoint, uuid.uuid4().hex
-        scope = self._scope | {REQUEST_ID: name}
+        endpoint, name = self.stored.batch.endpoint, uuid.uuid4().hex
+        scope = self.scope | {REQUEST_ID: name}
         fields = DEFAULTS.get(endpoint, {}) | line.body
         body = await asyncio.to_thread(orjson.dumps, fields)
-        answering = asyncio.create_task(ask(self._app, endpoint, scope, body))
-        losing = asyncio.create_task(self._slots.engine_lost())
-        try:
-            await asyncio.wait({answering, losing}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                return *answering.result(), name
-            # Perhaps because of this line: it counts as a failure of it.
-            return 500, internal_error(), name
-        finally:
-            answering.cancel()
-            losing.cancel()
-            await asyncio.gather(answering, losing, return_exceptions=True)
+        answer = await _first_result(ask(self.app, endpoint, scope, body), self.slots.engine_lost())
+        # The engine may have ended because of this line: it counts as a failure of it.
+        status, answer_body = answer or (500, internal_error())
+        return status, answer_body, name
 
     async def _skip_lines(self, code: str) -> None:
         """Write the reason why they were not run for all remaining lines."""
         lines_left = self._lines_left()
         while chunk := await asyncio.to_thread(lambda: list(islice(lines_left, CHUNK))):
-            results = [
-                BatchResult(line.number, line.custom_id, code=code, message=NOT_RUN[code])
-                for line in chunk
-            ]
-            await asyncio.to_thread(self._results.write, results)
-
-    # The end.
+            message = NOT_RUN[code]
+            skipped = [BatchResult(n, id, code=code, message=message) for n, id, _ in chunk]
+            await asyncio.to_thread(self._results.write, skipped)
 
     def _finish(self) -> None:
-        now = int(self._store.clock())
+        now = int(self.store.clock())
 
         def finalizing(batch: BatchObject) -> BatchObject:
             if batch.status == "cancelling":
@@ -271,13 +226,18 @@ class BatchRun:
                 status = "cancelled"
             return replace(self._counted(batch), status=status, **{f"{status}_at": now})
 
-        self._store.change(self._id, finalizing)
+        self.store.change(self._id, finalizing)
         self._results.sync()
-        self._store.end(self._stored, self._sizes(), ended)
+        self.store.end(self.stored, self._results.sizes(), ended)
 
 
-def check_body(line: Line) -> None:
-    """Raises UnsupportedParameter for parameters that routes support and batches do not."""
-    for name, why in REFUSED.items():
-        if line.body.get(name):
-            raise UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)
+async def _first_result(run: Coroutine[Any, Any, T], other: Coroutine[Any, Any, S]) -> T | S:
+    """The result of the coroutine that ends first; the other one is cancelled."""
+    tasks = asyncio.create_task(run), asyncio.create_task(other)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else tasks[1].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

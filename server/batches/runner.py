@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
 from runtime.ipc.client import EngineClient
 from server.batches.background import BatchSlots
-from server.batches.objects import StoredBatch
 from server.batches.run import BatchRun
+from server.batches.schema import StoredBatch
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.http.request_context import OWNER
@@ -27,39 +28,32 @@ SWEEP_SECONDS = 60.0
 PAUSE_SECONDS = 5.0  # after a run that failed
 
 
+@dataclass
 class BatchRunner:
     """Runs batches as long as this process holds the lock of the directory."""
 
-    def __init__(
-        self,
-        store: BatchStore,
-        app: ASGIApp,
-        client: EngineClient,
-        config: ServerConfig,
-        metrics: Metrics,
-        *,
-        poll_seconds: float = POLL_SECONDS,
-    ) -> None:
-        """app: the application that runs lines (server.app.line_app)."""
-        self._store = store
-        self._app = app
-        self._config = config
-        self._metrics = metrics
-        self._slots = BatchSlots(client, config.batch_concurrency)
-        self._poll_seconds = poll_seconds
+    store: BatchStore
+    app: ASGIApp  # runs lines: server.app.line_app
+    client: EngineClient
+    config: ServerConfig
+    metrics: Metrics
+    poll_seconds: float = POLL_SECONDS
+
+    def __post_init__(self) -> None:
+        self._slots = BatchSlots(self.client, self.config.batch_concurrency)
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # id -> owner, task
 
     async def run(self) -> None:
         """Runs until it is cancelled; results that are being written are completed then."""
         while True:
             try:
-                with file_lock(self._store.database.directory / "batches.lock") as held:
+                with file_lock(self.store.database.directory / "batches.lock") as held:
                     if held:
                         await self._run_all()
             except Exception:  # the disk, mostly: it may come back
                 log.exception("batches are paused for %.0f s", PAUSE_SECONDS)
                 await asyncio.sleep(PAUSE_SECONDS)
-            await asyncio.sleep(min(LOCK_SECONDS, 4 * self._poll_seconds))
+            await asyncio.sleep(min(LOCK_SECONDS, 4 * self.poll_seconds))
 
     async def _run_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -68,12 +62,12 @@ class BatchRunner:
             while True:
                 if loop.time() - swept >= SWEEP_SECONDS:
                     swept = loop.time()
-                    await asyncio.to_thread(self._store.files.sweep)
+                    await asyncio.to_thread(self.store.files.sweep)
                 # Batches that end while the list is read stay here: the list may contain them.
                 self._running = {id: run for id, run in self._running.items() if not run[1].done()}
                 if len(self._running) < MAX_RUNNING:
-                    self._start(await asyncio.to_thread(self._store.open_batches))
-                await asyncio.sleep(self._poll_seconds)
+                    self._start(await asyncio.to_thread(self.store.open_batches))
+                await asyncio.sleep(self.poll_seconds)
         finally:
             tasks = [task for _, task in self._running.values()]
             for task in tasks:
@@ -93,13 +87,13 @@ class BatchRunner:
 
     async def _one(self, stored: StoredBatch) -> None:
         run = BatchRun(
-            self._store,
+            self.store,
             stored,
-            self._app,
+            self.app,
             self._slots,
-            self._metrics,
-            max_line_bytes=self._config.max_body_bytes,
-            poll_seconds=self._poll_seconds,
+            self.metrics,
+            max_line_bytes=self.config.max_body_bytes,
+            poll_seconds=self.poll_seconds,
             # Each line belongs to the owner of the batch, and so does what it stores.
             scope={OWNER: bytes.fromhex(stored.owner)},
         )

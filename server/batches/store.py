@@ -17,10 +17,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from server.batches.database import IS_OPEN, BatchDatabase
-from server.batches.files import KEEP_SECONDS, FileStore, number_of
-from server.batches.objects import BatchObject, StoredBatch
-from server.batches.schema import BatchRequest
+from server.batches.database import IS_OPEN, BatchDatabase, number_of
+from server.batches.files import KEEP_SECONDS, FileStore
+from server.batches.schema import BatchObject, BatchQuery, BatchRequest, StoredBatch
 from server.errors import NotFound, RequestError
 from server.generation.admission import full
 
@@ -43,9 +42,9 @@ class BatchStore:
     def close(self) -> None:
         self.database.close()
 
-    def create(self, owner: str, wanted: BatchRequest) -> BatchObject:
+    def create(self, owner: str, body: BatchRequest) -> BatchObject:
         """Raises RequestError if the input file does not exist or is not meant for batches."""
-        file = self.files.find(owner, wanted.input_file_id, "input_file_id")
+        file = self.files.find(owner, body.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise RequestError(
                 f"the file `{file.id}` was uploaded with the purpose {file.purpose!r}: upload it "
@@ -56,13 +55,13 @@ class BatchStore:
         now = int(self.clock())
         batch = BatchObject(
             id=f"batch_{uuid.uuid4().hex[:24]}",
-            endpoint=wanted.endpoint,
+            endpoint=body.endpoint,
             input_file_id=file.id,
             created_at=now,
             expires_at=now + WINDOW_SECONDS,
-            metadata=wanted.metadata,
+            metadata=body.metadata,
         )
-        keep = wanted.output_expires_after
+        keep = body.output_expires_after
         with self.database.transaction() as connection:
             self._make_room(connection)
             connection.execute(
@@ -110,16 +109,17 @@ class BatchStore:
             )
         return _batch(row)
 
-    def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[BatchObject], bool]:
-        """At most `limit` batches, the newest first, and whether there are more."""
+    def page(self, owner: str, query: BatchQuery) -> tuple[list[BatchObject], bool]:
+        """A page of batches, the newest first, and whether there are more.  Raises RequestError."""
         with self.database.reading() as connection:
+            after = query.after
             number = number_of(connection, "batches", owner, after) if after else 2**62
             rows = connection.execute(
                 "SELECT body FROM batches WHERE owner = ? AND number < ?"
                 " ORDER BY number DESC LIMIT ?",
-                (owner, number, limit + 1),
+                (owner, number, query.limit + 1),
             ).fetchall()
-        return [_batch(row) for row in rows[:limit]], len(rows) > limit
+        return [_batch(row) for row in rows[: query.limit]], len(rows) > query.limit
 
     def cancel(self, owner: str, id: str) -> BatchObject:
         """Cancel a batch.  Raises NotFound, or RequestError if it has ended."""
@@ -144,9 +144,10 @@ class BatchStore:
         """Those that have not ended, the oldest first."""
         with self.database.reading() as connection:
             rows = connection.execute(
-                f"SELECT * FROM batches WHERE {IS_OPEN} ORDER BY number"
+                "SELECT body, owner, output_id, error_id, keep_seconds FROM batches"
+                f" WHERE {IS_OPEN} ORDER BY number"
             ).fetchall()
-        return [_stored(row) for row in rows]
+        return [StoredBatch(_batch(row), *row[1:]) for row in rows]
 
     def change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
         """Replace a batch by `change(batch)`, in one transaction."""
@@ -167,8 +168,8 @@ class BatchStore:
     def note_sizes(self, sizes: dict[str, int]) -> None:
         """Update the sizes of files that are being written, which count against the limit."""
         with self.database.transaction() as connection:
-            for id, num_bytes in sizes.items():
-                connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (num_bytes, id))
+            rows = [(num_bytes, id) for id, num_bytes in sizes.items()]
+            connection.executemany("UPDATE files SET bytes = ? WHERE id = ?", rows)
 
     def end(
         self,
@@ -178,33 +179,29 @@ class BatchStore:
     ) -> BatchObject:
         """Store the final state of a batch and make its files visible, except empty ones."""
         names = {stored.output_id: "output", stored.error_id: "error"}
+        empty = [id for id in names if not sizes.get(id)]
 
         def ended(batch: BatchObject) -> BatchObject:
-            visible = {id: id if sizes.get(id) else None for id in names}
-            return replace(
-                change(batch),
-                output_file_id=visible[stored.output_id],
-                error_file_id=visible[stored.error_id],
-            )
+            output_id, error_id = [None if id in empty else id for id in names]
+            return replace(change(batch), output_file_id=output_id, error_file_id=error_id)
 
         with self.database.transaction() as connection:
             for id, name in names.items():
-                if not sizes.get(id):
+                if id in empty:
                     connection.execute("UPDATE files SET state = 'deleting' WHERE id = ?", (id,))
                     continue
                 self.files.finish(
+                    connection,
                     id,
                     filename=f"{stored.batch.id}_{name}.jsonl",
                     purpose="batch_output",
                     num_bytes=sizes[id],
                     keep_seconds=stored.keep_seconds,
-                    connection=connection,
                 )
             connection.execute("DELETE FROM failures WHERE batch = ?", (stored.batch.id,))
             batch = self._change(connection, stored.batch.id, ended)
-        for id in names:
-            if not sizes.get(id):
-                self.files.remove(id)
+        for id in empty:
+            self.files.remove(id)
         return batch
 
     def failures(self, id: str) -> dict[int, int]:
@@ -227,9 +224,3 @@ class BatchStore:
 
 def _batch(row: sqlite3.Row) -> BatchObject:
     return msgspec.json.decode(row["body"], type=BatchObject)
-
-
-def _stored(row: sqlite3.Row) -> StoredBatch:
-    return StoredBatch(
-        _batch(row), row["owner"], row["output_id"], row["error_id"], row["keep_seconds"]
-    )

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import BinaryIO
 
+from starlette.requests import Request
+
 from server.batches.files import KEEP_SECONDS, FileStore, StoredFile
-from server.batches.multipart import MultipartReader
+from server.batches.multipart import MultipartReader, boundary_of
 from server.batches.schema import FileForm, form_fields
 from server.errors import RequestError
+from server.http.request_context import owner_of
 from server.http.validation import parse
 
 CHUNK_BYTES = 1 << 20  # buffered for each call of a thread
@@ -20,45 +22,31 @@ MAX_FIELD_BYTES = 1024
 MAX_NAME = 255  # characters of a file's name
 
 
-async def receive_upload(
-    store: FileStore,
-    owner: str,
-    boundary: bytes,
-    body: AsyncIterator[bytes],
-    *,
-    num_bytes: int | None,
-    max_bytes: int,
-) -> StoredFile:
-    """Store the file of a form.
+async def receive_upload(request: Request, store: FileStore, max_bytes: int) -> StoredFile:
+    """Store the file of a form; max_bytes: of the file.
 
-    num_bytes   of the whole body, if it is known
-    max_bytes   of the file
-    Raises RequestError, after the whole body has been read: a client that still sends would not
-    see the answer.
+    Raises UnsupportedMediaType, RequestError.  An error about the form is raised after the whole
+    body has been read: a client that still sends would not see the answer.
     """
-    reserved = max_bytes if num_bytes is None else min(num_bytes, max_bytes)
-    id, refused = "", None
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    length = request.headers.get("content-length", "")
+    reserved = min(int(length), max_bytes) if length.isdigit() else max_bytes
+    chunks = _buffered(request.stream())
     try:
-        id = await asyncio.to_thread(store.begin, owner, reserved)
-        upload = _Upload(store.path(id), max_bytes)
-    except RequestError as error:
-        upload, refused = None, error
-    try:
-        async for chunk in _buffered(body):
-            if upload is not None and refused is None:
-                try:
-                    await asyncio.to_thread(upload.feed, boundary, chunk)
-                except RequestError as error:
-                    refused = error
-        if refused is not None:
-            raise refused
-        assert upload is not None
-        return await asyncio.to_thread(_finish, store, id, upload)
-    except BaseException:
-        if upload is not None:
+        id = await asyncio.to_thread(store.begin, owner_of(request), reserved)
+        upload = _Upload(store, id, boundary, max_bytes)
+        try:
+            async for chunk in chunks:
+                await asyncio.to_thread(upload.reader.feed, chunk)
+            return await asyncio.to_thread(upload.finish)
+        except BaseException:
             upload.close()
             # No await: this task may have been cancelled because the client disconnected.
             asyncio.get_running_loop().run_in_executor(None, store.remove, id)
+            raise
+    except RequestError:
+        async for _ in chunks:
+            pass
         raise
 
 
@@ -74,58 +62,40 @@ async def _buffered(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield b"".join(chunks)
 
 
-def _finish(store: FileStore, id: str, upload: _Upload) -> StoredFile:
-    form = upload.whole()
-    keep = KEEP_SECONDS if form.purpose == "batch" else None
-    if form.expires_after is not None:
-        keep = form.expires_after.seconds
-    return store.finish(
-        id,
-        filename=upload.filename,
-        purpose=form.purpose,
-        num_bytes=upload.num_bytes,
-        keep_seconds=keep,
-    )
-
-
 class _Upload:
-    """Writes the part `file` to disk and collects the other fields."""
+    """Writes the form's field `file` to disk and collects the other fields."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        self._path = path
+    def __init__(self, store: FileStore, id: str, boundary: bytes, max_bytes: int) -> None:
+        self._store = store
+        self._id = id
         self._max_bytes = max_bytes
-        self._reader: MultipartReader | None = None
+        self.reader = MultipartReader(boundary, self)
         self._file: BinaryIO | None = None
+        self._filename = ""
+        self._num_bytes = 0
         self._fields: dict[str, str] = {}
-        self._part = ""
+        self._name = ""  # of the field that is being read
         self._value = b""
-        self.filename = ""
-        self.num_bytes = 0
-
-    def feed(self, boundary: bytes, chunk: bytes) -> None:
-        if self._reader is None:
-            self._reader = MultipartReader(boundary, self)
-        self._reader.feed(chunk)
 
     def begin(self, name: str, filename: str | None) -> None:
         if name in self._fields or (name == "file" and self._file is not None):
             raise RequestError(f"`{name[:64]}` is given twice: send it once", param=name[:64])
-        self._part, self._value = name, b""
+        self._name, self._value = name, b""
         if name == "file":
-            self.filename = (filename or "upload")[:MAX_NAME]
-            self._file = self._path.open("xb")
+            self._filename = (filename or "upload")[:MAX_NAME]
+            self._file = self._store.path(self._id).open("xb")
 
     def data(self, chunk: bytes) -> None:
-        if self._part != "file":
+        if self._name != "file":
             self._value += chunk
             if len(self._value) > MAX_FIELD_BYTES:
+                name = self._name[:64]
                 raise RequestError(
-                    f"`{self._part[:64]}` is longer than {MAX_FIELD_BYTES} bytes: send less",
-                    param=self._part[:64],
+                    f"`{name}` is longer than {MAX_FIELD_BYTES} bytes: send less", param=name
                 )
             return
-        self.num_bytes += len(chunk)
-        if self.num_bytes > self._max_bytes:
+        self._num_bytes += len(chunk)
+        if self._num_bytes > self._max_bytes:
             raise RequestError(
                 f"`file` is larger than {self._max_bytes} bytes: split it (the operator can raise "
                 "--max-file-bytes)",
@@ -136,28 +106,38 @@ class _Upload:
         self._file.write(chunk)
 
     def end(self) -> None:
-        if self._part != "file":
+        if self._name != "file":
             try:
-                self._fields[self._part] = self._value.decode()
+                self._fields[self._name] = self._value.decode()
             except UnicodeDecodeError:
-                name = self._part[:64]
+                name = self._name[:64]
                 raise RequestError(f"`{name}` is not valid UTF-8: encode it", param=name) from None
 
-    def whole(self) -> FileForm:
-        """The form, after the whole body.  Raises RequestError."""
-        assert self._reader is not None
-        self._reader.close()
+    def finish(self) -> StoredFile:
+        """Check and store the form, after the whole body.  Raises RequestError."""
+        self.reader.close()
         form = parse(FileForm, form_fields(self._fields))
         if self._file is None:
             raise RequestError(
                 "`file` is required: add it", param="file", code="missing_required_parameter"
             )
-        if not self.num_bytes:
+        if not self._num_bytes:
             raise RequestError("`file` is empty: send one with content", param="file")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return form
+        keep = KEEP_SECONDS if form.purpose == "batch" else None
+        if form.expires_after is not None:
+            keep = form.expires_after.seconds
+        with self._store.database.transaction() as connection:
+            return self._store.finish(
+                connection,
+                self._id,
+                filename=self._filename,
+                purpose=form.purpose,
+                num_bytes=self._num_bytes,
+                keep_seconds=keep,
+            )
 
     def close(self) -> None:
         if self._file is not None:

@@ -160,14 +160,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _refusal(status: int, body: bytearray) -> str:
-    reason = _short(body)
-    return f"{reason}: give --api-key or set {KEY}" if status == 401 else reason
-
-
-def _short(body: bytearray) -> str:
     """The message of an error in OpenAI's form; of anything else the beginning."""
     try:
         message = orjson.loads(body)["error"]["message"]
     except (ValueError, LookupError, TypeError):
         message = body.decode(errors="replace")
-    return " ".join(str(message)[:300].split())
+    reason = " ".join(str(message)[:300].split())
+    return f"{reason}: give --api-key or set {KEY}" if status == 401 else reason

@@ -1,13 +1,18 @@
-"""From the time stamps of requests to the figures of a report.  Pure: no clock, no network."""
+"""The figures of a run from the time stamps of its requests, as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import pairwise
 
+import orjson
+
 PERCENTILES = (50, 90, 99)
+LABEL_WIDTH = 28  # characters
+COLUMN_WIDTH = 11
+MIN_REPORTED_LAG_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class RequestResult:
     """A request that was answered.  Times are seconds of one clock.
 
     start:      when it was sent; in an open loop, when it was due, so that a late client does not
-                make the server look fast
+                make the server seem fast
     deliveries: when each chunk with text arrived, in order; at least one
     The counts of tokens are the server's own (`usage`): one chunk may hold several tokens.
     """
@@ -49,7 +54,7 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that was not answered: `kind` is counted, `message` is shown once a kind."""
+    """A request that was not answered: `kind` is counted, `message` is reported once a kind."""
 
     kind: str
     message: str
@@ -110,10 +115,10 @@ class Summary:
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """Of ascending values, linear between neighbours, as numpy.percentile."""
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
 def spread(seconds: Iterable[float]) -> Spread | None:
@@ -156,3 +161,62 @@ def summarize(outcomes: Sequence[Outcome], objectives: Objectives) -> Summary:
         itl_ms=spread(gap for answer in answers for gap in answer.itl),
         e2e_ms=spread(answer.e2e for answer in answers),
     )
+
+
+def table(title: str, summary: Summary, outcomes: Sequence[Outcome], lag_s: float) -> str:
+    """The report for the terminal."""
+    lines = [title, "", *_counts(summary), "", *_latencies(summary)]
+    if lag_s > MIN_REPORTED_LAG_S:
+        lines += [
+            "",
+            f"note: this client sent up to {lag_s * 1000:.0f} ms late; the figures include it. "
+            "Lower --rate or give the client a faster core.",
+        ]
+    examples: dict[str, str] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            examples.setdefault(outcome.kind, outcome.message)
+    for kind, message in examples.items():
+        lines += ["", f"{summary.errors[kind]} x {kind}, for example: {message}"]
+    return "\n".join(lines)
+
+
+def _counts(summary: Summary) -> list[str]:
+    cached = 100 * summary.cached_tokens / max(1, summary.prompt_tokens)
+    rows = [
+        ("requests", f"{summary.completed:,} answered, {summary.failed:,} failed"),
+        ("duration", f"{summary.duration_s:.2f} s"),
+        ("prompt tokens", f"{summary.prompt_tokens:,} ({cached:.0f} % found in a cache)"),
+        ("output tokens", f"{summary.output_tokens:,}"),
+        ("requests / s", f"{summary.requests_per_s:.2f}"),
+        ("output tokens / s", f"{summary.output_tokens_per_s:,.1f}"),
+        ("total tokens / s", f"{summary.total_tokens_per_s:,.1f}"),
+    ]
+    if summary.good_requests_per_s is not None:
+        rows.append(("good requests / s", f"{summary.good_requests_per_s:.2f}"))
+    return [f"{name:<{LABEL_WIDTH}}{value}" for name, value in rows]
+
+
+def _latencies(summary: Summary) -> list[str]:
+    heads = ("mean", *(f"p{percent}" for percent in PERCENTILES))
+    lines = ["ms".ljust(LABEL_WIDTH) + "".join(head.rjust(COLUMN_WIDTH) for head in heads)]
+    rows: list[tuple[str, Spread | None]] = [
+        ("time to first token", summary.ttft_ms),
+        ("time per output token", summary.tpot_ms),
+        ("between deliveries (ITL)", summary.itl_ms),
+        ("whole request (E2E)", summary.e2e_ms),
+    ]
+    for name, spread in rows:
+        figures = ["-"] * len(heads)
+        if spread is not None:
+            figures = [f"{value:,.2f}" for value in astuple(spread)]
+        lines.append(
+            name.ljust(LABEL_WIDTH) + "".join(value.rjust(COLUMN_WIDTH) for value in figures)
+        )
+    return lines
+
+
+def as_json(arguments: dict[str, object], summary: Summary, lag_s: float) -> bytes:
+    """The report as JSON: the arguments of the run and its figures."""
+    figures = {"arguments": arguments, "client_lag_s": lag_s, **asdict(summary)}
+    return orjson.dumps(figures, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -1,135 +1,158 @@
-"""`python -m server.bench.share`: one of several processes that load a server together.
+"""The two ways to load a server, a fixed concurrency and a fixed rate, by one process or several.
 
 One process reads some 100,000 tokens a second; a fast server with many clients sends more.  Each of
-N processes sends every N-th request.  A process reads one line of JSON (a `Share`) from stdin, says
-that it is ready, waits for a second line with the time to begin, and writes a `ShareResult` as
-MessagePack.  Times are `time.perf_counter()`, which all processes of one host share.
+N processes sends every N-th request.  Times are `time.perf_counter()`, which all processes of one
+host share.
 """
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import multiprocessing
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-import msgspec
-
 from server.bench.client import BenchClient
-from server.bench.loop import Load, Run
-from server.bench.metrics import Failure, RequestResult
-from server.bench.workload import Workload
+from server.bench.metrics import Failure, Outcome
+from server.bench.workload import Workload, poisson_arrivals
 
 T = TypeVar("T")
 
 START_SECONDS = 0.05  # from the start message to the first request, so that all processes have it
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process does of a run."""
+@dataclass(frozen=True)
+class Run:
+    outcomes: list[Outcome]
+    lag_s: float  # the largest delay of a request after it was due; 0 in a closed loop
+
+
+class Load:
+    """Sends the requests of one workload.  `on_finished` is called at the end of each."""
+
+    def __init__(
+        self, client: BenchClient, workload: Workload, on_finished: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._workload = workload
+        self._on_finished = on_finished
+
+    async def warm_up(self, count: int, concurrency: int) -> Failure | None:
+        """Send requests that are not measured; what the first failure was, if there was one."""
+        outcomes = (await self.closed(range(count), concurrency, "warm-up")).outcomes
+        return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+
+    async def closed(self, indices: range, concurrency: int, stage: str = "measured") -> Run:
+        """`concurrency` clients; each sends its next request when its last one was answered."""
+        outcomes: list[Outcome] = []
+        remaining = iter(indices)
+
+        async def worker() -> None:
+            for index in remaining:
+                body = self._workload.body(index, stage)
+                outcomes.append(await self._send(body, time.perf_counter()))
+
+        await asyncio.gather(*(worker() for _ in range(min(concurrency, len(indices)))))
+        return Run(outcomes, 0.0)
+
+    async def open(self, indices: range, rate: float, began: float) -> Run:
+        """`rate` arrivals a second whatever the server does, with exponential gaps from `began` on.
+
+        Of the arrivals of all processes, those of `indices` are sent here.
+        """
+        bodies = [self._workload.body(index) for index in indices]
+        tasks: list[asyncio.Task[Outcome]] = []
+        lag = 0.0
+        arrivals = list(poisson_arrivals(rate, indices.stop, self._workload.seed))
+        for body, due in zip(bodies, arrivals[indices.start :: indices.step], strict=True):
+            await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
+            lag = max(lag, time.perf_counter() - began - due)
+            tasks.append(asyncio.create_task(self._send(body, began + due)))
+        return Run(list(await asyncio.gather(*tasks)), lag)
+
+    async def _send(self, body: dict[str, object], start: float) -> Outcome:
+        outcome = await self._client.ask(self._workload, body, start)
+        self._on_finished()
+        return outcome
+
+
+@dataclass(frozen=True)
+class Share:
+    """The requests of a run that one process sends."""
 
     base_url: str
     api_key: str | None
     timeout_s: float
     workload: Workload
-    first: int  # of its requests; then every `step`-th
-    step: int
-    count: int  # of all requests of the run
+    indices: range  # of its requests among those of the run
     concurrency: int  # its own clients, in a closed loop
     rate: float | None  # of all processes together, in an open loop
 
-
-class ShareResult(msgspec.Struct, frozen=True, array_like=True):
-    answers: list[RequestResult]
-    failures: list[Failure]
-    lag_s: float
+    async def run(self, load: Load, began: float) -> Run:
+        await asyncio.sleep(max(0.0, began - time.perf_counter()))
+        if self.rate is None:
+            return await load.closed(self.indices, self.concurrency)
+        return await load.open(self.indices, self.rate, began)
 
 
 def shares(whole: Share, processes: int) -> list[Share]:
     """Split a run for at most `processes`: each has at least one client and one request."""
-    most = whole.count if whole.rate is not None else min(whole.count, whole.concurrency)
-    number = min(processes, most)
+    count = len(whole.indices)
+    number = min(processes, count if whole.rate is not None else min(count, whole.concurrency))
     clients, more = divmod(whole.concurrency, number)
     return [
-        msgspec.structs.replace(
-            whole, first=place, step=number, concurrency=clients + (place < more)
-        )
-        for place in range(number)
+        replace(whole, indices=whole.indices[i::number], concurrency=clients + (i < more))
+        for i in range(number)
     ]
 
 
-def run_together(parts: list[Share]) -> Run:
-    """The outcomes of all parts, each run by a process of its own."""
-    command = [sys.executable, "-m", "server.bench.share"]
-    pipe = subprocess.PIPE
+def run_together(split: list[Share]) -> Run:
+    """The outcomes of all shares, each sent by a process of its own."""
+    context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe)) for _ in parts
-        ]
-        for worker in workers:
+        pipes: list[Connection[Any, Any]] = []
+        for share in split:
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_work, args=(share, theirs), daemon=True)
+            worker.start()
+            theirs.close()  # only the worker holds it: reading ends if that dies
             stack.callback(worker.kill)
-        for worker, part in zip(workers, parts, strict=True):
-            _send_line(worker, msgspec.json.encode(part))
-        for worker in workers:
-            assert worker.stdout is not None
-            if not worker.stdout.readline():
-                raise RuntimeError("a process of the benchmark ended before it began")
-        began = msgspec.json.encode(time.perf_counter() + START_SECONDS)
-        for worker in workers:
-            _send_line(worker, began)
-        results = [_result(worker) for worker in workers]
-    outcomes = [outcome for result in results for outcome in (*result.answers, *result.failures)]
-    return Run(outcomes, max(result.lag_s for result in results))
+            pipes.append(ours)
+        try:
+            for pipe in pipes:
+                pipe.recv()  # it is ready
+            began = time.perf_counter() + START_SECONDS
+            for pipe in pipes:
+                pipe.send(began)
+            runs: list[Run] = [pipe.recv() for pipe in pipes]
+        except (EOFError, ConnectionError):
+            raise RuntimeError(
+                "a process of the benchmark ended before its share was done"
+            ) from None
+    return Run(
+        [outcome for run in runs for outcome in run.outcomes], max(run.lag_s for run in runs)
+    )
 
 
-def _send_line(worker: subprocess.Popen[bytes], line: bytes) -> None:
-    assert worker.stdin is not None
-    worker.stdin.write(line + b"\n")
-    worker.stdin.flush()
+def _work(share: Share, pipe: Connection[Any, Any]) -> None:
+    """What a process of run_together does; it is sent the time to begin, and sends its Run."""
 
+    async def run() -> Run:
+        async with BenchClient(share.base_url, share.api_key, share.timeout_s) as client:
+            pipe.send("ready")
+            return await share.run(Load(client, share.workload, lambda: None), pipe.recv())
 
-def _result(worker: subprocess.Popen[bytes]) -> ShareResult:
-    assert worker.stdout is not None
-    data = worker.stdout.read()
-    if worker.wait() != 0:
-        raise RuntimeError(f"a process of the benchmark ended with code {worker.returncode}")
-    return msgspec.msgpack.decode(data, type=ShareResult)
+    pipe.send(run_loop(run()))
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """asyncio.run(), on the faster event loop where it is installed."""
     try:
-        from uvloop import new_event_loop
+        import uvloop
     except ImportError:  # there is none for Windows
         return asyncio.run(work)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work)
-
-
-async def run_share(share: Share, load: Load, began: float) -> Run:
-    await asyncio.sleep(max(0.0, began - time.perf_counter()))
-    indices = range(share.first, share.count, share.step)
-    if share.rate is None:
-        return await load.closed(indices, share.concurrency)
-    return await load.open(indices, share.rate, began)
-
-
-async def _main() -> None:
-    share = msgspec.json.decode(sys.stdin.buffer.readline(), type=Share)
-    async with BenchClient(share.base_url, share.api_key, share.timeout_s) as client:
-        load = Load(client, share.workload, lambda: None)
-        sys.stdout.buffer.write(b"ready\n")
-        sys.stdout.buffer.flush()
-        began = msgspec.json.decode(sys.stdin.buffer.readline(), type=float)
-        run = await run_share(share, load, began)
-    answers = [outcome for outcome in run.outcomes if isinstance(outcome, RequestResult)]
-    failures = [outcome for outcome in run.outcomes if isinstance(outcome, Failure)]
-    sys.stdout.buffer.write(msgspec.msgpack.encode(ShareResult(answers, failures, run.lag_s)))
-    sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    run_loop(_main())
+    return uvloop.run(work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -53,7 +53,7 @@ ENGINE_FLAGS = {
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
     "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
-    "split_planner": "how flash2 divides the KV of decoding sequences; auto: uneven",
+    "split_planner": "how flash2 divides the KV of decoding sequences; auto: stream-k",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
     "load_format": "dummy fills the model with random weights, for benchmarks",
     "max_model_len": "maximum tokens of prompt and answer; 0: as long as the model and KV allow",
@@ -80,6 +80,18 @@ METAVARS = {
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
+# Old values, which commands and environment files of users may have.
+RENAMED_VALUES = {"uneven": "stream-k", "fixed": "batch-invariant"}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -105,30 +117,22 @@ def _add_group(
 ) -> None:
     group = parser.add_argument_group(title)
     hints = get_type_hints(config)
-    defaults = _defaults(config)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(config)}
     for name, text in table.items():
-        _add_flag(group, name, hints[name], defaults[name], text)
-
-
-def _add_flag(
-    group: argparse._ArgumentGroup,  # pyright: ignore[reportPrivateUsage]
-    name: str,
-    hint: Any,
-    default: Any,
-    text: str,
-) -> None:
-    options: dict[str, Any] = {"dest": name, "default": None}
-    if get_origin(hint) is Literal:
-        # Not `choices`: the environment's values are checked here, too, and in the same words.
-        options["metavar"] = "{" + ",".join(get_args(hint)) + "}"
-    elif hint is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    else:
-        options["metavar"] = METAVARS.get(name) or {int: "N", float: "X"}.get(hint, "TEXT")
-    text_of_default = _format_default(name, default)
-    if name != "served_names" and text_of_default != "":
-        text += f" (default: {text_of_default})"
-    group.add_argument(flag_of(name), help=text.replace("%", "%%"), **options)
+        options: dict[str, Any] = {}
+        if get_origin(hints[name]) is Literal:
+            # Not `choices`: the environment's values are checked here, too, and in the same words.
+            options["metavar"] = "{" + ",".join(get_args(hints[name])) + "}"
+        elif hints[name] is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            metavar = {int: "N", float: "X"}.get(hints[name], "TEXT")
+            options["metavar"] = METAVARS.get(name, metavar)
+        default = _format_default(name, defaults[name])
+        if name != "served_names" and default != "":
+            text += f" (default: {default})"
+        text = text.replace("%", "%%")
+        group.add_argument(flag_of(name), help=text, dest=name, default=None, **options)
 
 
 def _format_default(name: str, default: Any) -> str:
@@ -136,14 +140,9 @@ def _format_default(name: str, default: Any) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     if name.endswith("_bytes"):
-        return _with_unit(default)
+        size, unit = max((size, unit) for unit, size in UNITS.items() if default % size == 0)
+        return f"{default // size}{unit}"
     return "" if default == () else f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _with_unit(number: int) -> str:
-    units = [(size, unit) for unit, size in UNITS.items() if number % size == 0]
-    size, unit = max(units)
-    return f"{number // size}{unit}"
 
 
 def flag_of(name: str) -> str:
@@ -171,7 +170,10 @@ def read_engine_flags(
         variable = _variable(old)
         if new in names and (getattr(args, old) is not None or variable in environment):
             raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
-    return _read(args, environment, EngineConfig, names)
+    values = _read(args, environment, EngineConfig, names)
+    if not 0 < values.get("gpu_memory", 1.0) <= 1:
+        raise UsageError(f"--gpu-memory {values['gpu_memory']}: it must be above 0 and at most 1")
+    return values
 
 
 def _read(
@@ -207,6 +209,7 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
         return value
     if get_origin(hint) is Literal:
         choices: tuple[str, ...] = get_args(hint)
+        value = RENAMED_VALUES.get(value, value)
         if value not in choices:
             raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}")
         return value
@@ -215,9 +218,10 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
             raise UsageError(f"{source} {value}: choose on or off")
         return value.lower() in ("1", "true", "on", "yes")
     if get_origin(hint) is tuple:
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    convert: Callable[[str, str], Any] = {int: _integer, float: _number}.get(hint, _text)
-    return convert(source, value)
+        return tuple(entry.strip() for entry in value.split(",") if entry.strip())
+    if hint is int:
+        return _integer(source, value)
+    return _number(source, value) if hint is float else value
 
 
 def _integer(source: str, value: str) -> int:
@@ -238,11 +242,3 @@ def _number(source: str, value: str) -> float:
     if not 0 <= number < float("inf"):
         raise UsageError(f"{source} {value}: a number from 0 up is needed")
     return number
-
-
-def _text(source: str, value: str) -> str:
-    return value
-
-
-def _defaults(config: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.default for field in msgspec.structs.fields(config)}

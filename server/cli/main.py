@@ -99,5 +99,4 @@ def _run(words: list[str]) -> int:
 
 
 def _command(name: str) -> Command:
-    module: Command = importlib.import_module(f"server.cli.commands.{name}")  # type: ignore[assignment]
-    return module
+    return cast(Command, importlib.import_module(f"server.cli.commands.{name}"))

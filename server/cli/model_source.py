@@ -13,12 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from server.cli.main import UsageError
+
 log = logging.getLogger("wavefill.model")
 
 BUILT_IN = "tiny-chat"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles: they can run code when they are read.
-WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 CONFIG_ONLY = ("config.json", "generation_config.json")
 LOG_SECONDS = 10.0  # between two lines about a download, where there is no terminal for a bar
 FULL = "No space left on device"
@@ -29,14 +31,14 @@ CACHE_ERRORS = {
 }
 
 
-class ModelNotFound(ValueError):
+class ModelNotFound(UsageError):
     """No model of that name is available; the message names the remedy."""
 
 
 def resolve_model(
-    name: str, revision: str | None = None, wanted: tuple[str, ...] = WANTED
+    name: str, revision: str | None = None, patterns: tuple[str, ...] = MODEL_FILES
 ) -> tuple[Path, str]:
-    """The directory of a model, and the name it is served under; `wanted` are files of a Hub's.
+    """The directory of a model, and the name it is served under; `patterns` are for the Hub.
 
     `name` is "tiny-chat", a directory, or a Hugging Face id, which is downloaded unless it is in
     the local cache.  Raises ModelNotFound.
@@ -62,7 +64,7 @@ def resolve_model(
             f"{name}: no such directory, and not a Hub id like Qwen/Qwen3-0.6B: "
             f"give one of them, or {BUILT_IN} for the built-in model"
         )
-    return download(name, revision, wanted), name
+    return download(name, revision, patterns), name
 
 
 def _expanded(name: str) -> Path:
@@ -73,7 +75,7 @@ def _expanded(name: str) -> Path:
 
 
 def _mode(path: Path) -> int:
-    """The kind of a file as `stat` tells it, 0 if there is none.  Raises ModelNotFound."""
+    """The st_mode of a file, 0 if there is none.  Raises ModelNotFound."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +93,9 @@ def built_in_directory() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "tiny_chat"
 
 
-def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = WANTED) -> Path:
+def download(
+    name: str, revision: str | None = None, patterns: tuple[str, ...] = MODEL_FILES
+) -> Path:
     """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound."""
     from huggingface_hub import (
         constants,
@@ -99,14 +103,13 @@ def download(name: str, revision: str | None = None, wanted: tuple[str, ...] = W
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
 
-    logging.getLogger(
-        "huggingface_hub"
-    ).handlers.clear()  # the root logger logs its messages already
+    # The root logger logs its messages already.
+    logging.getLogger("huggingface_hub").handlers.clear()
     try:
         folder = snapshot_download(
             name,
             revision=revision,
-            allow_patterns=list(wanted),
+            allow_patterns=list(patterns),
             tqdm_class=None if sys.stderr.isatty() else logged_progress(name),
         )
     except errors.GatedRepoError:

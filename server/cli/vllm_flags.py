@@ -67,18 +67,14 @@ def refusal(words: Iterable[str], known: Iterable[str], command: str) -> str:
 
     Words after an unknown option are not reported: they may be its values.
     """
-    options = [word for word in words if word.startswith("-")]
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not options:
         return (
             f"{' '.join(words)}: one argument too many (lists have commas): see `{command} --help`"
         )
     known = tuple(known)
-    lines = [f"{_flag(option)}: {_remedy(_flag(option), known, command)}" for option in options]
+    lines = [f"{option}: {_remedy(option, known, command)}" for option in options]
     return "\n       ".join(dict.fromkeys(lines))
-
-
-def _flag(option: str) -> str:
-    return option.partition("=")[0]
 
 
 def _remedy(option: str, known: tuple[str, ...], command: str) -> str:

@@ -1,6 +1,4 @@
-"""GrammarChecker: asks the process of server/constrained/grammar_worker.py, which may hang or
-die.
-"""
+"""GrammarChecker: sends grammars to the process of grammar_worker.py, which may hang or die."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from server.constrained.grammar_worker import CHECK_SECONDS, Check, GrammarCheckArgs, GrammarVerdict
-from server.constrained.json_schema import shown
-from server.constrained.response_format import Grammar
+from server.constrained.grammar_text import Grammar
+from server.constrained.grammar_worker import CHECK_SECONDS, GrammarCheckArgs, GrammarVerdict
+from server.constrained.json_schema import short
 from server.errors import RequestError
 from server.generation.admission import full
 from server.http.validation import path_of
@@ -45,16 +43,14 @@ class GrammarChecker:
         self._end: weakref.finalize[..., GrammarChecker] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._waiting = 0
-        self._fine: OrderedDict[bytes, str] = OrderedDict()  # digest of a Check -> its grammar
+        self._fine: OrderedDict[bytes, str] = OrderedDict()  # checked, by digest
 
     async def check(self, grammar: Grammar, vocab_size: int, tokenizer: ChatTokenizer) -> str:
         """The text for SamplingParams.grammar.
 
         Raises RequestError that names the place if it cannot be used.
         """
-        blame = list(grammar.schemas)
-        request = Check(grammar.grammars, list(grammar.schemas.values()), grammar.ebnf)
-        line = msgspec.json.encode(request)
+        line = msgspec.json.encode(grammar)
         digest = hashlib.sha256(line).digest()
         if digest in self._fine:
             self._fine.move_to_end(digest)
@@ -71,7 +67,7 @@ class GrammarChecker:
         finally:
             self._waiting -= 1
         if verdict.error is not None:
-            raise _refusal(grammar, blame, verdict)
+            raise _refusal(grammar, verdict)
         self._remember(digest, verdict.grammar)
         return verdict.grammar
 
@@ -85,11 +81,9 @@ class GrammarChecker:
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended while it was not in use
         process = self._process or self._start(start)
-        assert process.stdin is not None
         try:
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
-            return msgspec.json.decode(_read_line(process, WAIT_SECONDS), type=GrammarVerdict)
+            verdict = _exchange(process, line, WAIT_SECONDS)
+            return msgspec.json.decode(verdict, type=GrammarVerdict)
         except TimeoutError:
             self.close()
             error = f"there was no verdict after {WAIT_SECONDS:g} s: make it simpler, or try again"
@@ -110,13 +104,10 @@ class GrammarChecker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         self._process, self._end = process, weakref.finalize(self, _end, process)
-        assert process.stdin is not None
         try:
-            process.stdin.write(msgspec.json.encode(start) + b"\n")
-            process.stdin.flush()
-            _read_line(process, START_SECONDS)
+            _exchange(process, msgspec.json.encode(start), START_SECONDS)
         except (OSError, EOFError):  # TimeoutError, too
-            self.close()  # its late word would be taken for the next verdict
+            self.close()  # a late line would be taken for the next verdict
             raise
         return process
 
@@ -138,37 +129,39 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 continue  # what was not written is lost
 
 
-def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """One line of stdout.  Raises TimeoutError, or EOFError if the process has ended."""
-    assert process.stdout is not None
+def _exchange(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes:
+    """Send a line, and read one.  Raises TimeoutError, or EOFError if the process has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(request + b"\n")
+    process.stdin.flush()
     descriptor, line = process.stdout.fileno(), b""
     readable = select.poll()  # select.select takes no descriptor above 1023
     readable.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + seconds
     while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not readable.poll(left * 1000):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not readable.poll(remaining * 1000):
             raise TimeoutError
-        part = os.read(descriptor, 1 << 16)
-        if not part:
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
             raise EOFError
-        line += part
+        line += chunk
     return line
 
 
-def _refusal(grammar: Grammar, blame: list[str], verdict: GrammarVerdict) -> RequestError:
+def _refusal(grammar: Grammar, verdict: GrammarVerdict) -> RequestError:
     if verdict.schema is None:
         return RequestError(
             f"`{grammar.param}` cannot be used: {verdict.error}",
             param=grammar.param,
             code="unsupported_schema" if grammar.schemas else "invalid_grammar",
         )
-    path = blame[verdict.schema]
+    path = verdict.schema
     inner = path_of(verdict.path)
     if inner:
         path += inner if inner.startswith("[") else f".{inner}"
     return RequestError(
-        f"the schema at `{shown(path)}` cannot be enforced: {verdict.error}",
+        f"the schema at `{short(path)}` cannot be enforced: {verdict.error}",
         param=path,
         code="unsupported_schema",
     )

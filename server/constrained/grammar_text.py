@@ -1,12 +1,33 @@
-"""Texts as parts of a grammar."""
+"""A grammar as the library reads it, and texts as parts of one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
 
 TEXT = r"/(?s:.*)/"
+# At each place one space, or a new line and its indentation: a model that is not sure how to
+# continue writes white space for as long as it may.
+WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
 SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
+
+class Grammar(Struct, frozen=True):
+    """Grammars as the library reads them, the first of which is the answer's."""
+
+    grammars: list[dict[str, Any]]
+    # The schemas in it, by the path of the request's field that each came from.
+    schemas: dict[str, dict[str, Any]] = {}
+    param: str = "structured_outputs"  # named in an error if no schema is to blame
+    ebnf: bool = False  # one of the grammars is written as GBNF
+
+
+def with_whitespace(schema: dict[str, Any], pattern: str = WHITESPACE) -> dict[str, Any]:
+    """A schema for the library, with the white space that may stand between its tokens."""
+    return {**schema, "x-guidance": {"whitespace_pattern": pattern}}
 
 
 def literal(text: str) -> str:
@@ -23,16 +44,15 @@ def literal(text: str) -> str:
 
 def escaped(regex: str) -> str:
     r"""A regular expression between the slashes of a grammar: / is \/ there, and a line ends."""
-    parts: list[str] = []
+    chars: list[str] = []
     after_backslash = False
     for char in regex:
-        if char in "/\n\r":
-            quoted = {"/": "/", "\n": "n", "\r": "r"}[char]
-            parts.append(quoted if after_backslash else f"\\{quoted}")
-        else:
-            parts.append(char)
+        quoted = {"/": "/", "\n": "n", "\r": "r"}.get(char, "")
+        if quoted and not after_backslash:
+            chars.append("\\")
+        chars.append(quoted or char)
         after_backslash = char == "\\" and not after_backslash
-    return "".join(parts)
+    return "".join(chars)
 
 
 class GrammarLiterals:
@@ -45,7 +65,7 @@ class GrammarLiterals:
 
     def of(self, text: str) -> str:
         """Exactly this text."""
-        return " ".join(self._parts(text))
+        return " ".join(self._expressions(text))
 
     def is_token(self, text: str) -> bool:
         """Whether the text is one special token."""
@@ -59,34 +79,29 @@ class GrammarLiterals:
     def whole_tokens(self, text: str, length: int) -> int:
         """How long a beginning of the text is that has `length` characters and splits no token."""
         end = 0
-        for part in self._split(text):
-            end += len(part)
+        for chunk in self._split(text):
+            end += len(chunk)
             if end >= length:
-                return end if part in self._ids else length
+                return end if chunk in self._ids else length
         return length
 
-    def after_any(self, rule: str, text: str) -> str:
-        """A rule of this name for anything up to and with this text."""
-        return self.after(rule, "(?s:.*)", text)
-
-    def after(self, rule: str, regex: str, text: str) -> str:
+    def after(self, rule: str, text: str, regex: str = "(?s:.*)") -> str:
         """A rule of this name for what fits a regular expression, and this text behind it.
 
         A special token is reached by a token, all else by a lazy regular expression.
         """
-        first, *others = self._parts(text)
+        first, *others = self._expressions(text)
         rest = " ".join(others)
         if first.startswith("<["):
             return f"{rule}: /{regex}/ {first} {rest}".rstrip()
         return f"{rule}: {rule}_begun {rest}\n{rule}_begun[lazy]: /{regex}{first[1:-1]}/"
 
-    def _parts(self, text: str) -> list[str]:
-        return [self._part(part) for part in self._split(text)]
+    def _expressions(self, text: str) -> list[str]:
+        return [
+            f"<[{self._ids[chunk]}]>" if chunk in self._ids else f"/{literal(chunk)}/"
+            for chunk in self._split(text)
+        ]
 
     def _split(self, text: str) -> list[str]:
-        parts = [text] if self._pattern is None else self._pattern.split(text)
-        return [part for part in parts if part]
-
-    def _part(self, text: str) -> str:
-        id = self._ids.get(text)
-        return f"/{literal(text)}/" if id is None else f"<[{id}]>"
+        chunks = [text] if self._pattern is None else self._pattern.split(text)
+        return [chunk for chunk in chunks if chunk]

@@ -12,13 +12,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from runtime.messages import MAX_LEXER_STATES
+from server.constrained.grammar_text import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -34,9 +35,8 @@ CALLER_TEXTS = {  # how its messages begin -> what they mean to a caller
     "Parser Error: Current row has": "too many things may come next at one place, such as optional "
     "properties of one object: make more of them required",
 }
-
-
 REGEX_ERROR = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
+MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -45,18 +45,10 @@ class GrammarCheckArgs(Struct, frozen=True):
     special: dict[int, str]  # special tokens by id
 
 
-class Check(Struct, frozen=True):
-    """Try a grammar, and find out which of its schemas is to blame if it cannot be used."""
-
-    grammars: list[dict[str, Any]]  # as the library reads them
-    schemas: list[dict[str, Any]] = []  # those that occur in it
-    ebnf: bool = False  # one of the grammars is written as GBNF
-
-
 class GrammarVerdict(Struct, frozen=True):
     grammar: str = ""  # for the engine
     error: str | None = None
-    schema: int | None = None  # index of the schema to blame
+    schema: str | None = None  # of Grammar.schemas, the one to blame
     path: list[str | int] = []  # and the place in it
 
 
@@ -94,7 +86,8 @@ class Checker:
         self._began = 0.0  # the check that is under way, in seconds of this process on a core
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
-    def check(self, request: Check) -> GrammarVerdict:
+    def check(self, request: Grammar) -> GrammarVerdict:
+        """Try a grammar, and find out which of its schemas is to blame if it cannot be used."""
         self._began = time.process_time()
         grammars = request.grammars
         if request.ebnf:
@@ -107,15 +100,15 @@ class Checker:
         error = self._error(grammar)
         if error is None:
             return GrammarVerdict(grammar)
-        for index, schema in enumerate(request.schemas):
+        for param, schema in request.schemas.items():
             found = self._schema_error(schema)
             if found is not None:
                 path, error = self._narrow(schema, found)
-                return GrammarVerdict(error=error, schema=index, path=path)
+                return GrammarVerdict(error=error, schema=param, path=path)
         return GrammarVerdict(error=error)
 
     def _error(self, grammar: str) -> str | None:
-        """Why the library cannot use a grammar.  An answer's first bytes are part of the trial."""
+        """Why the library cannot use a grammar.  It is tried with an answer's first bytes."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -147,7 +140,7 @@ class Checker:
     def _least(self, possible: bytes) -> int | None:
         """The first byte that may come next, else the first special token, but not the end.
 
-        White space comes after the other bytes: a trial that indents a value sees little of it.
+        White space comes after the other bytes: STEPS that indent a value try little of it.
         """
         bits = int.from_bytes(possible, "little") & ~(1 << self._tokenizer.eos_token)
         in_text = bits >> self._first_byte << self._first_byte
@@ -199,20 +192,17 @@ def plain(error: str) -> str:
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[list[str | int], dict[str, Any]]]:
     """The schemas inside a schema, one level down."""
     for key, value in schema.items():
+        entries: Iterable[tuple[list[str | int], object]] = [([key], value)]
         if key in ("enum", "const", "default", "examples"):
-            continue
-        if isinstance(value, list):
-            for index, item in enumerate(cast("list[Any]", value)):
-                if isinstance(item, dict):
-                    yield [key, index], cast("dict[str, Any]", item)
-        elif isinstance(value, dict):
+            entries = []
+        elif isinstance(value, list):
+            entries = (([key, index], item) for index, item in enumerate(cast("list[Any]", value)))
+        elif isinstance(value, dict) and key in MAPS:
             fields = cast("dict[str, Any]", value)
-            if key in ("properties", "patternProperties", "$defs", "definitions"):
-                for name, item in fields.items():
-                    if isinstance(item, dict):
-                        yield [key, name], cast("dict[str, Any]", item)
-            else:
-                yield [key], fields
+            entries = (([key, name], item) for name, item in fields.items())
+        for path, item in entries:
+            if isinstance(item, dict):
+                yield path, cast("dict[str, Any]", item)
 
 
 def main() -> None:
@@ -229,7 +219,7 @@ def main() -> None:
     for line in stdin:
         # Time on a core: whether a grammar is taken does not depend on what else runs.
         signal.setitimer(signal.ITIMER_PROF, CHECK_SECONDS)  # SIGPROF ends this process
-        verdict = checker.check(msgspec.json.decode(line, type=Check))
+        verdict = checker.check(msgspec.json.decode(line, type=Grammar))
         signal.setitimer(signal.ITIMER_PROF, 0)
         stdout.write(msgspec.json.encode(verdict) + b"\n")
         stdout.flush()

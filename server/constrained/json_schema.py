@@ -24,20 +24,14 @@ MAX_VALUES = 10_000  # of all enums together
 NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-SIMPLE = frozenset(
-    {
-        *("type", "enum", "const", "required", "$ref", "format", "pattern"),
-        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    }
-)
-# Known, and no word about what is valid.
-ANNOTATIONS = frozenset(
-    {
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
-        *("writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$vocabulary"),
-        *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
-    }
+OTHERS = (
+    *("type", "enum", "const", "required", "$ref", "format", "pattern"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    # These say nothing about what is valid.
+    *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+    *("writeOnly", "$schema", "$id", "id", "$comment", "$anchor", "$vocabulary"),
+    *("contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
 )
 # Keyword -> what to do instead; values that have no effect.
 REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
@@ -61,12 +55,16 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "nullable": ('use "type": [..., "null"]', (False,)),
     "x-guidance": ("use the options of `structured_outputs`", ()),
 }
-KNOWN = sorted(NESTED | LISTS | MAPS | SIMPLE | ANNOTATIONS | REFUSED.keys())
+KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
 
 
-def shown(path: str) -> str:
+def short(path: str) -> str:
     """A path short enough for a message: its ends."""
     return path if len(path) <= 160 else f"{path[:60]}...{path[-100:]}"
+
+
+def _unsupported(message: str, path: str) -> RequestError:
+    return RequestError(message, param=path, code="unsupported_schema")
 
 
 class Node(NamedTuple):
@@ -93,12 +91,12 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
         values += len(items_of(node.schema.get("enum")))
         if properties > MAX_PROPERTIES or values > MAX_VALUES:
             raise RequestError(
-                f"the schema in `{param}` is too large at `{shown(node.path)}`: at most "
+                f"the schema in `{param}` is too large at `{short(node.path)}`: at most "
                 f"{MAX_PROPERTIES} properties and {MAX_VALUES} enum values are taken",
                 param=node.path,
             )
     _check_optional(nodes)
-    return _rebuilt(schema, _without_refused)
+    return _rebuilt(schema, lambda each: {key: each[key] for key in each if key not in REFUSED})
 
 
 def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
@@ -109,7 +107,7 @@ def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
         yield node
         if node.depth == MAX_DEPTH:
             raise RequestError(
-                f"the schema is nested deeper than {MAX_DEPTH} levels at `{shown(node.path)}`: "
+                f"the schema is nested deeper than {MAX_DEPTH} levels at `{short(node.path)}`: "
                 "use $ref",
                 param=node.path,
             )
@@ -137,31 +135,26 @@ def _check_keywords(node: Node) -> None:
         if key in REFUSED:
             remedy, idle = REFUSED[key]
             if not any(value == each and type(value) is type(each) for each in idle):
-                raise RequestError(
-                    f"the keyword `{key}` at `{shown(path)}` cannot be enforced: {remedy}",
-                    param=path,
-                    code="unsupported_schema",
+                raise _unsupported(
+                    f"the keyword `{key}` at `{short(path)}` cannot be enforced: {remedy}", path
                 )
         elif close := _misspelt(key):
-            raise RequestError(
-                f"`{shown(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
-                param=path,
-                code="unsupported_schema",
+            raise _unsupported(
+                f"`{short(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
+                path,
             )
         elif key == "pattern" and len(str(value)) > MAX_REGEX:
             raise RequestError(
-                f"`{shown(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
+                f"`{short(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
                 param=path,
             )
 
 
 def _check_optional(nodes: list[Node]) -> None:
-    """Properties come in order, so what may be left out between two that may not is what counts."""
-    anywhere: set[str] = set()
+    """Properties come in order, so the longest run of optional ones counts."""
+    anywhere = set[str]().union(*map(_required, nodes))
     for node in nodes:
-        anywhere |= _required(node)
-    for node in nodes:
-        # An allOf is one schema, whose parts may require what others describe.
+        # An allOf is one schema: one of its branches may require what another describes.
         joined = "allOf" in node.schema or ".allOf[" in node.path
         required = anywhere if joined else _required(node)
         optional = longest = 0
@@ -169,11 +162,10 @@ def _check_optional(nodes: list[Node]) -> None:
             optional = 0 if name in required else optional + 1
             longest = max(longest, optional)
         if longest > MAX_OPTIONAL:
-            raise RequestError(
-                f"`{shown(node.path)}` has {longest} optional properties one after the other: at "
+            raise _unsupported(
+                f"`{short(node.path)}` has {longest} optional properties one after the other: at "
                 f"most {MAX_OPTIONAL} are taken; make more of them required",
-                param=node.path,
-                code="unsupported_schema",
+                node.path,
             )
 
 
@@ -210,10 +202,6 @@ def _rebuilt(
     return copy
 
 
-def _without_refused(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in REFUSED}
-
-
 def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
     """A copy in which objects with `properties` have no others, unless they say so."""
 
@@ -232,10 +220,16 @@ def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
     checked = check_schema(schema, param)
     for node in _walk(checked, param):
         for key, others in _combined(node.schema):
-            meant = [node.schema, *(_resolved(each, checked) for each in others)]
+            meant = [node.schema, *(resolved(each, checked) for each in others)]
             listing = [each for each in meant if "properties" in each]
             if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
-                raise _combined_error(f"{node.path}.{key}")
+                path = f"{node.path}.{key}"
+                raise _unsupported(
+                    f"`{short(path)}` describes one object by several schemas, and with `strict` "
+                    "each of them forbids the properties of the others: write the properties into "
+                    "one object, or set `additionalProperties` in each",
+                    path,
+                )
     return forbid_additional(checked)
 
 
@@ -249,19 +243,9 @@ def _combined(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
             yield key, [case]
 
 
-def _combined_error(path: str) -> RequestError:
-    return RequestError(
-        f"`{shown(path)}` describes one object by several schemas, and with `strict` each of them "
-        "forbids the properties of the others: write the properties into one object, or set "
-        "`additionalProperties` in each",
-        param=path,
-        code="unsupported_schema",
-    )
-
-
-def _resolved(part: object, root: dict[str, Any]) -> dict[str, Any]:
-    """A schema, or the one that its $ref names."""
-    fields = fields_of(part)
+def resolved(schema: object, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or the one that its $ref names, such as #/$defs/unit."""
+    fields = fields_of(schema)
     ref = fields.get("$ref")
     if not isinstance(ref, str) or not ref.startswith("#/"):
         return fields

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.constrained.grammar_text import TEXT, GrammarLiterals, literal
-from server.constrained.response_format import Grammar
+from msgspec.structs import replace
+
+from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal
 from server.errors import UnsupportedParameter
 from server.tool_calls.format_types import ReasoningFormat
 
@@ -18,8 +19,11 @@ GAP = "/\\s{0,4}/"  # between the reasoning and the answer
 
 def in_final_message(grammar: Grammar, literals: GrammarLiterals) -> Grammar:
     """The grammar for an answer in harmony's final message."""
-    head = f"{literals.of(CHANNEL)} /final/ {literals.of(MESSAGE)}"
-    return _around(grammar, "final", f"start: {head} @final")
+    return _around(grammar, "final", f"start: {_head('final', literals)} @final")
+
+
+def _head(channel: str, literals: GrammarLiterals) -> str:
+    return f"{literals.of(CHANNEL)} /{channel}/ {literals.of(MESSAGE)}"
 
 
 def after_reasoning(
@@ -27,15 +31,15 @@ def after_reasoning(
 ) -> Grammar:
     """The grammar for an answer after reasoning, which the prompt has begun or the answer may."""
     if reasoning.name == "harmony":
-        reasoning_text = literals.after_any("reasoning_text", NEXT)
-        head = f"{literals.of(CHANNEL)} /analysis/ {literals.of(MESSAGE)}"
+        reasoning_text = literals.after("reasoning_text", NEXT)
+        head = _head("analysis", literals)
         first = "reasoning_text " if begun else ""
         lark = f"start: {first}({head} reasoning_text)* @answer\n{reasoning_text}"
         return _around(grammar, "answer", lark)
     before = f"reasoning_text {GAP}"
     if not begun:
         before = f"({literals.of(reasoning.opens[0])} {before})?"
-    reasoning_text = literals.after_any("reasoning_text", reasoning.closes[0])
+    reasoning_text = literals.after("reasoning_text", reasoning.closes[0])
     return _around(grammar, "answer", f"start: {before} @answer\n{reasoning_text}")
 
 
@@ -72,7 +76,7 @@ def after_limited_reasoning(
     if literals.is_token(closes):
         rules, end = f"reasoning_text[max_tokens={budget}]: {TEXT}", literals.of(closes)
     else:
-        # A grammar within a grammar may be left a token late, as a word might go on there.
+        # A grammar within a grammar may end a token late, as a word might go on there.
         rules = f"reasoning_text[max_tokens={max(0, budget - 1)}]: @inner"
         end = f"/{_partly(closes)}{{0,{MAX_BROKEN}}}{literal(closes)}/"
         more.append({"name": "inner", "lark_grammar": _without(closes)})
@@ -81,7 +85,7 @@ def after_limited_reasoning(
         before = f"({GAP} {literals.of(opens)} {before})?"
     answer = grammar or _any_answer(opens, literals)
     whole = _around(answer, "answer", f"start: {before} @answer\n{rules}")
-    return Grammar([*whole.grammars, *more], whole.schemas, whole.param, whole.ebnf)
+    return replace(whole, grammars=[*whole.grammars, *more])
 
 
 def _after_short_message(
@@ -90,13 +94,11 @@ def _after_short_message(
     """For harmony: one message of reasoning at most, so that its limit is that of all."""
     reasoning_text = f"reasoning_text {literals.of(NEXT)}"
     if not begun:
-        reasoning_text = (
-            f"({literals.of(CHANNEL)} /analysis/ {literals.of(MESSAGE)} {reasoning_text})?"
-        )
+        reasoning_text = f"({_head('analysis', literals)} {reasoning_text})?"
     answer = grammar or _any_messages(literals)
     rules, others = as_rule(answer, "answer")
     lark = f"start: {reasoning_text} answer\nreasoning_text[max_tokens={budget}]: {TEXT}\n{rules}"
-    return Grammar([{"lark_grammar": lark}, *others], answer.schemas, answer.param, answer.ebnf)
+    return replace(answer, grammars=[{"lark_grammar": lark}, *others])
 
 
 def as_rule(grammar: Grammar, name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -124,8 +126,7 @@ def _any_messages(literals: GrammarLiterals) -> Grammar:
 
 def _partly(end: str) -> str:
     """A beginning of the end delimiter."""
-    parts = "|".join(literal(end[:length]) for length in range(1, len(end)))
-    return f"({parts})"
+    return "(" + "|".join(literal(end[:length]) for length in range(1, len(end))) + ")"
 
 
 def _without(end: str) -> str:
@@ -148,18 +149,15 @@ def _others(*chars: str) -> str:
 
 def _any_answer(opens: str, literals: GrammarLiterals) -> Grammar:
     """Any text and special tokens, but no reasoning."""
-    parts = f"start: FIRST more\nFIRST: {TEXT}"
+    lark = f"start: FIRST more\nFIRST: {TEXT}"
     if not literals.is_token(opens):
-        parts += f" & ~/\\s*{literal(opens)}(?s:.*)/"
+        lark += f" & ~/\\s*{literal(opens)}(?s:.*)/"
     others = literals.any_token_but(opens)
     more = f"({others} /(?s:.*)/)*" if others else '""'
-    return Grammar([{"lark_grammar": f"{parts}\nmore: {more}"}], param="thinking_token_budget")
+    return Grammar([{"lark_grammar": f"{lark}\nmore: {more}"}], param="thinking_token_budget")
 
 
 def _around(grammar: Grammar, name: str, lark: str) -> Grammar:
-    """A grammar of rules in which the given one has a name."""
+    """A grammar of the rules of `lark`, in which `grammar` has this name."""
     first, *others = grammar.grammars
-    inner = {**first, "name": name}
-    return Grammar(
-        [{"lark_grammar": lark}, inner, *others], grammar.schemas, grammar.param, grammar.ebnf
-    )
+    return replace(grammar, grammars=[{"lark_grammar": lark}, {**first, "name": name}, *others])

@@ -11,17 +11,17 @@ from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.response_format_schema import allowed_beside
 from server.apis.openai.sampling_schema import SamplingBody
 from server.apis.openai.tools_schema import CustomTool
-from server.constrained.grammar_text import escaped
+from server.constrained.grammar_text import Grammar, escaped
 from server.constrained.reasoning_grammar import (
     after_limited_reasoning,
     after_reasoning,
     in_final_message,
 )
-from server.constrained.response_format import Grammar, format_grammar
+from server.constrained.response_format import format_grammar
 from server.errors import RequestError, UnsupportedParameter
 from server.generation.off_loop import off_loop
 from server.state import ServerState
-from server.tool_calls.detect import NONE
+from server.tool_calls.formats import NONE
 from server.tool_calls.grammar import tool_grammar
 from server.tool_calls.output_parser import OutputParserSpec
 
@@ -33,8 +33,8 @@ async def answer_grammar(state: ServerState, body: SamplingBody, ready: Ready) -
 
     Raises RequestError for what cannot be enforced, naming the place in the schema.
     """
-    grammar = await requested_grammar(state, body)
-    return "" if grammar is None else await check_grammar(state, grammar, ready)
+    grammar = await _requested_grammar(state, body)
+    return "" if grammar is None else await _check_grammar(state, grammar, ready)
 
 
 async def chat_grammar(
@@ -49,7 +49,7 @@ async def chat_grammar(
     parser_spec of the answer; None: all of it is content
     max_tokens  of the answer
     """
-    requested = await requested_grammar(state, body)
+    requested = await _requested_grammar(state, body)
     budget = _budget(state, body, parser_spec, max_tokens)
     if requested is None and budget is None and not body.offered_tools():
         return ""
@@ -60,16 +60,14 @@ async def chat_grammar(
     if requested is not None and in_messages and not body.continue_final_message:
         requested = in_final_message(requested, literals)
     await _check_custom(state, body, ready)
-    offered = body.offered_tools()
-    size = sum([len(orjson.dumps(tool.function.parameters)) for tool in offered])
-
-    def of_calls() -> Grammar | None:
-        reasoning_between = budget is None or not in_messages
-        return tool_grammar(
+    size = sum(len(orjson.dumps(tool.function.parameters)) for tool in body.offered_tools())
+    reasoning_between = budget is None or not in_messages
+    grammar = await off_loop(
+        size,
+        lambda: tool_grammar(
             body, requested, formats.tools, source, literals, reasoning_between=reasoning_between
-        )
-
-    grammar = await off_loop(size, of_calls)
+        ),
+    )
     reasoning = formats.reasoning
     if reasoning is not None and parser_spec is not None and parser_spec.may_reason:
         begun = parser_spec.starts_in_reasoning
@@ -77,9 +75,11 @@ async def chat_grammar(
             grammar = after_limited_reasoning(grammar, reasoning, literals, budget, begun=begun)
         elif grammar is not None:
             grammar = after_reasoning(grammar, reasoning, literals, begun=begun)
-    if grammar is not None and body.allowed_token_ids:
+    if grammar is None:
+        return ""
+    if body.allowed_token_ids:
         raise allowed_beside("tool calls that must fit, or the end of the reasoning,")
-    return "" if grammar is None else await check_grammar(state, grammar, ready)
+    return await _check_grammar(state, grammar, ready)
 
 
 async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> None:
@@ -98,7 +98,7 @@ async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> 
                     f"take {CUSTOM_SECONDS:g} s in all; send fewer or simpler ones",
                     param=path,
                 )
-            await check_grammar(state, Grammar([{"lark_grammar": text}], param=path), ready)
+            await _check_grammar(state, Grammar([{"lark_grammar": text}], param=path), ready)
 
 
 def _budget(
@@ -121,16 +121,13 @@ def _budget(
     return None if continued else budget
 
 
-async def requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:
+async def _requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:
     """The grammar of response_format or structured_outputs, not yet checked by the library."""
-    requested, structured = body.response_format, body.structured_outputs
-    asked = [each.model_dump() for each in (requested, structured) if each is not None]
-    size = len(orjson.dumps(asked))
-    return await off_loop(
-        size, lambda: format_grammar(requested, structured, state.grammar_literals)
-    )
+    fields = body.response_format, body.structured_outputs
+    size = len(orjson.dumps([each.model_dump() for each in fields if each is not None]))
+    return await off_loop(size, lambda: format_grammar(*fields, state.grammar_literals))
 
 
-async def check_grammar(state: ServerState, grammar: Grammar, ready: Ready) -> str:
+async def _check_grammar(state: ServerState, grammar: Grammar, ready: Ready) -> str:
     """The text for SamplingParams.grammar.  Raises RequestError if it cannot be used."""
     return await state.grammars.check(grammar, ready.vocab_size, state.tokenizer)

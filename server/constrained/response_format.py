@@ -1,49 +1,30 @@
-"""Grammars for answers: from a request's fields to text that the engine's grammars take.
+"""Grammars for answers: from a request's response_format or structured_outputs to a `Grammar`.
 
-A `Grammar` is put together here and tried by a `GrammarChecker`, in a process of its own, before
-the engine sees it.  Tools are built from the same parts.
+A `GrammarChecker` tries it, in a process of its own, before the engine sees it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from server.apis.openai.response_format_schema import MAX_CHOICES, ResponseFormat, StructuredOutputs
-from server.constrained.grammar_text import TEXT, GrammarLiterals, escaped, literal
+from server.constrained.grammar_text import (
+    TEXT,
+    WHITESPACE,
+    Grammar,
+    GrammarLiterals,
+    escaped,
+    literal,
+    with_whitespace,
+)
 from server.constrained.json_schema import check_schema, forbid_additional, strict_schema
 from server.errors import RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
-# At each place one space, or a new line and its indentation: a model that is not sure how to
-# continue writes white space for as long as it may.
-WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
-MAX_CHOICE_BYTES = 262_144
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """Grammars as the library reads them, the first of which is the answer's."""
-
-    grammars: list[dict[str, Any]]
-    # The schemas in it, by the path of the request's field that each came from.
-    schemas: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    param: str = "structured_outputs"  # what to blame if no schema is to blame
-    ebnf: bool = False  # one of the grammars is written as GBNF
-
-
-@dataclass(frozen=True)
-class Tag:
-    """A JSON value between two delimiters."""
-
-    begin: str
-    schema: dict[str, Any]
-    end: str
-    param: str  # path of the request's field that the schema came from
+MAX_CHOICE_CHARS = 262_144
 
 
 def format_grammar(
@@ -69,7 +50,7 @@ def format_grammar(
 
 
 def _structured(requested: StructuredOutputs, literals: GrammarLiterals) -> Grammar:
-    name = requested.given()[0]
+    name = requested.constraints()[0]
     param = f"structured_outputs.{name}"
     if name == "json" or name == "json_object":
         schema = {"type": "object"} if requested.json_ is None else _object(requested.json_, param)
@@ -109,12 +90,12 @@ def _lark(text: str, param: str) -> Grammar:
     return Grammar([{"lark_grammar": text}], param=param)
 
 
-def _object(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
+def _object(field: dict[str, Any] | str, param: str) -> dict[str, Any]:
     """A field that holds a JSON object, or the text of one."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(field, str):
+        return field
     try:
-        value = orjson.loads(given)
+        value = orjson.loads(field)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"`{param}` is not valid JSON: {error}", param=param) from None
     if kind_of(value) != "object":
@@ -128,16 +109,17 @@ def json_grammar(
     schema: dict[str, Any], param: str, *, whitespace: str = WHITESPACE, compact: bool = False
 ) -> Grammar:
     """JSON that follows a schema of check_schema's."""
-    options = {"whitespace_flexible": False} if compact else {"whitespace_pattern": whitespace}
-    whole = {**schema, "x-guidance": options}
+    whole = with_whitespace(schema, whitespace)
+    if compact:
+        whole["x-guidance"] = {"whitespace_flexible": False}
     return Grammar([{"json_schema": whole}], {param: whole}, param)
 
 
 def _choice(choices: list[str], param: str) -> Grammar:
-    if sum(map(len, choices)) > MAX_CHOICE_BYTES:
+    size = sum(map(len, choices))
+    if size > MAX_CHOICE_CHARS:
         raise RequestError(
-            f"`{param}` has {sum(map(len, choices))} characters in all: at most "
-            f"{MAX_CHOICE_BYTES} are taken",
+            f"`{param}` has {size} characters in all: at most {MAX_CHOICE_CHARS} are taken",
             param=param,
         )
     # One terminal: as alternatives of a rule, each would cost time at every token.
@@ -145,7 +127,11 @@ def _choice(choices: list[str], param: str) -> Grammar:
 
 
 def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLiterals) -> Grammar:
-    """vLLM's and SGLang's form: structures of begin, schema, end, and what triggers them."""
+    """vLLM's and SGLang's form: structures of begin, schema, end, and what triggers them.
+
+    The answer is any text up to one of `triggers`, then a structure whose `begin` starts with it,
+    then any text.
+    """
     structures = items_of(requested.get("structures"))
     triggers = items_of(requested.get("triggers"))
     if not structures or len(structures) > MAX_CHOICES or not triggers:
@@ -154,7 +140,8 @@ def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLite
             "and `end`, and `triggers`, strings that a `begin` starts with",
             param=param,
         )
-    tags: list[Tag] = []
+    rules: list[str] = []
+    schemas: dict[str, dict[str, Any]] = {}
     for index, structure in enumerate(structures):
         path = f"{param}.structures[{index}]"
         entry = fields_of(structure)
@@ -164,32 +151,21 @@ def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLite
                 f"`{path}` must have `begin` and `end`, strings, and `schema`, an object",
                 param=path,
             )
-        if not any(isinstance(each, str) and each and begin.startswith(each) for each in triggers):
+        fitting = [t for t in triggers if isinstance(t, str) and t and begin.startswith(t)]
+        if not fitting:
             raise RequestError(
                 f"`{path}.begin` starts with none of `{param}.triggers`", param=f"{path}.begin"
             )
         place = f"{path}.schema"
-        tags.append(Tag(begin, check_schema(fields_of(schema), place), end, place))
-    return _tagged(tags, [each for each in triggers if isinstance(each, str)], param, literals)
-
-
-def _tagged(
-    tags: Sequence[Tag], triggers: Sequence[str], param: str, literals: GrammarLiterals
-) -> Grammar:
-    """Any text up to one of `triggers`; then a tag whose `begin` starts with it; then any text."""
-    rules: list[str] = []
-    names: list[str] = []
-    schemas: dict[str, dict[str, Any]] = {}
-    grammars: list[dict[str, Any]] = []
-    for index, tag in enumerate(tags):
-        whole = {**tag.schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
-        grammars.append({"name": f"schema{index}", "json_schema": whole})
-        schemas[tag.param] = whole
-        trigger = max((t for t in triggers if tag.begin.startswith(t)), key=len)
-        lead = literals.whole_tokens(tag.begin, len(trigger))
-        begin, end = literals.of(tag.begin[lead:]), literals.of(tag.end)
-        rules.append(literals.after_any(f"lead{index}", tag.begin[:lead]))
-        rules.append(f"tag{index}: lead{index} {begin} @schema{index} {end}")
-        names.append(f"tag{index}")
-    lark = "\n".join([f"start: tag* tail\ntag: {' | '.join(names)}\ntail: {TEXT}", *rules])
-    return Grammar([{"lark_grammar": lark}, *grammars], schemas, param)
+        schemas[place] = with_whitespace(check_schema(fields_of(schema), place))
+        lead = literals.whole_tokens(begin, len(max(fitting, key=len)))
+        rules.append(literals.after(f"lead{index}", begin[:lead]))
+        rest, end = literals.of(begin[lead:]), literals.of(end)
+        rules.append(f"tag{index}: lead{index} {rest} @schema{index} {end}")
+    tags = " | ".join(f"tag{index}" for index in range(len(structures)))
+    lark = "\n".join([f"start: tag* tail\ntag: {tags}\ntail: {TEXT}", *rules])
+    named = [
+        {"name": f"schema{index}", "json_schema": schema}
+        for index, schema in enumerate(schemas.values())
+    ]
+    return Grammar([{"lark_grammar": lark}, *named], schemas, param)

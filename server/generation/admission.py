@@ -1,7 +1,7 @@
-"""Admission control: places for sequences, and every reason for a 429.
+"""Admission control: admission slots for sequences, and every reason for a 429.
 
-A request reserves its places before its prompts are rendered, so that a full server refuses without
-doing that work.  A reserved place becomes a pending request of the EngineClient when its sequence
+A request reserves its slots before its prompts are rendered, so that a full server refuses without
+doing that work.  A reserved slot becomes a pending request of the EngineClient when its sequence
 is submitted: the sum of the two is limited.
 
 Each API process has its share of --max-queue, because it does not know what the others have
@@ -44,7 +44,7 @@ def full(reason: Reason, message: str) -> RateLimited:
 
 
 class Admission:
-    """The places of one API process.  Lives on its event loop."""
+    """The slots of one API process.  Lives on its event loop."""
 
     def __init__(
         self, client: EngineClient, *, limit: int, share: int, bounded: bool = True
@@ -54,7 +54,7 @@ class Admission:
         self._limit = limit
         self.share = share
         self._bounded = bounded
-        self.reserved = 0  # places whose sequences are not submitted yet
+        self.reserved = 0  # slots whose sequences are not submitted yet
 
     @property
     def used(self) -> int:
@@ -66,29 +66,29 @@ class Admission:
         """How many more sequences could be admitted now."""
         return max(0, self.share - self.used)
 
-    def reserve(self, wanted: int) -> Places:
-        """Places for `wanted` sequences of one request; the caller must close them.
+    def reserve(self, requested: int) -> AdmissionSlots:
+        """Slots for `requested` sequences of one request; the caller must close them.
 
         Raises RequestError if there are never so many, RateLimited if there are not now.
         """
-        if wanted > self._limit:
+        if requested > self._limit:
             raise RequestError(
-                f"prompts times `n` (or `best_of`) is {wanted} sequences, this server takes "
+                f"prompts times `n` (or `best_of`) is {requested} sequences, this server takes "
                 f"{self._limit} at a time: send fewer prompts or lower `n`",
                 param="n",
             )
-        if self._bounded and self.used and wanted > self.available:
-            remedy = "" if wanted <= self.share else ", send fewer prompts or lower `n`"
+        if self._bounded and self.used and requested > self.available:
+            remedy = "" if requested <= self.share else ", send fewer prompts or lower `n`"
             raise full(
                 "queue_full",
-                f"{self.used} sequences are running or waiting, {wanted} more exceed the limit of "
-                f"{self.share}: try again later{remedy}",
+                f"{self.used} sequences are running or waiting, {requested} more exceed the limit "
+                f"of {self.share}: try again later{remedy}",
             )
-        return Places(self, wanted)
+        return AdmissionSlots(self, requested)
 
 
-class Places:
-    """Places that one request holds for sequences which it has not submitted yet."""
+class AdmissionSlots:
+    """Slots that one request holds for sequences which it has not submitted yet."""
 
     def __init__(self, admission: Admission, held: int) -> None:
         self._admission = admission
@@ -96,13 +96,13 @@ class Places:
         self.take(held)
 
     def take(self, count: int = 1) -> None:
-        """Hold the place of a sequence that has just ended, for the next one."""
+        """Hold the slot of a sequence that has just ended, for the next one."""
         self.held += count
         self._admission.reserved += count
 
     def give_back(self, count: int = 1) -> None:
-        """Release places: their sequences are submitted right after, or there will be none."""
-        assert count <= self.held, "more sequences than places were reserved"
+        """Release slots: their sequences are submitted right after, or there will be none."""
+        assert count <= self.held, "more sequences than slots were reserved"
         self.held -= count
         self._admission.reserved -= count
 
@@ -110,7 +110,7 @@ class Places:
         """Give back all that are still held."""
         self.give_back(self.held)
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> AdmissionSlots:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -16,7 +16,7 @@ import orjson
 from runtime.messages import FinishReason, Ready, SamplingParams
 from server.apis.openai.chat_schema import ChatRequest
 from server.constrained.request_grammar import chat_grammar
-from server.generation.admission import Places
+from server.generation.admission import AdmissionSlots
 from server.generation.choice import Choice, ScoredToken, TextChunk
 from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
@@ -30,12 +30,12 @@ from server.generation.sampling_params import (
 from server.prompt.template_messages import (
     check_messages,
     template_messages,
+    template_options,
     template_tools,
     unseen_chars,
 )
-from server.prompt.template_options import template_options
 from server.state import ServerState
-from server.tool_calls.output_parser import OutputParserSpec, content_deltas
+from server.tool_calls.output_parser import OutputParser, OutputParserSpec, content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 CHARS_PER_MESSAGE = 256  # characters that take as long to check as a message
@@ -101,7 +101,7 @@ class GeneratedAnswer:
         self.finish = chunk.finish or self.finish
 
 
-class ChatTurn:
+class ChatGeneration:
     """The answers to one chat request.  The caller must call `close`, also after an error."""
 
     def __init__(
@@ -110,7 +110,7 @@ class ChatTurn:
         """parser_spec: None if the whole text of an answer is content."""
         self.body = body
         self.generation = generation
-        self._parsers = [parser_spec.parser() for _ in self.choices] if parser_spec else []
+        self._parsers = [OutputParser(parser_spec) for _ in self.choices] if parser_spec else []
 
     @property
     def choices(self) -> list[Choice]:
@@ -174,20 +174,20 @@ async def prepare_chat(
     route: str = "chat",
     *,
     may_end_early: bool = False,
-    places: Places | None = None,
-) -> ChatTurn:
+    slots: AdmissionSlots | None = None,
+) -> ChatGeneration:
     """Check a parsed body, render its prompt and submit it.
 
     salt           see server.http.request_context.prefix_salt
     route          name of the route in the request log
     may_end_early  if the context has no room for max_tokens, the answer ends at its limit;
                    otherwise such a request is refused
-    places         one for each completion; None: they are reserved here
+    slots          one for each completion; None: they are reserved here
     Raises RequestError for an invalid request, RateLimited if the server is full, Unavailable
     while the engine is not ready.
     """
     ready = _checked(state, body)
-    with places or state.admission.reserve(body.n or 1) as places:
+    with slots or state.admission.reserve(body.n or 1) as slots:
         prompt = await _prompt(state, ready, body)
         params = _params(state, ready, body, prompt, may_end_early)
         check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
@@ -198,9 +198,9 @@ async def prepare_chat(
         params = msgspec.structs.replace(params, grammar=grammar)
         kept_tokens = None if parser_spec is None else state.formats.kept_tokens
         generation = Generation(
-            state, route, body, [prompt], params, salt, places, kept_tokens=kept_tokens
+            state, route, body, [prompt], params, salt, slots, kept_tokens=kept_tokens
         )
-    return ChatTurn(body, generation, parser_spec)
+    return ChatGeneration(body, generation, parser_spec)
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:

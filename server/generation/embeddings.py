@@ -13,7 +13,7 @@ from typing import Literal
 from runtime.ipc.client import Mailbox
 from runtime.messages import PoolingParams, Ready, RequestOutput, SamplingParams
 from server.errors import ContextTooLong, EngineFailed, RequestError
-from server.generation.admission import Places
+from server.generation.admission import AdmissionSlots
 from server.generation.generation import gather_or_cancel
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import check_chars, check_token_ids
@@ -58,8 +58,8 @@ class EmbeddingInput:
         return tokenizer.tokenizer.post_process(encoding, None, self.special).ids
 
 
-def reserve_prompts(state: ServerState, num_prompts: int) -> Places:
-    """A place for each prompt that is in the engine at a time.  Raises RateLimited."""
+def reserve_prompts(state: ServerState, num_prompts: int) -> AdmissionSlots:
+    """A slot for each prompt that is in the engine at a time.  Raises RateLimited."""
     admission = state.admission
     return admission.reserve(min(num_prompts, MAX_CONCURRENT, admission.share))
 
@@ -120,14 +120,14 @@ class PoolingJob:
         model: str,
         prompts: list[list[int]],
         pooling: PoolingParams,
-        places: Places,
+        slots: AdmissionSlots,
         *,
         salt: bytes,
         priority: int = 0,
     ) -> None:
         """Nothing is submitted yet.
 
-        places  from reserve_prompts; the caller closes them after `close`
+        slots  from reserve_prompts; the caller closes them after `close`
         """
         self.name = uuid.uuid4().hex  # the end of the answer's id
         self._state = state
@@ -135,7 +135,7 @@ class PoolingJob:
         self._params = SamplingParams(max_tokens=0, pooling=pooling)
         self._salt = salt
         self._priority = priority
-        self._places = places
+        self._slots = slots
         self._open: set[Mailbox] = set()
         self._found: list[bytes] = [b""] * len(prompts)
         self._cached = 0
@@ -151,15 +151,15 @@ class PoolingJob:
 
         Raises EngineFailed if the engine reports an error.
         """
-        places = iter(range(len(self._prompts)))
+        indices = iter(range(len(self._prompts)))
 
         async def worker() -> None:
-            for place in places:  # shared: each worker takes the next prompt
-                self._found[place] = await self._one(self._prompts[place])
-            self._places.give_back()
+            for index in indices:  # shared: each worker takes the next prompt
+                self._found[index] = await self._one(self._prompts[index])
+            self._slots.give_back()
 
         try:
-            await gather_or_cancel([worker() for _ in range(self._places.held)])
+            await gather_or_cancel([worker() for _ in range(self._slots.held)])
         except Exception:
             self._failed = True
             self._abort("error")
@@ -171,10 +171,10 @@ class PoolingJob:
 
         def ended(output: RequestOutput) -> bool:
             outputs.append(output)
-            self._places.take()  # for the worker's next prompt, before another request takes it
+            self._slots.take()  # for the worker's next prompt, before another request takes it
             return False
 
-        self._places.give_back()
+        self._slots.give_back()
         mailbox = self._state.client.submit(
             prompt, self._params, priority=self._priority, salt=self._salt
         )

@@ -12,7 +12,7 @@ import msgspec
 from runtime.messages import Ready, RequestOutput, SamplingParams
 from server.apis.openai.sampling_schema import SamplingBody
 from server.errors import EngineFailed, RequestError, Unavailable
-from server.generation.admission import Places
+from server.generation.admission import AdmissionSlots
 from server.generation.choice import Choice, TextChunk
 from server.generation.request_log import state_of_choices
 from server.generation.sampling_params import seed_of_choice
@@ -55,7 +55,7 @@ class Generation:
         prompts: list[list[int]],
         params: SamplingParams,
         salt: bytes,
-        places: Places,
+        slots: AdmissionSlots,
         *,
         copies: int | None = None,
         kept_tokens: KeptTokens | None = None,
@@ -63,7 +63,7 @@ class Generation:
         """Submits every prompt `copies` times, by default `n`.
 
         salt    see server.http.request_context.prefix_salt
-        places  one for each completion
+        slots  one for each completion
         kept_tokens  special tokens that stay in the text
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
@@ -76,7 +76,7 @@ class Generation:
         try:
             for prompt in prompts:
                 for copy in range(n):
-                    self.choices.append(self._submit(body, prompt, params, places, copy))
+                    self.choices.append(self._submit(body, prompt, params, slots, copy))
         except Exception:
             self._abort("error")
             raise
@@ -93,7 +93,7 @@ class Generation:
         body: SamplingBody,
         prompt: list[int],
         params: SamplingParams,
-        places: Places,
+        slots: AdmissionSlots,
         copy: int,
     ) -> Choice:
         if copy and params.seed is not None:
@@ -103,7 +103,7 @@ class Generation:
             prompt=prompt,
             kept=self._kept_tokens,
         )
-        places.give_back()
+        slots.give_back()
         mailbox = self._state.client.submit(
             prompt, params, priority=body.priority or 0, salt=self._salt
         )

@@ -13,7 +13,7 @@ import msgspec
 from runtime.messages import Ready, SamplingParams
 from server.apis.openai.completions_schema import CompletionRequest
 from server.constrained.request_grammar import answer_grammar
-from server.generation.admission import Places
+from server.generation.admission import AdmissionSlots
 from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
 from server.generation.off_loop import off_loop
@@ -41,51 +41,50 @@ async def submit_texts(
     body: CompletionRequest,
     salt: bytes,
     route: str,
-    places: Places | None = None,
+    slots: AdmissionSlots | None = None,
 ) -> tuple[Generation, list[CompletionPrompt]]:
     """Check a parsed body and submit its prompts.
 
-    places  one for each completion; None: they are reserved here
+    slots  one for each completion; None: they are reserved here
     Raises RequestError for an invalid request, RateLimited if the server is full, Unavailable
     while the engine is not ready.
     """
     body.check()
     state.check_model(body.model)
     ready = require_ready(state)
-    copies = body.copies
-    with places or state.admission.reserve(copies * len(body.prompts())) as places:
-        prompts = await _prompts(state, ready, body)
+    copies, inputs = body.copies, body.prompts()
+    with slots or state.admission.reserve(copies * len(inputs)) as slots:
+        prompts = await _prompts(state, ready, body, inputs)
         tokens = [prompt.tokens for prompt in prompts]
-        for place, prompt in enumerate(tokens):
-            path = body.path(place)
+        for path, prompt in zip(inputs, tokens, strict=True):
             fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
         grammar = await answer_grammar(state, body, ready)
         params = _params(state, ready, body, grammar)
         names = ("logprobs", "best_of" if body.best_of else "n")
         check_scores(body, tokens, params, copies=copies, names=names)
-        return Generation(state, route, body, tokens, params, salt, places, copies=copies), prompts
+        return Generation(state, route, body, tokens, params, salt, slots, copies=copies), prompts
 
 
 async def _prompts(
-    state: ServerState, ready: Ready, body: CompletionRequest
+    state: ServerState, ready: Ready, body: CompletionRequest, inputs: dict[str, str | list[int]]
 ) -> list[CompletionPrompt]:
+    """inputs: texts or token ids by the paths of their fields"""
     tokenizer = state.tokenizer
     cut = truncation_of(body, body.limit(), ready)
-    inputs = body.prompts()
     num_chars = 0
-    for place, prompt in enumerate(inputs):
+    for path, prompt in inputs.items():
         size = len(prompt)
         if isinstance(prompt, str):
             size += len(body.suffix or "")
             if cut is None:
-                check_chars(size, tokenizer, ready, body.path(place))
+                check_chars(size, tokenizer, ready, path)
         num_chars += size
 
     def work() -> list[CompletionPrompt]:
-        for place, prompt in enumerate(inputs):
+        for path, prompt in inputs.items():
             if not isinstance(prompt, str):
-                check_token_ids(prompt, ready.vocab_size, body.path(place))
-        return [_prompt(tokenizer, body, prompt, cut) for prompt in inputs]
+                check_token_ids(prompt, ready.vocab_size, path)
+        return [_prompt(tokenizer, body, prompt, cut) for prompt in inputs.values()]
 
     return await off_loop(num_chars, work)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
@@ -23,19 +24,18 @@ from server.http.connection_limit import ConnectionLimit
 from server.http.request_context import id_for
 
 DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
-CONNECTIONS_FULL = (
-    "wavefill.connections_full"  # in a request's scope: how many connections are busy, if too many
-)
+# In a request's scope: how many connections may be busy, if more are.
+CONNECTIONS_FULL = "wavefill.connections_full"
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
 
 
 def outlet(send: Send | None) -> Callable[[bytes], bool] | None:
-    """Writes a part of an answer's body at once; for the `send` of one of uvicorn's connections.
+    """Writes a chunk of an answer's body at once; for the `send` of one of uvicorn's connections.
 
     It returns False where `send` would wait or do nothing, having written nothing: before the
     head of the answer, while the client does not read, and when it has gone.  A coroutine and a
-    message for each part cost twice as much as the part itself.
+    message for each chunk cost twice as much as the chunk itself.
     """
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
     body_seconds = 60.0  # from there to the end of the body, and more for a long one
     _deadline: asyncio.TimerHandle | None = None
     _in_head = True  # of a message, or before it; otherwise in its body or trailers
-    _bytes_beside_body = 0  # read since the message began, or since the last part of its body
+    _bytes_beside_body = 0  # read since the message began, or since the last chunk of its body
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # At most one read too many has arrived when this is noticed; the middleware is exact.
         limit = self.config.h11_max_incomplete_event_size or 0
         if self._bytes_beside_body > 2 * limit > 0:
-            part = "headers" if self._in_head else "trailers"
-            self._refuse(431, f"the {part} are larger than {limit} bytes", "headers_too_large")
+            fields = "headers" if self._in_head else "trailers"
+            self._refuse(431, f"the {fields} are larger than {limit} bytes", "headers_too_large")
 
     def _parse(self, data: bytes) -> None:
         """Raises HttpParserError."""
@@ -161,8 +161,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._bytes_beside_body = 0
         length = dict(self.headers).get(b"content-length", b"")
-        patience = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
-        self._expect(min(self.body_seconds + patience, MAX_BODY_SECONDS))
+        more_seconds = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
+        self._expect(min(self.body_seconds + more_seconds, MAX_BODY_SECONDS))
         super().on_headers_complete()
         # What uvicorn hands the application is the same: it has not run yet.
         if self.parser.get_http_version() == "1.0":
@@ -170,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope = cast("dict[str, object]", self.scope)
         scope[DIRECT] = self.cycle.send
         if not self._limit.request_begun(self):
-            scope[CONNECTIONS_FULL] = self._limit.most_busy
+            scope[CONNECTIONS_FULL] = self._limit.max_busy
 
     def on_body(self, body: bytes) -> None:
         self._bytes_beside_body = 0
@@ -216,10 +216,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()  # another answer would be taken for a part of this one
             return
         body = error_body(message, INVALID_REQUEST, None, code)
-        reason = {400: "Bad Request", 431: "Request Header Fields Too Large"}[status]
         request_id = id_for(self.headers or ()).decode()
         head = (
-            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
             "connection: close\r\n\r\n"
         )

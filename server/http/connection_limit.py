@@ -20,7 +20,7 @@ WARNING_SECONDS = 60.0  # between two lines of the log
 
 
 class Connection(Protocol):
-    """What the limit asks of a connection."""
+    """What the limit needs of a connection."""
 
     def has_unsent_bytes(self) -> bool: ...
 
@@ -32,13 +32,13 @@ class Connection(Protocol):
 class ConnectionLimit:
     """Counts the connections of one process, idle ones and those with a request in flight.
 
-    One more than `most` replaces the one that has been idle longest; a request in flight is never
-    cut.  Ordinary requests take at most `most_busy` connections, and the rest is left for probes.
+    One more than `max_open` replaces the one that has been idle longest; a request in flight is
+    never cut.  Ordinary requests take at most `max_busy` connections, the rest is for probes.
     """
 
-    def __init__(self, most: int = MAX_DESCRIPTORS) -> None:
-        self.most = most
-        self.most_busy = most - min(FOR_PROBES, most // 4)
+    def __init__(self, max_open: int = MAX_DESCRIPTORS) -> None:
+        self.max_open = max_open
+        self.max_busy = max_open - min(FOR_PROBES, max_open // 4)
         self._idle: dict[Connection, None] = {}  # by when they became idle, the longest first
         self._busy: set[Connection] = set()
         self._warned = -WARNING_SECONDS
@@ -46,14 +46,14 @@ class ConnectionLimit:
     def opened(self, connection: Connection) -> None:
         """A new connection has sent nothing yet.  It, or another one, may be cut."""
         self._idle[connection] = None
-        if len(self._idle) + len(self._busy) > self.most:
-            longest = self._longest_idle(connection)
-            del self._idle[longest]
+        if len(self._idle) + len(self._busy) > self.max_open:
+            evicted = self._longest_idle(connection)
+            del self._idle[evicted]
             self._warn()
-            longest.cut()
+            evicted.cut()
 
     def _longest_idle(self, newest: Connection) -> Connection:
-        """Who is still reading an answer is spared as long as there is another one."""
+        """One that still reads an answer is spared as long as there is another one."""
         first = next(one for one in self._idle if one is newest or not one.has_unsent_bytes())
         return next(iter(self._idle)) if first is newest else first
 
@@ -64,14 +64,14 @@ class ConnectionLimit:
             log.warning(
                 "all %d connections are open: idle ones are closed for new ones; a higher limit of "
                 "open files (ulimit -n) allows more",
-                self.most,
+                self.max_open,
             )
 
     def request_begun(self, connection: Connection) -> bool:
         """The headers of a request are complete.  False: only a probe should be answered."""
         self._idle.pop(connection, None)
         self._busy.add(connection)
-        return len(self._busy) <= self.most_busy
+        return len(self._busy) <= self.max_busy
 
     def request_ended(self, connection: Connection) -> None:
         """The answer is complete, and no other request waits on this connection."""
@@ -84,16 +84,10 @@ class ConnectionLimit:
         self._busy.discard(connection)
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """Let this process open as many files as the system grants; returns those for connections."""
-    descriptors = _raise_descriptor_limit()
-    return descriptors - min(RESERVED_DESCRIPTORS, descriptors // 2)
-
-
-def _raise_descriptor_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit - min(RESERVED_DESCRIPTORS, limit // 2)

@@ -50,7 +50,7 @@ class Declaration(TypedDict, total=False):
     """What an endpoint takes and answers with."""
 
     summary: Required[str]
-    answer: Required[Schema]  # may have more fields than it names: those that a request asked for
+    answer: Required[Schema]  # may have more fields than it names: those that were requested
     media_type: str  # of the answer; application/json if left out
     stream: Schema  # one event of text/event-stream or one line of application/x-ndjson
     query: type[Body]
@@ -72,25 +72,21 @@ class Endpoint:
         assert declared.get("summary") and declared.get("answer"), f"{at}: summary and answer"
         assert ("body" in declared) == ("example" in declared), f"{at}: a body and an example of it"
         assert ("stream" in declared) == self._may_stream(), f"{at}: a field and a schema `stream`"
-        wrong = set(self.handler_parameters()) ^ set(self.path_parameters())
+        # FastAPI would read a parameter of the handler that the path lacks from the query.
+        parameters = inspect.signature(self.handler, eval_str=True).parameters.values()
+        taken = {each.name for each in parameters if each.annotation is not Request}
+        wrong = taken ^ set(self.path_parameters())
         assert not wrong, f"{at}: the handler takes the path's parameters, not {wrong}"
 
     def path_parameters(self) -> list[str]:
         return re.findall(r"{(\w+)}", self.path)
 
-    def handler_parameters(self) -> list[str]:
-        """Those that are no Request: FastAPI would read one that the path lacks from the query."""
-        parameters = inspect.signature(self.handler, eval_str=True).parameters.values()
-        return [each.name for each in parameters if each.annotation is not Request]
-
     def _may_stream(self) -> bool:
         declared = self.declared
-        fields = set(declared.get("body_fields") or _names(declared.get("body")))
-        return "stream" in fields | set(_names(declared.get("query")))
-
-
-def _names(model: type[Body] | None) -> Collection[str]:
-    return () if model is None else model.model_fields
+        body, query = declared.get("body", Body), declared.get("query", Body)
+        return "stream" in (declared.get("body_fields") or body.model_fields) or (
+            "stream" in query.model_fields
+        )
 
 
 class Endpoints:
@@ -117,43 +113,32 @@ class Endpoints:
         A HEAD has the status and headers of its GET, and costs as much: the connection leaves the
         body out.
         """
-        return self._declare("get", path, ["GET", "HEAD"] if head else ["GET"], (), declared)
+        return self._declare("get", [path], declared, ["GET", "HEAD"] if head else ["GET"])
 
     def post(
         self, path: str, *, aliases: Sequence[str] = (), **declared: Unpack[Declaration]
     ) -> Callable[[Handler], Handler]:
         """aliases: paths outside of the document that are answered alike."""
-        return self._declare("post", path, ["POST"], aliases, declared)
+        return self._declare("post", [path, *aliases], declared, ["POST"])
 
     def delete(self, path: str, **declared: Unpack[Declaration]) -> Callable[[Handler], Handler]:
-        return self._declare("delete", path, ["DELETE"], (), declared)
+        return self._declare("delete", [path], declared, ["DELETE"])
 
     def undocumented(self, path: str) -> Callable[[Handler], Handler]:
         """GET and HEAD of what is no part of the API, such as /docs itself."""
-
-        def register(handler: Handler) -> Handler:
-            self._route(path, handler, ["GET", "HEAD"])
-            return handler
-
-        return register
+        return self._declare("get", [path], None, ["GET", "HEAD"])
 
     def _declare(
-        self,
-        method: Method,
-        path: str,
-        methods: list[str],
-        aliases: Sequence[str],
-        declared: Declaration,
+        self, method: Method, paths: list[str], declared: Declaration | None, methods: list[str]
     ) -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
-            self.documented.append(Endpoint(method, CONVERTOR.sub("", path), handler, declared))
-            for each in (path, *aliases):
-                self._route(each, handler, methods)
+            if declared is not None:
+                path = CONVERTOR.sub("", paths[0])
+                self.documented.append(Endpoint(method, path, handler, declared))
+            for path in paths:
+                self.router.add_api_route(
+                    path, handler, methods=methods, response_model=None, include_in_schema=False
+                )
             return handler
 
         return register
-
-    def _route(self, path: str, handler: Callable[..., Any], methods: list[str]) -> None:
-        self.router.add_api_route(
-            path, handler, methods=methods, response_model=None, include_in_schema=False
-        )

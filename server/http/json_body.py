@@ -16,8 +16,8 @@ from server.http.validation import fields_of, items_of, kind_of
 
 MAX_DEPTH = 64
 MAX_BRACKETS = 131_072  # outside of strings
-MAX_VALUES = 1_200_000  # separated by commas: a request for vectors may have 1,048,576 token ids
-PIECE = 1 << 18  # bytes
+MAX_VALUES = 1_200_000  # separated by commas: an embeddings request may have 1,048,576 token ids
+CHUNK_BYTES = 1 << 18
 STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # where nothing is escaped; the last one may go on
 
 
@@ -45,24 +45,24 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 def _check_structure(raw: bytes) -> None:
     brackets, commas = structure(raw)
-    for count, most, what in (
+    for count, limit, what in (
         (brackets, MAX_BRACKETS, "objects and arrays"),
         (commas, MAX_VALUES, "values"),
     ):
-        if count > most:
+        if count > limit:
             raise RequestError(
-                f"the body has {count} {what}, at most {most} are taken: send less in one request",
+                f"the body has {count} {what}, at most {limit} are taken: send less in one request",
                 code="invalid_json",
             )
 
 
-def structure(raw: bytes, piece: int = PIECE) -> tuple[int, int]:
-    """Opening brackets and commas outside of strings; others may run between two pieces."""
+def structure(raw: bytes, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, int]:
+    """Opening brackets and commas outside of strings; other threads run between two chunks."""
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     brackets = commas = 0
     inside = False  # of a string
-    for start in range(0, len(plain), piece):
-        text = plain[start : start + piece]
+    for start in range(0, len(plain), chunk_bytes):
+        text = plain[start : start + chunk_bytes]
         ends_inside = inside ^ bool(text.count(b'"') % 2)
         if inside:
             text = text.partition(b'"')[2]
@@ -137,5 +137,5 @@ async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -
 async def read_any(request: Request, check: Callable[[dict[str, Any]], T]) -> T:
     """check(the body's JSON object), whatever its content type.  Raises RequestError."""
     # Not request.body(), which keeps the bytes for as long as the request is answered.
-    raw = b"".join([piece async for piece in request.stream()])
+    raw = b"".join([chunk async for chunk in request.stream()])
     return await off_loop(len(raw), lambda: check(read_json(raw)))

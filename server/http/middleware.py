@@ -3,8 +3,8 @@
     RequestMiddleware  request id, the count of HTTP answers
     CORSMiddleware     lets browsers show pages of --allowed-origins the answers, errors too
     Bounds             limits of headers and body, encodings, drain; 500 for an unforeseen failure
-    ApiKeyMiddleware   the API key; see server/http/api_keys.py
-    BrowserGuard       Host and Origin, which name the page; see server/http/browser_guard.py
+    ApiKeyMiddleware   the API key; see server/http/access.py
+    BrowserGuard       Host and Origin, which name the page; see server/http/access.py
 
 All decide on the raw path of the connection; nothing that a header says can move it.  A Host or
 Origin that is not allowed is reported only to a caller with a key, if one is needed.
@@ -22,10 +22,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import internal_error
 from server.generation.admission import Reason, full
-from server.http.api_keys import PUBLIC_PATHS, ApiKeyMiddleware
-from server.http.browser_guard import BrowserGuard
+from server.http.access import (
+    CLOSE,
+    PUBLIC_PATHS,
+    ApiKeyMiddleware,
+    BrowserGuard,
+    Headers,
+    refuse,
+    send_error,
+)
 from server.http.connection import CONNECTIONS_FULL
-from server.http.refusal import CLOSE, Headers, refuse, send_error
 from server.http.request_context import REQUEST_ID, exchange, id_for
 from server.state import ServerState
 
@@ -53,13 +59,13 @@ class BodyRefused(Exception):
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Put the middleware around `app`; its DrainState is at `app.state.gate`."""
-    gate = app.state.gate = DrainState()
+    """Put the middleware around `app`; its DrainState is at `app.state.drain_state`."""
+    gate = app.state.drain_state = DrainState()
     origins = state.config.allowed_origins
     app.add_middleware(BrowserGuard, config=state.config)
     if state.config.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=state.config.api_keys)
-    app.add_middleware(Bounds, state=state, gate=gate)
+    app.add_middleware(bounds, state=state, gate=gate)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -83,28 +89,19 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        await _Exchange(self._app, self._state, self._gate, scope).run(receive, send)
-
-
-class _Exchange:
-    """One request and its answer."""
-
-    def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState, scope: Scope) -> None:
-        self._app, self._state, self._gate, self._scope = app, state, gate, scope
-        self._began = time.perf_counter()
-        self._status = 0
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        self._request_id = id_for(self._scope["headers"])
-        known: dict[str, object] = self._scope.setdefault("state", {})
-        known[REQUEST_ID] = self._request_id.decode()
+        began, status = time.perf_counter(), 499
+        request_id = id_for(scope["headers"])
+        known: dict[str, object] = scope.setdefault("state", {})
+        known[REQUEST_ID] = request_id.decode()
         exchange.set(known)
 
         async def start(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                self._status = message["status"]
-                headers: Headers = [*message["headers"], *self._own_headers()]
-                leave = self._gate.draining or CONNECTIONS_FULL in self._scope
+                status = message["status"]
+                own = self._own_headers(scope, request_id, time.perf_counter() - began)
+                headers: Headers = [*message["headers"], *own]
+                leave = self._gate.draining or CONNECTIONS_FULL in scope
                 if leave and CLOSE[0] not in headers:
                     headers += CLOSE  # the next request should find another server
                 message = {**message, "headers": headers}
@@ -112,54 +109,43 @@ class _Exchange:
 
         self._gate.open_requests += 1
         try:
-            await self._app(self._scope, receive, start)
+            await self._app(scope, receive, start)
         finally:
             self._gate.open_requests -= 1
-            self._state.metrics.http_request(self._route(), self._status or 499)
+            # The pattern of the route that answered: what a caller wrote is never a label.
+            path = getattr(scope.get("route"), "path", None)
+            self._state.metrics.http_request(path if isinstance(path, str) else "none", status)
 
-    def _own_headers(self) -> Headers:
-        milliseconds = (time.perf_counter() - self._began) * 1000
+    def _own_headers(self, scope: Scope, request_id: bytes, seconds: float) -> Headers:
         own = [
-            (b"x-request-id", self._request_id),
-            (b"openai-processing-ms", str(int(milliseconds)).encode()),
+            (b"x-request-id", request_id),
+            (b"openai-processing-ms", str(int(seconds * 1000)).encode()),
         ]
-        if self._scope["method"] == "POST" and self._scope["path"].startswith("/v1/"):
-            own += self._rate_limit()
+        if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+            # OpenAI's rate limit is the size of this process's queue here.
+            admission = self._state.admission
+            available = admission.available
+            own += [
+                (b"x-ratelimit-limit-requests", str(admission.share).encode()),
+                (b"x-ratelimit-remaining-requests", str(available).encode()),
+                (b"x-ratelimit-reset-requests", b"0s" if available else b"1s"),
+            ]
         return own
 
-    def _rate_limit(self) -> Headers:
-        """OpenAI's rate-limit headers: the size of this process's queue, and what is left of it."""
-        admission = self._state.admission
-        left = admission.available
-        return [
-            (b"x-ratelimit-limit-requests", str(admission.share).encode()),
-            (b"x-ratelimit-remaining-requests", str(left).encode()),
-            (b"x-ratelimit-reset-requests", b"0s" if left else b"1s"),
-        ]
 
-    def _route(self) -> str:
-        """The pattern of the route that answered: what a caller wrote is never a label."""
-        route = self._scope.get("route")
-        path = getattr(route, "path", None)
-        return path if isinstance(path, str) else "none"
+def bounds(app: ASGIApp, state: ServerState, gate: DrainState) -> ASGIApp:
+    """Bounds what a request may be, and answers 500 where the application failed to answer."""
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await Bounds(app, state, gate, scope).run(receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return bounded
 
 
 class Bounds:
-    """Bounds what a request may be, and answers 500 where the application failed to answer."""
-
-    def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState) -> None:
-        self._app = app
-        self._state = state
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        await _Bounded(self._app, self._state, self._gate, scope).run(receive, send)
-
-
-class _Bounded:
     """One request, whose headers and body are counted."""
 
     def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState, scope: Scope) -> None:
@@ -183,13 +169,13 @@ class _Bounded:
                 self._take(len(message.get("body", b"")))
             return message
 
-        async def noted(message: Message) -> None:
+        async def noting_start(message: Message) -> None:
             nonlocal answered
             answered = True
             await send(message)
 
         try:
-            await self._app(self._scope, limited, noted)
+            await self._app(self._scope, limited, noting_start)
         except BodyRefused as refusal:
             if not answered:
                 if not complete:
@@ -200,7 +186,7 @@ class _Bounded:
                 await send_error(send, 500, internal_error(), [])
             raise  # the connection logs it
         finally:
-            self._let_go()
+            self._release()
 
     def _take(self, num_bytes: int) -> None:
         """Count bytes of the body.  Raises BodyRefused."""
@@ -211,19 +197,19 @@ class _Bounded:
             return  # it goes to the disk
         self._held += num_bytes
         self._gate.body_bytes += num_bytes
-        most = MAX_BODIES * self._state.config.max_body_bytes
-        if self._gate.body_bytes > most:
-            self._let_go()
-            message = f"the bodies of open requests have more than {most} bytes: try again later"
+        limit = MAX_BODIES * self._state.config.max_body_bytes
+        if self._gate.body_bytes > limit:
+            self._release()
+            message = f"the bodies of open requests have more than {limit} bytes: try again later"
             raise BodyRefused(*self._full("bodies_full", message))
 
     def _full(self, reason: Reason, message: str) -> tuple[int, str, str, Headers]:
         self._state.metrics.rejected(reason)
         refusal = full(reason, message)
-        again = [(name.encode(), text.encode()) for name, text in refusal.headers().items()]
-        return refusal.status, refusal.message, refusal.code, [*CLOSE, *again]
+        headers = [(name.encode(), text.encode()) for name, text in refusal.headers().items()]
+        return refusal.status, refusal.message, refusal.code, [*CLOSE, *headers]
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._gate.body_bytes -= self._held
         self._held = 0
 
@@ -243,8 +229,8 @@ class _Bounded:
             return 413, self._too_large(), "request_too_large", CLOSE
         encoding = fields.get(b"content-encoding", b"identity").lower()
         if encoding != b"identity":
-            shown = encoding[:40].decode("latin-1")
-            message = f"the body has the Content-Encoding {shown}: send it without compression"
+            name = encoding[:40].decode("latin-1")
+            message = f"the body has the Content-Encoding {name}: send it without compression"
             return 415, message, "unsupported_media_type", CLOSE
         if self._scope["path"] in WATCHING_PATHS:
             return None
@@ -253,21 +239,20 @@ class _Bounded:
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
         if CONNECTIONS_FULL in self._scope:
             message = (
-                f"{self._scope[CONNECTIONS_FULL]} connections have a "
-                f"request in flight, as many as the "
-                "limit of open files allows: try again later"
+                f"{self._scope[CONNECTIONS_FULL]} connections have a request in flight, as many "
+                "as the limit of open files allows: try again later"
             )
             return self._full("connections_full", message)
         return None
 
     async def _discard(self, receive: Receive) -> None:
         """Read on for a while: a caller that is still sending would not see the answer."""
-        left = DISCARD_BYTES
+        remaining = DISCARD_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
-                while left > 0:
+                while remaining > 0:
                     message = await receive()
-                    left -= len(message.get("body", b""))
+                    remaining -= len(message.get("body", b""))
                     if not message.get("more_body"):
                         return
 

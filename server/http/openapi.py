@@ -37,7 +37,7 @@ class DocumentedApp(FastAPI):
             self.include_router(group.router)
 
     def openapi(self) -> dict[str, Any]:
-        """The document; made when it is first asked for."""
+        """The document; made at the first request for it."""
         if self.openapi_schema is None:
             self.openapi_schema = self._document()
         return self.openapi_schema
@@ -68,9 +68,13 @@ def _operation(group: Endpoints, endpoint: Endpoint, model: str) -> dict[str, An
     description = inspect.getdoc(endpoint.handler)
     if description:
         operation["description"] = description
-    parameters = [_path_parameter(each) for each in endpoint.path_parameters()]
+    parameters = [
+        _parameter(name, "path", {"type": "string", "title": name.replace("_", " ").title()})
+        for name in endpoint.path_parameters()
+    ]
     if "query" in declared:
-        parameters += query_parameters(declared["query"])
+        properties: dict[str, Schema] = body_schema(declared["query"])["properties"]
+        parameters += [_parameter(name, "query", schema) for name, schema in properties.items()]
     if parameters:
         operation["parameters"] = parameters
     content: dict[str, Any] = {}
@@ -101,19 +105,8 @@ def _responses(group: Endpoints, stream: Schema | None, endpoint: Endpoint) -> d
     }
 
 
-def _path_parameter(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "title": name.replace("_", " ").title()}
-    return {"name": name, "in": "path", "required": True, "schema": schema}
-
-
-def query_parameters(model: type[Body]) -> list[dict[str, Any]]:
-    """The parameters of a query that server/http/query.py reads as `model`."""
-    properties: dict[str, Schema] = body_schema(model)["properties"]
-    return [_query_parameter(name, schema) for name, schema in properties.items()]
-
-
-def _query_parameter(name: str, schema: Schema) -> dict[str, Any]:
-    parameter: dict[str, Any] = {"name": name, "in": "query", "required": False, "schema": schema}
+def _parameter(name: str, where: str, schema: Schema) -> dict[str, Any]:
+    parameter = {"name": name, "in": where, "required": where == "path", "schema": schema}
     # OpenAPI's name for metadata[key]=value.
     return parameter | {"style": "deepObject", "explode": True} if name == "metadata" else parameter
 

@@ -65,8 +65,8 @@ def _described(model: type[Body]) -> dict[str, dict[str, Any]]:
     described: dict[str, dict[str, Any]] = {}
     for name, schema in properties.items():
         kinds = [fields_of(kind) for kind in items_of(schema.get("anyOf"))] or [schema]
-        [told] = [kind for kind in kinds if kind.get("type") != "null"]
-        described[name] = told | {"default": schema.get("default")}
+        [typed] = [kind for kind in kinds if kind.get("type") != "null"]
+        described[name] = typed | {"default": schema.get("default")}
     return described
 
 
@@ -74,7 +74,14 @@ def _value(name: str, text: str, schema: Mapping[str, Any]) -> object:
     """What `text` stands for in a parameter of this schema.  Raises RequestError."""
     match schema.get("type"):
         case "integer":
-            return _integer(name, text, schema)
+            lowest = schema["minimum"]
+            highest = schema.get("maximum", schema.get("exclusiveMaximum", 0) - 1)
+            expected = f"an integer from {lowest} to {highest}"
+            if NUMBER.fullmatch(text) is None:
+                raise _wrong(name, text, expected, schema)
+            if not lowest <= int(text) <= highest:
+                raise _wrong(name, text, expected, schema, code="invalid_value")
+            return int(text)
         case "boolean":
             if text.lower() not in WORDS:
                 raise _wrong(name, text, "true or false", schema)
@@ -89,23 +96,12 @@ def _value(name: str, text: str, schema: Mapping[str, Any]) -> object:
             return text
 
 
-def _integer(name: str, text: str, schema: Mapping[str, Any]) -> int:
-    least = schema["minimum"]
-    most = schema.get("maximum", schema.get("exclusiveMaximum", 0) - 1)
-    wanted = f"an integer from {least} to {most}"
-    if NUMBER.fullmatch(text) is None:
-        raise _wrong(name, text, wanted, schema)
-    if not least <= int(text) <= most:
-        raise _wrong(name, text, wanted, schema, code="invalid_value")
-    return int(text)
-
-
 def _wrong(
-    name: str, text: str, wanted: str, schema: Mapping[str, Any], code: str = "invalid_type"
+    name: str, text: str, expected: str, schema: Mapping[str, Any], code: str = "invalid_type"
 ) -> RequestError:
-    shown = f'"{text}"' if len(text) <= MAX_SHOWN else f"a text of {len(text)} characters"
+    value = f'"{text}"' if len(text) <= MAX_SHOWN else f"a text of {len(text)} characters"
     default = schema["default"]
     remedy = "leave it out" if default is None else f"leave it out for {default}"
     return RequestError(
-        f"`{name}` is {shown}: it must be {wanted}; or {remedy}", param=name, code=code
+        f"`{name}` is {value}: it must be {expected}; or {remedy}", param=name, code=code
     )

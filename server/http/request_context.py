@@ -15,16 +15,16 @@ from starlette.requests import Request
 
 OWNER = "owner"  # SHA-256 of the request's key, if it needed one
 REQUEST_ID = "request_id"  # what X-Request-Id of the answer says
-GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 # That of the request which this task answers; {} outside of one.
 exchange: ContextVar[dict[str, Any]] = ContextVar("exchange")
 
 
 def id_for(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The caller's own X-Request-Id if it is fit to be shown, else a new one."""
+    """The caller's own X-Request-Id if it has this pattern, else a new one."""
     for name, value in headers:
-        if name == b"x-request-id" and GIVEN_ID.fullmatch(value):
+        if name == b"x-request-id" and REQUEST_ID_PATTERN.fullmatch(value):
             return value
     return uuid.uuid4().hex.encode()
 

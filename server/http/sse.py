@@ -29,10 +29,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def frame_of(data: bytes, event: str = "") -> bytes:
-    """The one place that knows how a frame is written: an event of this type, "" for no type."""
-    if event:
-        return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
-    return b"data: %b\n\n" % data
+    """One event that holds `data`; the type `event` is left out if it is ""."""
+    head = b"event: %b\n" % event.encode() if event else b""
+    return b"%bdata: %b\n\n" % (head, data)
 
 
 def frame(data: object, event: str = "") -> bytes:
@@ -78,13 +77,6 @@ async def while_connected(
 
     Raises ClientGone.
     """
-    try:
-        return await _unless_gone(receive, work)
-    finally:
-        close()
-
-
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(disconnected(receive))
     try:
@@ -95,7 +87,10 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         watching.cancel()
         working.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        try:
+            await asyncio.gather(working, watching, return_exceptions=True)
+        finally:
+            close()
 
 
 class DeltaFrame:
@@ -125,7 +120,7 @@ class EventWriter:
         direct: Send | None = None,
         stream_format: StreamFormat = OPENAI,
     ) -> None:
-        """`direct` is the server's own end of `send`, if it is known: the middleware in between
+        """`direct` is the connection's `send`, if it is known: the middleware in between
         looks at the head of an answer only, and costs more than a frame."""
         self._send = send
         self._direct = direct or send
@@ -189,11 +184,11 @@ class EventStream(Response):
         self._produce = produce
         self._close = close
         self._format = stream_format
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-
-    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        wanted = {"content-type": self._format.media_type, **(headers or {})}
-        self.raw_headers = [(key.encode(), value.encode()) for key, value in wanted.items()]
+        self.raw_headers = [
+            (b"content-type", stream_format.media_type.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._format)

@@ -32,7 +32,7 @@ class Body(BaseModel):
 
 
 def few_entries(limit: int) -> Callable[[object], object]:
-    """A validator that looks at the number of an object's fields before anything else does."""
+    """A validator of the number of an object's fields, before any other."""
 
     def check(value: object) -> object:
         size = len(fields_of(value))
@@ -99,11 +99,11 @@ def parse(
 def path_of(location: Sequence[str | int]) -> str:
     """A field's path as OpenAI writes it: messages[0].content."""
     path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not part.startswith(TAG) and part != "[key]":
-            path += f".{part[:MAX_NAME]}" if path else part[:MAX_NAME]
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith(TAG) and step != "[key]":
+            path += f".{step[:MAX_NAME]}" if path else step[:MAX_NAME]
     return path
 
 
@@ -150,7 +150,6 @@ LENGTHS = {
     "string_too_short": ("min_length", "at least", "characters"),
 }
 
-
 NAMES = r"^[a-zA-Z0-9_-]+$"  # patterns of names
 NAMES_WITH_DOTS = r"^[a-zA-Z0-9_.-]+$"
 PATTERNS = {NAMES: "a-z, A-Z, 0-9, _ and -", NAMES_WITH_DOTS: "a-z, A-Z, 0-9, _, . and -"}
@@ -171,22 +170,23 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
         if kind == "int_type" and _is_large(value):
             expected += " of at most 64 bits"
         return RequestError(
-            f"`{path}` must be {expected}, not {_shown(value)}", param=path, code="invalid_type"
+            f"`{path}` must be {expected}, not {_short_json(value)}",
+            param=path,
+            code="invalid_type",
         )
     if kind in LIMITS:
         key, words = LIMITS[kind]
-        limit = context[key]
-        shown = limit if isinstance(limit, int) else f"{limit:g}"
-        message = f"`{path}` is {_shown(value)}: it must be {words} {shown}"
+        limit = context[key] if isinstance(context[key], int) else f"{context[key]:g}"
+        message = f"`{path}` is {_short_json(value)}: it must be {words} {limit}"
     elif kind in LENGTHS:
         key, words, unit = LENGTHS[kind]
         name = f"`{path}`" if path else "the body"
         message = f"{name} has {len(value)} {unit}: send {words} {context[key]}"
     elif kind == "literal_error":
-        message = f"`{path}` is {_shown(value)}: it must be {context['expected']}"
+        message = f"`{path}` is {_short_json(value)}: it must be {context['expected']}"
     elif kind == "string_pattern_mismatch":
         words = PATTERNS.get(context["pattern"], f"what fits {context['pattern']}")
-        message = f"`{path}` is {_shown(value)}: it may have only {words}; rename it"
+        message = f"`{path}` is {_short_json(value)}: it may have only {words}; rename it"
     elif kind == "finite_number":
         message = f"`{path}` must be a finite number"
     else:
@@ -206,7 +206,7 @@ def _is_large(value: object) -> bool:
     return isinstance(value, float) and abs(value) >= 2.0**63
 
 
-def _shown(value: object) -> str:
+def _short_json(value: object) -> str:
     """A value short enough for a message."""
     if isinstance(value, bool | int | float | str):
         text = orjson.dumps(value).decode() if not isinstance(value, int) else str(value).lower()

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Generator
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, cast
 import msgspec
 import prometheus_client
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from runtime.ipc.client import EngineClient
@@ -36,7 +38,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.generation.request_log import RequestLog
 from server.http.connection import BoundedProtocol
-from server.http.connection_limit import ConnectionLimit, most_connections
+from server.http.connection_limit import ConnectionLimit, max_connections
 from server.http.middleware import DrainState
 from server.metrics.metrics import Metrics
 from server.process.logs import set_up_logging
@@ -71,7 +73,10 @@ class ApiServer(uvicorn.Server):
 
 
 async def serve(start: ApiProcessArgs) -> None:
-    """Answer requests until SIGTERM, then drain."""
+    """Answer requests until SIGTERM, then drain.
+
+    Raises TokenizerError, StoreUnusable, DataError.
+    """
     config = start.config
     tokenizer = tokenizer_of(config)
     client = EngineClient(
@@ -83,15 +88,25 @@ async def serve(start: ApiProcessArgs) -> None:
     await client.start()
     store = response_store(start)
     await store.open()
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
+    metrics.watch(
+        ready=lambda: client.ready,
+        stats=lambda: client.stats,
+        alive=lambda: client.ready is not None and client.unhealthy() is None,
+    )
+    batches = None
+    if config.data_dir:
+        batches = BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
     state = ServerState(
         config,
         client,
         tokenizer,
-        metrics_of(config, client),
+        metrics,
         requests=RequestLog(config.request_history),
         batch_requests=RequestLog(config.request_history),
         responses=store,
-        batches=open_batches(config),
+        batches=batches,
     )
     app = create_app(state)
     server = http_server(app, config)
@@ -99,8 +114,13 @@ async def serve(start: ApiProcessArgs) -> None:
     gc.freeze()  # collecting permanent objects would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
     async with background_work(start, state) as runner:
-        drain = Drain(server, app.state.gate, state, runner)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.begin)
+        loop = asyncio.get_running_loop()
+        drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
+
+        def on_sigterm() -> None:
+            drains.append(loop.create_task(drain(server, app.state.drain_state, state, runner)))
+
+        loop.add_signal_handler(signal.SIGTERM, on_sigterm)
         await server.serve([socket.socket(fileno=start.listener)])
 
 
@@ -113,19 +133,8 @@ def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
     )
 
 
-def metrics_of(config: ServerConfig, client: EngineClient) -> Metrics:
-    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
-    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
-    metrics.watch(
-        ready=lambda: client.ready,
-        stats=lambda: client.stats,
-        alive=lambda: client.ready is not None and client.unhealthy() is None,
-    )
-    return metrics
-
-
 def http_server(app: FastAPI, config: ServerConfig) -> ApiServer:
-    protocol = partial(BoundedProtocol, limit=ConnectionLimit(most_connections()))
+    protocol = partial(BoundedProtocol, limit=ConnectionLimit(max_connections()))
     return ApiServer(
         uvicorn.Config(
             app,
@@ -167,64 +176,38 @@ async def background_work(
             batches.close()
 
 
-class Drain:
-    """Waits up to `drain_seconds` for open requests, then ends them and stops."""
+async def drain(
+    server: ApiServer, gate: DrainState, state: ServerState, runner: asyncio.Task[None] | None
+) -> None:
+    """Wait up to `drain_seconds` for open requests, then end them and stop.
 
-    def __init__(
-        self,
-        server: ApiServer,
-        gate: DrainState,
-        state: ServerState,
-        runner: asyncio.Task[None] | None,
-    ) -> None:
-        """`runner` is the task that runs batches, if there is one."""
-        self._server = server
-        self._gate = gate
-        self._state = state
-        self._runner = runner
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def begin(self) -> None:
-        """On SIGTERM."""
-        self._tasks.append(asyncio.create_task(self._run()))
-
-    async def _run(self) -> None:
-        gate, client = self._gate, self._state.client
-        gate.draining = True
-        if self._runner is not None:
-            self._runner.cancel()  # unfinished lines run after the next start
-        loop = asyncio.get_running_loop()
-        seconds = self._state.config.drain_seconds
-        deadline = loop.time() + seconds
-        if gate.open_requests:
-            log.info(
-                "stopping: open requests (%d) have %g s to end; a second signal ends them at once",
-                gate.open_requests,
-                seconds,
-            )
-        # A dead engine is not restarted during a drain: there is nothing to wait for.
-        while gate.open_requests and client.down is None and loop.time() < deadline:
-            await asyncio.sleep(POLL_SECONDS)
-        client.close()  # open streams end with an error event
-        self._server.should_exit = True
-
-
-def open_batches(config: ServerConfig) -> BatchStore | None:
-    """Files and batches, if there is a directory for them.  Raises DataError."""
-    if not config.data_dir:
-        return None
-    return BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
+    `runner` is the task that runs batches, if there is one.
+    """
+    client, seconds = state.client, state.config.drain_seconds
+    gate.draining = True
+    if runner is not None:
+        runner.cancel()  # unfinished lines run after the next start
+    deadline = time.monotonic() + seconds
+    if gate.open_requests:
+        log.info(
+            "stopping: open requests (%d) have %g s to end; a second signal ends them at once",
+            gate.open_requests,
+            seconds,
+        )
+    # A dead engine is not restarted during a drain: there is nothing to wait for.
+    while gate.open_requests and client.down is None and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+    client.close()  # open streams end with an error event
+    server.should_exit = True
 
 
 def response_store(start: ApiProcessArgs) -> ResponseStore:
     """The store that all API processes share: --response-store, or a file next to their sockets."""
     config = start.config
-    path = config.response_store
-    limits = Limits(
-        bytes=config.response_store_bytes, seconds=config.response_store_days * DAY_SECONDS
-    )
-    if not path:
-        path = str(Path(start.own_address.removeprefix("ipc://")).parent / "responses")
+    seconds = config.response_store_days * DAY_SECONDS
+    limits = Limits(bytes=config.response_store_bytes, seconds=seconds)
+    sockets = Path(start.own_address.removeprefix("ipc://")).parent
+    path = config.response_store or str(sockets / "responses")
     return ResponseStore(path, limits, start.index, config.api_workers)
 
 
@@ -250,17 +233,10 @@ def main() -> None:
     die_with_parent()
     set_up_logging(start.config.log_level, start.config.log_format)
     try:
-        with asyncio.Runner(loop_factory=_event_loop) as runner:
-            runner.run(serve(start))
+        uvloop.run(serve(start))
     except (TokenizerError, StoreUnusable, DataError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()
 
 
 if __name__ == "__main__":

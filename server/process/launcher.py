@@ -18,7 +18,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
 
 from runtime.ipc.client import ClientNotifier
@@ -52,12 +53,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise
 
 
-class NoSocketDirectory(OSError):
-    """No directory can hold the sockets; the message names the remedy."""
-
-
-class StoreInUse(OSError):
-    """The file of --response-store cannot be locked; the message says why."""
+class LaunchError(OSError):
+    """The socket directory or the file of --response-store is unusable; the message says why."""
 
 
 class Launcher:
@@ -72,15 +69,14 @@ class Launcher:
         indices = range(config.api_workers)
         self._api_addresses = [f"ipc://{directory / f'api-{index}'}" for index in indices]
         self._engine = Child("the engine", engine_module)
-        variables = shared_metrics(directory) if config.api_workers > 1 else {}
+        variables: dict[str, str] = {}
+        if config.api_workers > 1:
+            # They count in files of this folder, so that each of them can sum all.
+            (directory / "metrics").mkdir()
+            variables["PROMETHEUS_MULTIPROC_DIR"] = str(directory / "metrics")
+        module, descriptors = "server.process.api_process", (listener.fileno(),)
         self._apis = [
-            Child(
-                f"API process {index}",
-                "server.process.api_process",
-                (listener.fileno(),),
-                variables,
-            )
-            for index in indices
+            Child(f"API process {index}", module, descriptors, variables) for index in indices
         ]
         self._notifier = ClientNotifier(self._api_addresses)
         self._epoch = 0
@@ -94,9 +90,15 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal)
         indices = range(len(self._apis))
         await asyncio.gather(*map(self._start_api, indices), self._start_engine())
+        engine = self._watch(self._engine, self._start_engine, self._engine_ended)
         watchers = [
-            asyncio.create_task(self._watch_engine()),
-            *(asyncio.create_task(self._watch_api(index)) for index in indices),
+            asyncio.create_task(engine),
+            *(
+                asyncio.create_task(
+                    self._watch(api, partial(self._start_api, index), partial(_log_end, api.name))
+                )
+                for index, api in enumerate(self._apis)
+            ),
         ]
         stopped = asyncio.create_task(self._stop.wait())
         done, _ = await asyncio.wait([*watchers, stopped], return_when="FIRST_COMPLETED")
@@ -136,53 +138,41 @@ class Launcher:
             }
         )
 
-    async def _watch_engine(self) -> int:
-        """Restart the engine when it dies; returns the exit code to give up with."""
+    async def _watch(
+        self, child: Child, start: Callable[[], Awaitable[None]], report: Callable[[int], None]
+    ) -> int:
+        """Report the exit code of a child that dies and restart it; returns the code to end with.
+
+        The Hello of a new API process ends the requests that the dead one had.
+        """
         while True:
-            code = await self._engine.wait()
+            code = await child.wait()
             if code == CONFIGURATION_ERROR:
                 return code
-            reason = f"the engine process ended with {_describe(code)}"
-            log.error("%s%s", reason, _hint(code))
-            self._notifier.engine_down(reason, self._epoch)
-            delay = self._engine.died()
+            report(code)
+            delay = child.died()
             if delay is None:
-                return self._too_often(self._engine)
+                died = "%s died %d times within %.0f s: giving up"
+                log.error(died, child.name, MAX_DEATHS, DEATHS_WITHIN_SECONDS)
+                return 1
             await asyncio.sleep(delay)
-            await self._start_engine()
+            await start()
 
-    async def _report_death(self) -> None:
-        """During the drain the engine is not restarted: tell the clients that wait for it."""
-        code = await self._engine.wait()
+    def _engine_ended(self, code: int) -> None:
+        _log_end("the engine process", code)
+        self._notify_clients(code)
+
+    def _notify_clients(self, code: int) -> None:
         self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
 
-    async def _watch_api(self, index: int) -> int:
-        """Restart an API process when it dies; its Hello ends the requests it had."""
-        api = self._apis[index]
-        while True:
-            code = await api.wait()
-            if code == CONFIGURATION_ERROR:
-                return code
-            log.error("%s ended with %s%s", api.name, _describe(code), _hint(code))
-            delay = api.died()
-            if delay is None:
-                return self._too_often(api)
-            await asyncio.sleep(delay)
-            await self._start_api(index)
-
-    def _too_often(self, child: Child) -> int:
-        log.error(
-            "%s died %d times within %.0f s: giving up",
-            child.name,
-            MAX_DEATHS,
-            DEATHS_WITHIN_SECONDS,
-        )
-        return 1
+    async def _notify_during_drain(self) -> None:
+        """During the drain the engine is not restarted: clients must not wait for it."""
+        self._notify_clients(await self._engine.wait())
 
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
         seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
-        watching = asyncio.create_task(self._report_death())
+        watching = asyncio.create_task(self._notify_during_drain())
         await self._end(self._apis, seconds)
         watching.cancel()
         await self._end([self._engine], STOP_SECONDS)
@@ -199,37 +189,28 @@ class Launcher:
         killed.cancel()
 
 
-def shared_metrics(directory: Path) -> dict[str, str]:
-    """Variables by which several API processes count in files that each of them can sum."""
-    folder = directory / "metrics"
-    folder.mkdir()
-    return {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
-
-
 def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _hint(code: int) -> str:
-    """For the log: the likely cause of a SIGKILL."""
-    if code != -signal.SIGKILL:
-        return ""
-    return ": the system may have run out of memory, see `dmesg`"
+def _log_end(name: str, code: int) -> None:
+    hint = ": the system may have run out of memory, see `dmesg`" if code == -signal.SIGKILL else ""
+    log.error("%s ended with %s%s", name, _describe(code), hint)
 
 
 @contextlib.contextmanager
 def socket_directory() -> Generator[Path]:
-    """A directory that only this user can enter, gone at the end.  Raises NoSocketDirectory."""
+    """A directory that only this user can enter, gone at the end.  Raises LaunchError."""
     try:
         made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise NoSocketDirectory(
+        raise LaunchError(
             f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
             "user may write to"
         ) from None
     with made as name:
         if len(name.encode()) > MAX_DIRECTORY_BYTES:
-            raise NoSocketDirectory(
+            raise LaunchError(
                 f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
                 "name of a socket: set TMPDIR to a shorter path, such as /tmp"
             )
@@ -242,19 +223,19 @@ def store_lock(file: str) -> Generator[None]:
 
     A server that opens the file marks as failed what is still being made in it: the responses that
     its own processes were making when they ended, if no other server is at work there.
-    Raises StoreInUse.
+    Raises LaunchError.
     """
     with contextlib.ExitStack() as stack:
         if file:
             try:
                 held = stack.enter_context(file_lock(Path(f"{os.path.realpath(file)}.lock")))
             except OSError as error:
-                raise StoreInUse(
+                raise LaunchError(
                     f"--response-store {file}: {error.strerror}: choose a file that this user may "
                     "write, in a directory that this user may write to"
                 ) from None
             if not held:
-                raise StoreInUse(
+                raise LaunchError(
                     f"--response-store {file}: another server uses this file: stop it, or give "
                     "each server a file of its own"
                 )
@@ -266,11 +247,8 @@ def launch(
 ) -> int:
     """Run the server on an open listener; returns the exit code.
 
-    Raises NoSocketDirectory, StoreInUse.
+    Raises LaunchError.
     """
 
-    async def run(directory: Path) -> int:
-        return await Launcher(config, listener, directory, engine_module).run()
-
     with store_lock(config.response_store), socket_directory() as directory:
-        return asyncio.run(run(directory))
+        return asyncio.run(Launcher(config, listener, directory, engine_module).run())

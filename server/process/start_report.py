@@ -17,7 +17,7 @@ log = logging.getLogger("wavefill.report")
 
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 10.0
-USUAL_TOKENS = 2048  # of a request, to show what fits
+USUAL_TOKENS = 2048  # of a request, for how many of them fit
 GIB = 2**30
 LEVELS = get_args(LogLevel)
 
@@ -37,8 +37,7 @@ class Reporter:
         reported: Ready | None = None
         before, last = Stats(), time.monotonic()
         while True:
-            ready = self._client.ready
-            await asyncio.sleep(POLL_SECONDS if ready is None else 1.0)
+            await asyncio.sleep(POLL_SECONDS if self._client.ready is None else 1.0)
             ready = self._client.ready
             if ready is None:
                 if reported is not None:  # the engine died and is started again
@@ -83,41 +82,31 @@ def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> s
     name = config.served_names[0]
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
-    parts = ready.memory or [("weights", ready.weight_bytes), ("KV", ready.kv_bytes)]
-    memory = " | ".join(f"{name} {_size(count)}" for name, count in parts)
+    sizes = ready.memory or [("weights", ready.weight_bytes), ("KV", ready.kv_bytes)]
+    memory = " | ".join(f"{name} {_size(count)}" for name, count in sizes)
+    # The KV cache, and not --max-model-len, limits the length of requests.
+    short = not config.engine.max_model_len and ready.max_model_len >= ready.capacity_tokens
+    limited = " (limited by KV)" if short else ""
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    path, prompt = "completions", '"prompt": "Hello"'
+    if chats:
+        path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
     start = f"  start   {phases} s\n" if phases else ""
-    took = f"{ready.load_seconds:.1f} s"
     return f"""
 wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
 attention {ready.attention}
   memory  {memory}
   KV      {ready.capacity_tokens:,} tokens ({ready.page_size} a page) = {_requests(ready)}
-  limits  {ready.max_model_len:,} tokens a request{_why(config, ready)} | \
+  limits  {ready.max_model_len:,} tokens a request{limited} | \
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
-{start}  ready   {took}    {url}/v1   docs /docs   metrics /metrics   health /health
+{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
+docs /docs   metrics /metrics   health /health
 
-{_example(config, url, chats)}
-"""
-
-
-def _example(config: ServerConfig, url: str, chats: bool) -> str:
-    """An example request for this model."""
-    name = config.served_names[0]
-    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
-    path, asked = "completions", '"prompt": "Hello"'
-    if chats:
-        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
-    return f"""\
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
-    -d '{{"model": "{name}", {asked}}}'"""
-
-
-def _why(config: ServerConfig, ready: Ready) -> str:
-    """A note if the KV cache, and not --max-model-len, limits the length of requests."""
-    short = not config.engine.max_model_len and ready.max_model_len >= ready.capacity_tokens
-    return " (limited by KV)" if short else ""
+    -d '{{"model": "{name}", {prompt}}}'
+"""
 
 
 def _requests(ready: Ready) -> str:

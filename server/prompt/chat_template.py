@@ -58,11 +58,7 @@ def _tojson(
 ) -> str:
     # Unlike jinja2's own filter this one does not escape HTML: models were trained on plain JSON.
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -80,8 +76,7 @@ class ChatTemplate:
             lstrip_blocks=True,
             extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"],
         )
-        functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        environment.globals.update(functions)
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = environment.from_string(source)
@@ -119,10 +114,10 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._rendered(context, max_chars + len(marker) + len(BLANK))
+        text = self._generate(context, max_chars + len(marker) + len(BLANK))
         return _cut_at(text, marker, str(messages[-1]["content"])) if marker else text
 
-    def _rendered(self, context: Mapping[str, Any], max_chars: int) -> str:
+    def _generate(self, context: Mapping[str, Any], max_chars: int) -> str:
         chunks: list[str] = []
         length = 0
         try:

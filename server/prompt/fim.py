@@ -39,7 +39,7 @@ def fill_format(tokenizer: ChatTokenizer) -> FimFormat | None:
 
 
 def prompt_with_gap(before: str, after: str, tokenizer: ChatTokenizer, model: str) -> str:
-    """The prompt that asks for what stands between two texts.  Raises UnsupportedParameter."""
+    """The prompt for the text between two others.  Raises UnsupportedParameter."""
     form = fill_format(tokenizer)
     if form is None:
         raise UnsupportedParameter(
@@ -47,7 +47,7 @@ def prompt_with_gap(before: str, after: str, tokenizer: ChatTokenizer, model: st
             "into `prompt`",
             param="suffix",
         )
-    parts = [form.before + before, form.after + after]
+    first, second = form.before + before, form.after + after
     if form.after_first:
-        parts.reverse()
-    return "".join(parts) + form.middle
+        first, second = second, first
+    return first + second + form.middle

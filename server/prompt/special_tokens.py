@@ -3,7 +3,7 @@
 A chat template prints one text, in which its own `<|im_start|>` and one of a message's content look
 alike.  So the caller's strings are escaped before rendering: a separator stands behind the first
 character of each word that would become a special token.  The tokenizer of the prompt has the
-separator as a special token, takes the text around it as ordinary text, and its id is left out.
+separator as a special token, takes the text around it as ordinary text, and its id is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEPARATOR = "\ufdd0\ufdd1"
 MAX_GROWTH = 1 + len(SEPARATOR)  # times: a separator for each character
 
 
-def control_tokens(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[str]:
+def _control_tokens(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[str]:
     """The words of text that control the model.
 
     They are the special tokens and those other added tokens that the template names: DeepSeek does
@@ -42,8 +42,8 @@ class ControlTokens:
     """Escapes callers' strings, and encodes the prompt in which they stand."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        # No single character: there is nothing else that could be made of it.
-        self._words = {w for w in control_tokens(tokenizer, template) if len(w) > 1} | {SEPARATOR}
+        # No single character: it cannot be broken up.
+        self._words = {w for w in _control_tokens(tokenizer, template) if len(w) > 1} | {SEPARATOR}
         self._longest = max(map(len, self._words))
         self._find = re.compile(_first_characters(self._words))
         self._beginnings = {word[:end] for word in self._words for end in range(1, len(word))}
@@ -59,29 +59,25 @@ class ControlTokens:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered prompt."""
-        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return [id for id in batch[0].ids if id != self._separator]
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return [id for id in encoding.ids if id != self._separator]
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages of a conversation, all text in them escaped."""
-        return [self._message(message) for message in messages]
-
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        escaped: dict[str, Any] = self.escaped(message)
-        content = message.get("content")
-        if message["role"] == "assistant" and isinstance(content, str):
-            escaped["content"] = self._text(content, self._find_in_answers)
-        return escaped
+        copies: list[dict[str, Any]] = self.escaped(messages)
+        for copy, message in zip(copies, messages, strict=True):
+            content = message.get("content")
+            if message["role"] == "assistant" and isinstance(content, str):
+                copy["content"] = self._text(content, self._find_in_answers)
+        return copies
 
     def escaped(self, value: Any) -> Any:
         """A copy of the value with all strings in it escaped, keys included."""
         if isinstance(value, str):
             return self._text(value, self._find)
         if isinstance(value, Mapping):
-            entries = cast("Mapping[str, Any]", value)
-            return {
-                self._text(key, self._find): self.escaped(each) for key, each in entries.items()
-            }
+            entries = cast("Mapping[str, Any]", value).items()
+            return {self._text(key, self._find): self.escaped(each) for key, each in entries}
         if isinstance(value, list | tuple):
             return [self.escaped(each) for each in cast("Sequence[Any]", value)]
         return value
@@ -104,17 +100,15 @@ class ControlTokens:
         """
         end = len(text.rstrip())
         start = min(len(text) - len(text.lstrip()), end)
-        most = min(self._longest, end - start)
+        length = min(self._longest, end - start)
         places = {
-            place + 1 for place in range(end - most, end) if text[place:end] in self._beginnings
+            place + 1 for place in range(end - length, end) if text[place:end] in self._beginnings
         }
-        ends = any(text[start:place] in self._endings for place in range(start + 1, start + most))
-        if ends or (most < self._longest and self._is_inside(text[start:end])):
+        ends = any(text[start:place] in self._endings for place in range(start + 1, start + length))
+        inside = 0 < length < self._longest and any(text[start:end] in word for word in self._words)
+        if ends or inside:
             places.add(start)
         return places
-
-    def _is_inside(self, text: str) -> bool:
-        return bool(text) and any(text in word for word in self._words)
 
 
 def _first_characters(words: Iterable[str]) -> str:

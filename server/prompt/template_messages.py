@@ -1,4 +1,4 @@
-"""Messages as the chat template wants them."""
+"""Messages, tools and options of a request as the chat template takes them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from server.apis.openai.chat_schema import Message, ToolCall
+from server.apis.openai.chat_schema import ChatRequest, Message, ToolCall
 from server.apis.openai.tools_schema import Tool
 from server.errors import RequestError, UnsupportedParameter
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.tokenizer import ChatTokenizer
+
+# Values taken from templates without such a variable: their models answer like that anyway.
+HARMLESS = {"reasoning_effort": ("none", "medium"), "verbosity": ("medium",)}
+SWITCH = "enable_thinking"  # of templates that switch reasoning on or off, without levels
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -21,19 +25,17 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_message(message: Message, path: str) -> None:
-    if message.role != "assistant" and message.thought():
+    role = message.role
+    if role != "assistant" and message.reasoning_text():
         name = "reasoning_content" if message.reasoning_content else "reasoning"
-        raise RequestError(
-            f"`{path}.{name}` belongs to role assistant, not {message.role}: remove it",
-            param=f"{path}.{name}",
-        )
-    if message.refusal and (message.role != "assistant" or message.content):
+        raise _misplaced(f"{path}.{name}", "assistant", role)
+    if message.refusal and (role != "assistant" or message.content):
         raise RequestError(
             f"`{path}.refusal` stands in place of the `content` of role assistant: send one of the "
             "two",
             param=f"{path}.refusal",
         )
-    if message.role == "assistant":
+    if role == "assistant":
         if message.text() is None and not message.tool_calls:
             raise RequestError(
                 f"`{path}` of role assistant has neither `content` nor `tool_calls`: add one",
@@ -41,27 +43,25 @@ def _check_message(message: Message, path: str) -> None:
                 code="missing_required_parameter",
             )
     elif message.content is None:
-        raise RequestError(
-            f"`{path}.content` is required for role {message.role}: add it",
-            param=f"{path}.content",
-            code="missing_required_parameter",
-        )
+        raise _missing(f"{path}.content", role)
     elif message.tool_calls:
-        raise RequestError(
-            f"`{path}.tool_calls` belongs to role assistant, not {message.role}: remove it",
-            param=f"{path}.tool_calls",
-        )
-    if message.role == "tool" and message.tool_call_id is None:
-        raise RequestError(
-            f"`{path}.tool_call_id` is required for role tool: add it",
-            param=f"{path}.tool_call_id",
-            code="missing_required_parameter",
-        )
-    if message.role != "tool" and message.tool_call_id is not None:
-        raise RequestError(
-            f"`{path}.tool_call_id` belongs to role tool, not {message.role}: remove it",
-            param=f"{path}.tool_call_id",
-        )
+        raise _misplaced(f"{path}.tool_calls", "assistant", role)
+    if role == "tool" and message.tool_call_id is None:
+        raise _missing(f"{path}.tool_call_id", role)
+    if role != "tool" and message.tool_call_id is not None:
+        raise _misplaced(f"{path}.tool_call_id", "tool", role)
+
+
+def _misplaced(path: str, owner: str, role: str) -> RequestError:
+    return RequestError(f"`{path}` belongs to role {owner}, not {role}: remove it", param=path)
+
+
+def _missing(path: str, role: str) -> RequestError:
+    return RequestError(
+        f"`{path}` is required for role {role}: add it",
+        param=path,
+        code="missing_required_parameter",
+    )
 
 
 def template_messages(
@@ -69,7 +69,7 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """Plain dicts with text content.
 
-    Raises RequestError for a role or a part of a message that the template has no place for.
+    Raises RequestError for a role or a field of a message that the template has no place for.
     """
     template = tokenizer.template
 
@@ -92,7 +92,7 @@ def template_messages(
             entry["name"] = message.name
         if message.tool_call_id is not None:
             entry["tool_call_id"] = message.tool_call_id
-        if message.thought() and template is not None:
+        if message.reasoning_text() and template is not None:
             entry |= _reasoning_of(message, template)
         if message.tool_calls:
             path = f"messages[{index}].tool_calls"
@@ -139,18 +139,19 @@ def _reasoning_of(message: Message, template: ChatTemplate) -> dict[str, str]:
     those from before the last question, and many leave out all.
     """
     if template.mentions("reasoning_content"):
-        return {"reasoning_content": message.thought()}
+        return {"reasoning_content": message.reasoning_text()}
     # gpt-oss's template refuses a call with both.
     if template.mentions(".thinking") and not (message.tool_calls and message.text()):
-        return {"thinking": message.thought()}
+        return {"thinking": message.reasoning_text()}
     return {}
 
 
 def unseen_chars(messages: Sequence[Message]) -> int:
     """Characters besides the contents, which the template may print or leave out."""
-    calls = [call for message in messages for call in message.tool_calls or ()]
-    return sum(len(message.thought()) for message in messages) + sum(
-        len(call.function.arguments) for call in calls
+    return sum(
+        len(message.reasoning_text())
+        + sum(len(call.function.arguments) for call in message.tool_calls or ())
+        for message in messages
     )
 
 
@@ -166,3 +167,45 @@ def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
         ) from None
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """Variables for the template.  Raises RequestError for what this template does not know."""
+    options = dict(body.chat_template_kwargs or {})
+    template = tokenizer.template
+    if template is None:
+        return options
+    for name in HARMLESS:
+        level: str | None = getattr(body, name)
+        if level is None:
+            continue
+        variables = _variable(name, level, template)
+        for twice in {name, *variables}.intersection(options):
+            raise RequestError(
+                f"`chat_template_kwargs.{twice}` says what `{name}` says: leave one of them out",
+                param=name,
+            )
+        options |= variables
+    for key, value in options.items():
+        # null and false have no effect where the template does not read them.
+        if value is not None and value is not False and not template.mentions(key):
+            raise UnsupportedParameter(
+                f"`chat_template_kwargs.{key}` is nothing that this model's chat template knows: "
+                "leave it out",
+                param=f"chat_template_kwargs.{key}",
+            )
+    return options
+
+
+def _variable(name: str, value: str, template: ChatTemplate) -> dict[str, Any]:
+    if template.mentions(name):
+        return {name: value}
+    if name == "reasoning_effort" and value == "none" and template.mentions(SWITCH):
+        return {SWITCH: False}
+    if value in HARMLESS[name]:
+        return {}
+    raise UnsupportedParameter(
+        f"`{name}` is {value}: this model's chat template has no place for it; use "
+        f"{' or '.join(HARMLESS[name])}, or leave it out",
+        param=name,
+    )

@@ -24,9 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_COUNT = 1 << 20  # characters or items by a factor, bits by an exponent, or a width
 MAX_RESULT = 1 << 26  # characters or items that are put together
 # Their numbers say how long the result is.
-WITH_WIDTHS = {
-    *("batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"),
-}
+WITH_WIDTHS = {"batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"}
 WIDE_PERCENT = re.compile(r"%[^%a-zA-Z]*(?:\*|\d{7})")  # %9999999d or %*d
 WIDE_BRACES = re.compile(r"\{[^{}]*\d{7}")  # {:9999999}
 
@@ -51,7 +49,7 @@ def in_time() -> bool:
 
 
 class TimedCode(CodeGenerator):
-    """A template's Python code: loops check the clock for each item, also for those left out."""
+    """A template's Python code: loops check the clock for each item, filtered ones too."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
         node.body.insert(0, nodes.ExprStmt(_call("in_time", []), lineno=node.lineno))
@@ -64,7 +62,7 @@ class TimedCode(CodeGenerator):
 
 
 def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    """Of a function of the environment, whatever the template has given that name to."""
+    """A call of a function of the environment, whatever that name is in the template."""
     return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
 
 
@@ -79,7 +77,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
         """filters: besides those of jinja2, or in their place"""
         super().__init__(**options)
-        del self.globals["lipsum"]  # filler text: as much as a template asks for
+        del self.globals["lipsum"]  # filler text of any length
         self.in_time = in_time
         self.join = _join
         every = {**self.filters, **filters}
@@ -113,7 +111,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that checks the clock and the widths that it is given."""
+    """A filter or test that checks the clock, and the widths among its arguments."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

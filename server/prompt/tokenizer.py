@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from jinja2 import TemplateError
@@ -19,10 +19,11 @@ from server.generation.detokenizer import (
     WindowDetokenizer,
     byte_table,
 )
+from server.http.validation import fields_of
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.special_tokens import MAX_GROWTH, ControlTokens
 
-S = TypeVar("S", bound=Struct)
+T = TypeVar("T")
 
 REPAIR = "correct it, or download it again"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
@@ -48,11 +49,6 @@ class EndTokens(Struct, frozen=True):
 
     eos_token_id: int | list[int] | None = None
 
-    def ids(self) -> list[int]:
-        if self.eos_token_id is None:
-            return []
-        return [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
-
 
 class NamedTemplate(Struct, frozen=True):
     name: str
@@ -63,12 +59,6 @@ class TokenizerConfig(Struct, frozen=True):
     """The part of tokenizer_config.json that names the chat template."""
 
     chat_template: str | list[NamedTemplate] | None = None
-
-    def template(self) -> str | None:
-        if isinstance(self.chat_template, list):
-            named = {entry.name: entry.template for entry in self.chat_template}
-            return named.get("default")
-        return self.chat_template
 
 
 class Decoder(Struct, frozen=True):
@@ -124,31 +114,31 @@ class ChatTokenizer:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
         special = frozenset(id for id, token in added.items() if token.special)
+        config = _read(folder / "tokenizer_config.json", TokenizerConfig)
         words = _special_words(folder)
-        template = _read_template(folder, words, str(chat_template))
-        decoder = _read(folder / "tokenizer.json", TokenizerFile).decoder
-        table = byte_table(tokenizer) if decoder and decoder.is_byte_level() else None
+        template = _read_template(folder, config, words, chat_template)
+        decoder = _read(folder / "tokenizer.json", TokenizerFile).decoder or Decoder()
+        table = byte_table(tokenizer) if decoder.is_byte_level() else None
+        control = ControlTokens(tokenizer, template) if special_in_content == "text" else None
         return ChatTokenizer(
             tokenizer=tokenizer,
             template=template,
-            eos_ids=_eos_ids(folder, words, vocabulary),
+            eos_ids=_eos_ids(folder, words.get("eos_token"), vocabulary),
             defaults=_read(folder / "generation_config.json", SamplingDefaults),
             special_ids=special,
             longest_token=max(map(len, vocabulary), default=1),
             bytes_all=table,
             bytes_plain=table and [b"" if i in special else b for i, b in enumerate(table)],
-            control_tokens=(
-                ControlTokens(tokenizer, template) if special_in_content == "text" else None
-            ),
+            control_tokens=control,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.  Releases the GIL, so that a thread can do it for long texts."""
-        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return batch[0].ids
+        """Token ids of a text.  Releases the GIL, so that a thread can encode long texts."""
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of what `render` has made."""
+        """Token ids of the text that `render` returned."""
         if self.control_tokens is not None:
             return self.control_tokens.encode(text)
         return self.encode(text, add_special_tokens=False)
@@ -174,13 +164,11 @@ class ChatTokenizer:
             table, skip_special = kept.table, False
         if table is not None:
             return ByteDetokenizer(table)
-        context = list(prompt[-CONTEXT_TOKENS:])
-        return WindowDetokenizer(self.tokenizer, skip_special, context)
+        return WindowDetokenizer(self.tokenizer, skip_special, list(prompt[-CONTEXT_TOKENS:]))
 
     def special_words(self) -> dict[int, str]:
         """The special tokens by id."""
-        words = ((id, self.tokenizer.id_to_token(id)) for id in self.special_ids)
-        return {id: word for id, word in words if word}
+        return {id: word for id in self.special_ids if (word := self.tokenizer.id_to_token(id))}
 
     def kept_tokens(self, is_kept: Callable[[str], bool]) -> KeptTokens:
         """The special tokens whose words are kept; takes as long as the vocabulary."""
@@ -193,7 +181,7 @@ class ChatTokenizer:
         return KeptTokens(ids, table)
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for: often part of a character."""
+        """The bytes of one token, which may end within a character."""
         if self.bytes_all is not None:
             return self.bytes_all[token] if token < len(self.bytes_all) else b""
         word = self.tokenizer.id_to_token(token) or ""
@@ -211,10 +199,7 @@ class ChatTokenizer:
         extra: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The text of a conversation, for encode_prompt.
-
-        Raises RequestError if the template cannot make it.
-        """
+        """The text of a conversation.  Raises RequestError if the template cannot render it."""
         if self.template is None:
             raise RequestError(
                 "this model has no chat template, so it cannot take `messages`: use "
@@ -222,21 +207,20 @@ class ChatTokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        options = extra or {}
         if self.control_tokens is not None:
             messages = self.control_tokens.messages(messages)
-            tools, options = self.control_tokens.escaped([tools, options])
+            tools, extra = self.control_tokens.escaped([tools, extra])
         return self.template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             max_chars=max_chars * self.max_growth,
-            extra=options,
+            extra=extra or {},
             tools=tools,
         )
 
 
-def _read(path: Path, kind: type[S]) -> S:
+def _read(path: Path, kind: type[T]) -> T:
     """The fields of `kind` in a JSON file; their defaults if there is no such file."""
     if not path.is_file():
         return kind()
@@ -269,31 +253,28 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
 def _special_words(folder: Path) -> dict[str, str]:
     """bos_token, eos_token, ... as a template sees them."""
-    path = folder / "tokenizer_config.json"
-    _read(path, TokenizerConfig)  # says what is wrong with it
-    config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
-    words: dict[str, str] = {}
-    for key, value in config.items():
-        if key.endswith("_token"):
-            word = cast("dict[str, Any]", value).get("content") if type(value) is dict else value
-            if isinstance(word, str):
-                words[key] = word
-    return words
+    config = _read(folder / "tokenizer_config.json", dict[str, Any])
+    words = {key: fields_of(value).get("content", value) for key, value in config.items()}
+    return {
+        key: word for key, word in words.items() if key.endswith("_token") and isinstance(word, str)
+    }
 
 
-def _read_template(folder: Path, words: Mapping[str, str], instead: str) -> ChatTemplate | None:
-    path = Path(instead) if instead else folder / "chat_template.jinja"
-    if instead and not path.is_file():
+def _read_template(
+    folder: Path, config: TokenizerConfig, words: Mapping[str, str], override: str | Path
+) -> ChatTemplate | None:
+    path = Path(override) if override else folder / "chat_template.jinja"
+    source = config.chat_template
+    if isinstance(source, list):
+        source = {entry.name: entry.template for entry in source}.get("default")
+    if override and not path.is_file():
         raise TokenizerError(f"there is no chat template file {path}: check --chat-template")
     if path.is_file():
         source = _read_text(path)
     else:
         path = folder / "tokenizer_config.json"
-        source = _read(path, TokenizerConfig).template()
-    if source is None:
-        return None
     try:
-        return ChatTemplate(source, words)
+        return None if source is None else ChatTemplate(source, words)
     except TemplateError as error:
         raise TokenizerError(
             f"the chat template in {path} is broken: {str(error).rstrip('.')}: correct it, or give "
@@ -310,12 +291,9 @@ def _read_text(path: Path) -> str:
         raise TokenizerError(f"{path} is no UTF-8 text: {error}") from None
 
 
-def _eos_ids(
-    folder: Path, words: Mapping[str, str], vocabulary: Mapping[str, int]
-) -> tuple[int, ...]:
-    ids: set[int] = set()
+def _eos_ids(folder: Path, word: str | None, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    ids = {vocabulary[word]} if word is not None and word in vocabulary else set[int]()
     for name in ("generation_config.json", "config.json"):
-        ids.update(_read(folder / name, EndTokens).ids())
-    if (word := words.get("eos_token")) in vocabulary and word is not None:
-        ids.add(vocabulary[word])
+        found = _read(folder / name, EndTokens).eos_token_id
+        ids.update([found] if isinstance(found, int) else found or ())
     return tuple(sorted(ids))

@@ -8,81 +8,86 @@ from typing import Any
 
 import orjson
 
-from server.constrained.grammar_text import GrammarLiterals, escaped, literal
-from server.errors import UnsupportedParameter
+from server.constrained.grammar_text import (
+    Grammar,
+    GrammarLiterals,
+    escaped,
+    literal,
+    with_whitespace,
+)
+from server.errors import RequestError, UnsupportedParameter
 from server.http.validation import fields_of, items_of, kind_of
+from server.tool_calls.format_types import ArgumentForm, CallForm
 from server.tool_calls.parser.values import argument_kinds
-from server.tool_calls.written_form import ArgumentForm
 
 Schema = dict[str, Any]
+MAX_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
 WHOLE = re.compile(r"\^(\(\?:.*\))\$", re.DOTALL)  # a pattern of a whole text
 
 
 @dataclass
-class ArgumentParts:
-    """What the grammar of one call needs besides the call's own rule."""
+class CallRules:
+    """What a grammar of calls consists of."""
 
+    form: CallForm
+    literals: GrammarLiterals
     rules: list[str] = field(default_factory=list[str])
     grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])  # by path
     repeated: int = 0  # bytes of definitions in these grammars
 
+    def add_json(self, rule: str, schema: Schema, key: str, path: str) -> None:
+        """Add a grammar of this name for the JSON of one argument of `schema`, which is at `path`.
 
-@dataclass(frozen=True)
-class Definitions:
-    """What a schema's properties may refer to; each that does gets a copy."""
-
-    schemas: Schema
-    size: int  # bytes
-
-    @classmethod
-    def of(cls, schema: Schema) -> Definitions:
+        An argument that refers to definitions gets a copy of them.
+        """
+        value = fields_of(fields_of(schema["properties"])[key])
         shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-        return cls(shared, len(orjson.dumps(shared)))
+        if shared and b'"$ref"' in orjson.dumps(value):
+            self.repeated += len(orjson.dumps(shared))
+        else:
+            shared = {}
+        if self.repeated > MAX_REPEATED:
+            raise RequestError(
+                f"the definitions of `{path}` are repeated for each argument that refers to them, "
+                f"which makes more than {MAX_REPEATED} bytes: write small ones in place of $ref",
+                param=path,
+            )
+        self.add_schema(rule, with_whitespace({**shared, **value}), f"{path}.properties.{key}")
 
-    def add(
-        self, parts: ArgumentParts, rule: str, value: Schema, path: str, whitespace: str
-    ) -> None:
-        """Add a grammar of this name for the JSON of `value`, at `path` of the request."""
-        refers = bool(self.schemas) and b'"$ref"' in orjson.dumps(value)
-        shared = self.schemas if refers else {}
-        parts.repeated += self.size if refers else 0
-        whole = {**shared, **value, "x-guidance": {"whitespace_pattern": whitespace}}
-        parts.grammars.append({"name": rule, "json_schema": whole})
-        parts.schemas[path] = whole
+    def add_schema(self, rule: str, schema: Schema, path: str) -> None:
+        self.grammars.append({"name": rule, "json_schema": schema})
+        self.schemas[path] = schema
+
+    def grammar(self, *rules: str) -> Grammar:
+        """The grammar that begins with these rules."""
+        lark = "\n".join([*rules, *self.rules])
+        return Grammar([{"lark_grammar": lark}, *self.grammars], self.schemas, "tools")
 
 
-def arguments(
-    name: str,
-    schema: Schema,
-    path: str,
-    form: ArgumentForm,
-    literals: GrammarLiterals,
-    whitespace: str,
-) -> tuple[str, ArgumentParts]:
-    """All arguments of a call, in the order of the schema: an expression, and the rules for it.
+def arguments(calls: CallRules, name: str, schema: Schema, path: str, form: ArgumentForm) -> str:
+    """An expression for all arguments of a call, in the order of the schema; its rules are added.
 
     name   what the rules' names begin with
     schema of check_schema, at `path` of the request
-    Of text an enum is kept to, and a pattern that is written ^(?:...)$; its length is not.
+    A text must be one of its enum, or have its pattern if that is written ^(?:...)$; its length is
+    free.
     """
-    parts = ArgumentParts()
+    literals = calls.literals
     required = items_of(schema.get("required"))
-    definitions = Definitions.of(schema)
     sequence: list[str] = []
     for place, (key, value) in enumerate(fields_of(schema.get("properties")).items()):
         rule = f"{name}_{place}"
         kinds = argument_kinds(schema, key)
         if kinds and "string" not in kinds:
-            definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
+            calls.add_json(rule, schema, key, path)
             begin = literals.of(form.json.replace("KEY", key))
-            parts.rules.append(
-                f"{rule}_a: {begin} @{rule} {literals.of(form.json_end + form.close)}"
-            )
+            end = literals.of(form.json_end + form.close)
+            calls.rules.append(f"{rule}_a: {begin} @{rule} {end}")
         else:
-            parts.rules += _text(rule, key, fields_of(value), form, literals)
+            calls.rules += _text(rule, key, fields_of(value), form, literals)
         sequence.append(f"{rule}_a" if key in required else f"{rule}_a?")
-    return " ".join(sequence), parts
+    return " ".join(sequence)
 
 
 def _text(
@@ -96,9 +101,9 @@ def _text(
     pattern = WHOLE.fullmatch(str(schema.get("pattern", "")))
     if pattern is not None:  # the first text that has the pattern and is followed by the end
         whole = escaped(f"(?:{pattern[1]})")
-        text = literals.after(f"{rule}_t", whole, form.json_end + form.close)
+        text = literals.after(f"{rule}_t", form.json_end + form.close, whole)
         return [f"{rule}_a: {begin} {rule}_t", text]
-    return [f"{rule}_a: {begin} {rule}_t", literals.after_any(f"{rule}_t", form.close)]
+    return [f"{rule}_a: {begin} {rule}_t", literals.after(f"{rule}_t", form.close)]
 
 
 COMMA = "/,[ \\n]?/"
@@ -118,19 +123,15 @@ FREE_RULES = (
 )
 
 
-def python_arguments(
-    name: str, schema: Schema, path: str, whitespace: str
-) -> tuple[str, ArgumentParts]:
-    """All arguments of a call, in the order of the schema: an expression, and the rules for it.
+def python_arguments(calls: CallRules, name: str, schema: Schema, path: str) -> str:
+    """An expression for all arguments of a call, in the order of the schema; its rules are added.
 
     name   what the rules' names begin with
     schema of check_schema, at `path` of the request
     Values are JSON, but that true, false and null may be spelt as Python does.
     Raises UnsupportedParameter for an argument whose name Python would not read.
     """
-    parts = ArgumentParts()
     required = items_of(schema.get("required"))
-    definitions = Definitions.of(schema)
     properties = fields_of(schema.get("properties"))
     for place, (key, value) in enumerate(properties.items()):
         if not key.isidentifier():
@@ -140,20 +141,20 @@ def python_arguments(
                 param=f"{path}.properties",
             )
         rule = f"{name}_{place}"
-        definitions.add(parts, rule, fields_of(value), f"{path}.properties.{key}", whitespace)
-        spellings = " | ".join([f"@{rule}", *(f"/{word}/" for word in _words(value))])
-        parts.rules.append(f"{rule}_a: /{literal(key)}=/ ({spellings})")
+        calls.add_json(rule, schema, key, path)
+        spellings = " | ".join([f"@{rule}", *(f"/{word}/" for word in sorted(_words(value)))])
+        calls.rules.append(f"{rule}_a: /{literal(key)}=/ ({spellings})")
         # What may follow where nothing stands before it, and where something does.
         here, after = f"{rule}_a {name}_{place + 1}_more", f"{COMMA} {rule}_a"
         if key in required:
-            parts.rules.append(f"{rule}_first: {here}")
+            calls.rules.append(f"{rule}_first: {here}")
         else:
-            parts.rules.append(f"{rule}_first: {here} | {name}_{place + 1}_first")
+            calls.rules.append(f"{rule}_first: {here} | {name}_{place + 1}_first")
             after = f"({after})?"
-        parts.rules.append(f"{rule}_more: {after} {name}_{place + 1}_more")
+        calls.rules.append(f"{rule}_more: {after} {name}_{place + 1}_more")
     last = f"{name}_{len(properties)}"
-    parts.rules += [f'{last}_first: ""', f'{last}_more: ""']
-    return f"{name}_0_first", parts
+    calls.rules += [f'{last}_first: ""', f'{last}_more: ""']
+    return f"{name}_0_first"
 
 
 def _words(schema: object) -> set[str]:

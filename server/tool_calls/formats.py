@@ -1,4 +1,4 @@
-"""How models write tool calls and reasoning: one row of a table for each format.
+"""How models write tool calls and reasoning: one row of a table for each format, and detection.
 
 A section of calls begins with a delimiter and may end with one. The calls between them are written
 in one of four styles, which server/tool_calls/parser/styles.py parses:
@@ -17,8 +17,13 @@ server/tool_calls/parser/harmony.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import TypeVar
 
-from server.tool_calls.format_types import ReasoningFormat, ToolFormat
+from server.tool_calls.format_types import Formats, ReasoningFormat, ToolFormat
+
+AUTO = "auto"
+NONE = "none"
 
 HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
 HARMONY_ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -32,8 +37,8 @@ _TOOLS = (
     ToolFormat(
         "kimi_k2",
         "header",
-        opens=(_KIMI_SECTION, "<|tool_call_begin|>"),
-        close="<|tool_calls_section_end|>",
+        (_KIMI_SECTION, "<|tool_call_begin|>"),
+        "<|tool_calls_section_end|>",
         call_open="<|tool_call_begin|>",
         call_close=("<|tool_call_end|>",),
         name_open="functions.",
@@ -48,8 +53,8 @@ _TOOLS = (
     ToolFormat(
         "deepseek_v32",
         "parameters",
-        opens=("<｜DSML｜function_calls>\n",),
-        close="</｜DSML｜function_calls>",
+        ("<｜DSML｜function_calls>\n",),
+        "</｜DSML｜function_calls>",
         call_open='<｜DSML｜invoke name="',
         call_close=("</｜DSML｜invoke>\n",),
         name_close='">\n',
@@ -62,8 +67,8 @@ _TOOLS = (
     ToolFormat(
         "deepseek_v3",
         "header",
-        opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
-        close="<｜tool▁calls▁end｜>",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        "<｜tool▁calls▁end｜>",
         call_open="<｜tool▁call▁begin｜>",
         call_close=("\n```", "<｜tool▁call▁end｜>"),
         name_open="function<｜tool▁sep｜>",
@@ -73,8 +78,8 @@ _TOOLS = (
     ToolFormat(
         "deepseek_v31",
         "header",
-        opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
-        close="<｜tool▁calls▁end｜>",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        "<｜tool▁calls▁end｜>",
         call_open="<｜tool▁call▁begin｜>",
         call_close=("<｜tool▁call▁end｜>",),
         name_close="<｜tool▁sep｜>",
@@ -83,8 +88,8 @@ _TOOLS = (
     ToolFormat(
         "minimax_m2",
         "parameters",
-        opens=("<minimax:tool_call>\n",),
-        close="</minimax:tool_call>",
+        ("<minimax:tool_call>\n",),
+        "</minimax:tool_call>",
         call_open='<invoke name="',
         call_close=("</invoke>\n",),
         name_close='">\n',
@@ -96,8 +101,8 @@ _TOOLS = (
     ToolFormat(
         "seed_oss",
         "parameters",
-        opens=("<seed:tool_call>\n",),
-        close="</seed:tool_call>",
+        ("<seed:tool_call>\n",),
+        "</seed:tool_call>",
         call_open="<function=",
         call_close=("</function>\n",),
         name_close=">\n",
@@ -108,8 +113,8 @@ _TOOLS = (
     ToolFormat(
         "glm45",
         "parameters",
-        opens=("<tool_call>",),
-        close="</tool_call>",
+        ("<tool_call>",),
+        "</tool_call>",
         sections_joined_by="\n",
         name_close="\n",
         argument_open="<arg_key>",
@@ -121,7 +126,7 @@ _TOOLS = (
     ToolFormat(
         "harmony",
         "harmony",
-        opens=HARMONY_TOKENS,
+        HARMONY_TOKENS,
         call_open="<|channel|>commentary to=functions.",
         call_close=HARMONY_ENDS,
         name_close=" <|constrain|>json<|message|>",
@@ -130,8 +135,8 @@ _TOOLS = (
     ToolFormat(
         "qwen3_coder",
         "parameters",
-        opens=("<tool_call>\n", "<function="),
-        close="</tool_call>",
+        ("<tool_call>\n", "<function="),
+        "</tool_call>",
         call_open="<function=",
         call_close=("</function>\n",),
         sections_joined_by="\n",
@@ -145,7 +150,7 @@ _TOOLS = (
     ToolFormat(
         "mistral",
         "header",
-        opens=("[TOOL_CALLS]",),
+        ("[TOOL_CALLS]",),
         in_list=True,
         name_close=_MISTRAL_ARGUMENTS,
         head=re.compile(
@@ -155,28 +160,16 @@ _TOOLS = (
         objects=True,
         ids="mistral",
     ),
-    ToolFormat("nemotron_json", "object", opens=("<TOOLCALL>",), close="</TOOLCALL>", in_list=True),
-    ToolFormat(
-        "lfm2",
-        "python",
-        opens=("<|tool_call_start|>",),
-        close="<|tool_call_end|>",
-        in_list=True,
-    ),
-    ToolFormat("olmo3", "python", opens=("<function_calls>",), close="</function_calls>"),
-    ToolFormat("granite", "object", opens=("<|tool_call|>",), in_list=True),
-    ToolFormat(
-        "hermes",
-        "object",
-        opens=("<tool_call>\n",),
-        close="\n</tool_call>",
-        sections_joined_by="\n",
-    ),
+    ToolFormat("nemotron_json", "object", ("<TOOLCALL>",), "</TOOLCALL>", in_list=True),
+    ToolFormat("lfm2", "python", ("<|tool_call_start|>",), "<|tool_call_end|>", in_list=True),
+    ToolFormat("olmo3", "python", ("<function_calls>",), "</function_calls>"),
+    ToolFormat("granite", "object", ("<|tool_call|>",), in_list=True),
+    ToolFormat("hermes", "object", ("<tool_call>\n",), "\n</tool_call>", sections_joined_by="\n"),
     ToolFormat(
         "pythonic",
         "python",
-        opens=("<|python_start|>",),
-        close="<|python_end|>",
+        ("<|python_start|>",),
+        "<|python_end|>",
         bare=True,
         in_list=True,
         or_template_has="[func_name1(",
@@ -184,7 +177,7 @@ _TOOLS = (
     ToolFormat(
         "llama3_json",
         "object",
-        opens=("<|python_tag|>",),
+        ("<|python_tag|>",),
         bare=True,
         arguments_key="parameters",
         or_template_has="dictionary of argument name and its value",
@@ -221,3 +214,41 @@ REASONING_FORMATS.update(
     dict.fromkeys(("qwen3", "deepseek_r1", "glm45", "minimax_m2"), REASONING_FORMATS["think"]),
     openai_gptoss=REASONING_FORMATS["harmony"],
 )
+
+
+class UnknownFormat(ValueError):
+    """There is no format of this name; the message lists those there are."""
+
+
+def detect(
+    template: str | None,
+    special_tokens: Iterable[str] = (),
+    *,
+    tools: str = AUTO,
+    reasoning: str = AUTO,
+) -> Formats:
+    """The formats of a model's answers.
+
+    template         the chat template's source; None if there is none
+    special_tokens   of the vocabulary; those of reasoning may be there only
+    tools, reasoning "auto", "none", or a format's name.  Raises UnknownFormat for others.
+    """
+    source = template or ""
+    words = source + "\n" + "\n".join(special_tokens)
+    return Formats(
+        _select("tool", tools, TOOL_FORMATS, source),
+        _select("reasoning", reasoning, REASONING_FORMATS, words),
+    )
+
+
+F = TypeVar("F", ToolFormat, ReasoningFormat)
+
+
+def _select(kind: str, name: str, table: dict[str, F], source: str) -> F | None:
+    if name == NONE:
+        return None
+    if name == AUTO:
+        return next((each for each in table.values() if each.is_of(source)), None)
+    if name in table:
+        return table[name]
+    raise UnknownFormat(f"there is no {kind} format {name!r}: use one of {', '.join(table)}")

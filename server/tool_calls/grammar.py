@@ -11,22 +11,14 @@ from typing import Any
 
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
-from server.constrained.grammar_text import TEXT, GrammarLiterals, literal
+from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal, with_whitespace
 from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
-from server.constrained.response_format import WHITESPACE, Grammar
-from server.errors import RequestError, UnsupportedParameter
-from server.tool_calls.arguments import (
-    FREE_RULES,
-    ArgumentParts,
-    arguments,
-    python_arguments,
-)
-from server.tool_calls.format_types import ToolFormat
-from server.tool_calls.written_form import ArgumentForm, CallForm, written_form
+from server.errors import UnsupportedParameter
+from server.tool_calls.arguments import FREE_RULES, CallRules, arguments, python_arguments
+from server.tool_calls.format_types import ArgumentForm, CallForm, ToolFormat, written_form
 
 MAX_CALLS = 32  # of one answer that must call
-MAX_REPEATED = 4 << 20  # bytes of definitions, where each argument has a grammar of its own
 Offered = Sequence[tuple[int, Tool]]  # with their places in the request's `tools`
 
 
@@ -50,98 +42,87 @@ def tool_grammar(
     tools = body.offered()
     if (name := body.named_tool()) is not None:
         tools = [(index, tool) for index, tool in tools if tool.function.name == name]
-    strict = [(index, tool) for index, tool in tools if tool.function.strict]
+    strict = any(tool.function.strict for _, tool in tools)
     if not (body.must_call() or strict or (tools and requested is not None)):
         return requested
     if format is None:
         raise _unenforceable(body)
     form = written_form(format, template)
-    most = 1 if body.one_call() else MAX_CALLS
+    all_strict = body.must_call() or requested is not None
+    calls = _rules(tools, form, literals, all_strict=all_strict)
+    max_calls = 1 if body.one_call() else MAX_CALLS
     if body.must_call():
-        return _only_calls(tools, form, most, literals, None)
+        return _only_calls(calls, max_calls, None)
     if requested is not None:
-        return _only_calls(tools, form, most, literals, requested, as_rules=not reasoning_between)
+        return _only_calls(calls, max_calls, requested, as_rules=not reasoning_between)
     if format.style == "harmony":
-        return _calls_in_messages(tools, form, literals, reasoning_between=reasoning_between)
-    return _calls_in_text(tools, form, most, literals)
+        return _calls_in_messages(calls, reasoning_between=reasoning_between)
+    return _calls_in_text(calls, tools, max_calls)
 
 
-def _unenforceable(body: ChatRequest) -> RequestError:
-    param = "tools" if not body.must_call() else "tool_choice"
+def _unenforceable(body: ChatRequest) -> UnsupportedParameter:
     what = "`tool_choice`" if body.must_call() else "`strict` tools, or tools with a format,"
-    return RequestError(
+    return UnsupportedParameter(
         f"{what} cannot be enforced for this model: how it writes calls is not known; use "
         '"auto" and functions that are not strict, or start the server with --tool-format',
-        param=param,
-        code="unsupported_parameter",
+        param="tool_choice" if body.must_call() else "tools",
     )
 
 
 def _rules(
     tools: Offered, form: CallForm, literals: GrammarLiterals, *, all_strict: bool
-) -> ArgumentParts:
+) -> CallRules:
     """Of the calls: call and, by index, call0 = begin0 rest0, ...
 
     all_strict  also functions that are not strict get arguments that fit their schema
     """
-    parts = ArgumentParts(["call: " + " | ".join(f"call{index}" for index, _ in tools)])
+    calls = CallRules(form, literals)
+    calls.rules.append("call: " + " | ".join(f"call{index}" for index, _ in tools))
     for index, tool in tools:
         path = f"tools[{index}].function.parameters"
         bound = all_strict or bool(tool.function.strict)
         checked = strict_schema if tool.function.strict else check_schema
         schema = checked(tool.function.parameters or {}, path) if bound else None
+        place = len(calls.rules)
         if tool.lark is None or not bound:
-            written, more = _arguments(index, schema, path, form, literals)
+            rest = _arguments(calls, index, schema, path)
         else:
-            written, more = _lark_input(index, tool.lark, form, literals)
+            rest = _lark_input(calls, index, tool.lark)
         begin = literals.of(form.begin.replace("NAME", tool.function.name))
-        parts.rules += [f"call{index}: {begin} rest{index}", f"rest{index}: {written}".rstrip()]
-        parts.rules += more.rules
-        parts.grammars += more.grammars
-        parts.schemas |= more.schemas
-        parts.repeated += more.repeated
-        if parts.repeated > MAX_REPEATED:
-            raise RequestError(
-                f"the definitions of `{path}` are repeated for each argument that refers to them, "
-                f"which makes more than {MAX_REPEATED} bytes: write small ones in place of $ref",
-                param=path,
-            )
+        rules = [f"call{index}: {begin} rest{index}", f"rest{index}: {rest}".rstrip()]
+        calls.rules[place:place] = rules
     if form.arguments == "python":
-        parts.rules += FREE_RULES
-    return parts
+        calls.rules += FREE_RULES
+    return calls
 
 
-def _arguments(
-    index: int, schema: dict[str, Any] | None, path: str, form: CallForm, literals: GrammarLiterals
-) -> tuple[str, ArgumentParts]:
-    """From the arguments to the end of a call: an expression, and the rules for it.
+def _arguments(calls: CallRules, index: int, schema: dict[str, Any] | None, path: str) -> str:
+    """An expression from the arguments to the end of a call; its rules are added to `calls`.
 
     schema  None: the arguments are free
     """
+    form, literals = calls.form, calls.literals
     name, end = f"argument{index}", literals.of(form.end)
     if form.arguments == "python":
         if schema is None:
-            return f"python_free {end}", ArgumentParts()
-        written, parts = python_arguments(name, schema, path, WHITESPACE)
-    elif form.arguments is not None:
+            return f"python_free {end}"
+        return f"{python_arguments(calls, name, schema, path)} {end}"
+    if form.arguments is not None:
         if schema is None:
-            return f"free{index}", ArgumentParts([literals.after_any(f"free{index}", form.end)])
-        written, parts = arguments(name, schema, path, form.arguments, literals, WHITESPACE)
-    else:
-        whole = {"type": "object", **(schema or {})}
-        whole["x-guidance"] = {"whitespace_pattern": WHITESPACE}
-        grammar = {"name": f"arguments{index}", "json_schema": whole}
-        written, parts = f"@arguments{index}", ArgumentParts([], [grammar], {path: whole})
-    return f"{written} {end}", parts
+            calls.rules.append(literals.after(f"free{index}", form.end))
+            return f"free{index}"
+        return f"{arguments(calls, name, schema, path, form.arguments)} {end}"
+    whole = with_whitespace({"type": "object", **(schema or {})})
+    calls.add_schema(f"arguments{index}", whole, path)
+    return f"@arguments{index} {end}"
 
 
-def _lark_input(
-    index: int, lark: str, form: CallForm, literals: GrammarLiterals
-) -> tuple[str, ArgumentParts]:
-    """From the input of a custom tool to the end of a call: an expression, and the rules for it.
+def _lark_input(calls: CallRules, index: int, lark: str) -> str:
+    """An expression from the input of a custom tool to the end of a call.
 
     Raises UnsupportedParameter where it cannot be enforced.
     """
+    form, literals = calls.form, calls.literals
     if not isinstance(form.arguments, ArgumentForm):
         path = f"tools[{index}].custom.format.grammar.syntax"
         raise UnsupportedParameter(
@@ -151,87 +132,74 @@ def _lark_input(
         )
     begin = literals.of(form.arguments.text.replace("KEY", INPUT))
     end = literals.of(form.arguments.json_end + form.arguments.close + form.end)
-    grammar = {"name": f"input{index}", "lark_grammar": lark}
-    return f"{begin} @input{index} {end}", ArgumentParts([], [grammar])
+    calls.grammars.append({"name": f"input{index}", "lark_grammar": lark})
+    return f"{begin} @input{index} {end}"
 
 
 def _only_calls(
-    tools: Offered,
-    form: CallForm,
-    most: int,
-    literals: GrammarLiterals,
-    instead: Grammar | None,
-    *,
-    as_rules: bool = False,
+    calls: CallRules, max_calls: int, instead: Grammar | None, *, as_rules: bool = False
 ) -> Grammar:
     """Calls and nothing else, or the answer that `instead` describes.
 
     as_rules    it is one of harmony's messages, see reasoning_grammar.as_rule
     """
-    parts = _rules(tools, form, literals, all_strict=True)
+    form, literals = calls.form, calls.literals
     more = ""
-    if form.between is not None and most > 1:
-        more = f" ({literals.of(form.between)} section){{0,{most - 1}}}"
+    if form.between is not None and max_calls > 1:
+        more = f" ({literals.of(form.between)} section){{0,{max_calls - 1}}}"
     start = "start: calls"
-    grammars, schemas = parts.grammars, parts.schemas
     if instead is not None:
-        first, *others = instead.grammars
         if as_rules:
             rules, others = as_rule(instead, "instead")
             start = f"start: calls | instead\n{rules}"
         else:
+            first, *others = instead.grammars
             start = "start: calls | @instead"
             others = [{**first, "name": "instead"}, *others]
-        grammars = [*grammars, *others]
-        schemas = schemas | instead.schemas
+        calls.grammars += others
+        calls.schemas |= instead.schemas
     opens = f"{literals.of(form.opens)} {literals.of(form.head)}"
-    section = f"section: {opens} {_section(form, most, literals)}"
-    lark = "\n".join([start, f"calls: section{more}", section, *parts.rules])
-    return Grammar([{"lark_grammar": lark}, *grammars], schemas, "tools")
+    section = f"section: {opens} {_section(calls, max_calls)}"
+    return calls.grammar(start, f"calls: section{more}", section)
 
 
-def _section(form: CallForm, most: int, literals: GrammarLiterals, first: str = "call") -> str:
+def _section(calls: CallRules, max_calls: int, first: str = "call") -> str:
     """What follows a section's `opens` and `head`, or the beginning of its first call."""
+    form, literals = calls.form, calls.literals
     more = ""
-    if form.comma is not None and most > 1:
-        more = f"({literals.of(form.comma)} call){{0,{most - 1}}}"
+    if form.comma is not None and max_calls > 1:
+        more = f"({literals.of(form.comma)} call){{0,{max_calls - 1}}}"
     return f"{first} {more} {literals.of(form.close)}".rstrip()
 
 
-def _calls_in_text(tools: Offered, form: CallForm, most: int, literals: GrammarLiterals) -> Grammar:
+def _calls_in_text(calls: CallRules, tools: Offered, max_calls: int) -> Grammar:
     """Any text; a call in it must be of one of these tools, with arguments that fit the schemas of
     strict ones."""
-    parts = _rules(tools, form, literals, all_strict=False)
-    sections = most if form.between is not None else 1
+    form, literals = calls.form, calls.literals
+    sections = max_calls if form.between is not None else 1
     rules = [f"start: section{{0,{sections}}} tail", f"tail: {TEXT}"]
     if form.named:
         rules.append("section: " + " | ".join(f"section{index}" for index, _ in tools))
         for index, tool in tools:
             begin = f"{literal(form.opens)}\\s*{literal(tool.function.name)}\\("
             rules.append(f"lead{index}[lazy]: /(?s:.*){begin}/")
-            rest = _section(form, most, literals, f"rest{index}")
+            rest = _section(calls, max_calls, f"rest{index}")
             rules.append(f"section{index}: lead{index} {rest}")
     else:
-        rules.append(literals.after_any("lead", form.opens))
-        rules.append(f"section: lead {literals.of(form.head)} {_section(form, most, literals)}")
-    lark = "\n".join([*rules, *parts.rules])
-    return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")
+        rules.append(literals.after("lead", form.opens))
+        section = _section(calls, max_calls)
+        rules.append(f"section: lead {literals.of(form.head)} {section}")
+    return calls.grammar(*rules)
 
 
-def _calls_in_messages(
-    tools: Offered, form: CallForm, literals: GrammarLiterals, *, reasoning_between: bool
-) -> Grammar:
+def _calls_in_messages(calls: CallRules, *, reasoning_between: bool) -> Grammar:
     """Harmony's messages, in which calls must be as in _calls_in_text."""
-    parts = _rules(tools, form, literals, all_strict=False)
+    literals = calls.literals
     message, channel = literals.of(MESSAGE), literals.of(CHANNEL)
     channels = "analysis|commentary" if reasoning_between else "commentary"
-    lark = "\n".join(
-        [
-            "start: text* last",
-            f"text: {channel} /{channels}/ {message} text_end",
-            literals.after_any("text_end", NEXT),
-            f"last: {literals.of(form.opens)} call | {channel} /final/ {message} {TEXT}",
-            *parts.rules,
-        ]
+    return calls.grammar(
+        "start: text* last",
+        f"text: {channel} /{channels}/ {message} text_end",
+        literals.after("text_end", NEXT),
+        f"last: {literals.of(calls.form.opens)} call | {channel} /final/ {message} {TEXT}",
     )
-    return Grammar([{"lark_grammar": lark}, *parts.grammars], parts.schemas, "tools")

@@ -12,11 +12,11 @@ from server.apis.openai.tools_schema import Tool
 from server.errors import RequestError
 from server.generation.choice import Choice, TextChunk
 from server.prompt.chat_template import ChatTemplate
-from server.prompt.template_options import SWITCH
+from server.prompt.template_messages import SWITCH
 from server.prompt.tokenizer import ChatTokenizer, KeptTokens
 from server.tool_calls.custom import CustomCalls
-from server.tool_calls.detect import detect
 from server.tool_calls.format_types import Formats, ReasoningFormat
+from server.tool_calls.formats import detect
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
@@ -53,18 +53,17 @@ class OutputFormats:
         if reasoning is None and not tools:
             return None
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special=False)
-        begun = reasoning is not None and reasoning.open_after(tail)
-        over = self.opened_by_template or (reasoning is not None and reasoning.closed_after(tail))
-        custom = frozenset(tool.function.name for tool in tools if tool.type == "custom")
-        may_reason = begun or (reasoning is not None and not over)
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+        begun = may_reason = False
+        if reasoning is not None:
+            begun = reasoning.open_after(tail)
+            may_reason = begun or not (self.opened_by_template or reasoning.closed_after(tail))
         return OutputParserSpec(
             self.formats,
-            schemas,
-            custom=custom,
+            {tool.function.name: tool.function.parameters or {} for tool in tools},
+            custom=frozenset(tool.function.name for tool in tools if tool.type == "custom"),
             starts_in_reasoning=begun,
             may_reason=may_reason,
-            begins_messages=self.formats.harmony and (may_reason or (reasoning is None)),
+            begins_messages=self.formats.harmony and (may_reason or reasoning is None),
             parallel=parallel,
         )
 
@@ -98,25 +97,19 @@ class OutputParserSpec:
     begins_messages: bool  # the answer is written as harmony's messages, each with a head
     parallel: bool
 
-    def parser(self) -> OutputParser:
-        return OutputParser(
-            AnswerParser(
-                self.formats.tools if self.schemas else None,
-                self.formats.reasoning,
-                tools=self.schemas,
-                starts_in_reasoning=self.starts_in_reasoning,
-                parallel=self.parallel,
-            ),
-            CustomCalls(self.custom),
-        )
-
 
 class OutputParser:
     """Follows one choice."""
 
-    def __init__(self, parser: AnswerParser, custom: CustomCalls) -> None:
-        self._parser = parser
-        self._custom = custom
+    def __init__(self, spec: OutputParserSpec) -> None:
+        self._parser = AnswerParser(
+            spec.formats.tools if spec.schemas else None,
+            spec.formats.reasoning,
+            tools=spec.schemas,
+            starts_in_reasoning=spec.starts_in_reasoning,
+            parallel=spec.parallel,
+        )
+        self._custom = CustomCalls(spec.custom)
         self._only_reasoning = True  # nothing but reasoning has come yet
         self._tokens = 0  # while that is so
         self._arguments: list[str] = []  # of the last call, in chunks

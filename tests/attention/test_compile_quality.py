@@ -63,7 +63,7 @@ def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
     limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16, "sample": 16}
-    limits["fixed"] = 224  # the sum of earlier splits is spilled while one is computed
+    limits["batch_invariant"] = 224  # spilled between KV splits
     limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks
 
@@ -93,7 +93,7 @@ def test_as_many_decode_programs_fit_an_sm_as_its_configuration_says(
 def test_the_hopper_decode_kernel_loads_by_tma_and_leaves_room(
     shipped: dict[str, dict[str, Any]], name: str
 ):
-    """For a combine program, which so can wait on the same SM."""
+    """For a combine program, which so can wait beside it on the SM."""
     kernel = shipped[f"decode_hopper {name}: _decode_hopper"]
     assert count(kernel["operations"], "UTMALDG") and not count(kernel["operations"], "LDL", "STL")
     assert count(kernel["hot"], "HMMA") >= 8 and count(kernel["hot"], "LDSM")
@@ -112,10 +112,8 @@ def test_the_hopper_decode_kernel_converts_float8_on_its_way_from_shared_memory(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_prefill_kernel_waits_for_several_gemms_at_once(
-    shipped: dict[str, dict[str, Any]], name: str
-):
-    """Asynchronous MMAs, and more of them than waits: otherwise each is waited for."""
+def test_prefill_keeps_the_tensor_cores_fed(shipped: dict[str, dict[str, Any]], name: str):
+    """Asynchronous products, and more of them than waits: otherwise each is waited for."""
     hot = shipped[f"prefill {name}: _prefill"]["hot"]
     gemms, waits = count(hot, "HGMMA"), count(hot, "WARPGROUP.DEPBAR")
     assert gemms >= 8 and waits <= gemms / 4, (gemms, waits)
@@ -123,10 +121,10 @@ def test_the_prefill_kernel_waits_for_several_gemms_at_once(
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_the_hopper_kernel_waits_for_several_gemms_at_once(
+def test_the_hopper_kernel_waits_for_several_products_at_once(
     shipped: dict[str, dict[str, Any]], name: str
 ):
-    """Where the compiler cannot follow MMAs in flight it waits for each of them."""
+    """Where the compiler cannot follow products in flight it waits for each of them."""
     kernel = shipped[f"prefill_hopper {name}: _prefill_hopper"]
     gemms, waits = (count(kernel["hot"], x) for x in ("HGMMA", "WARPGROUP.DEPBAR"))
     assert gemms >= 32 and waits <= gemms / 4, (gemms, waits)
@@ -146,21 +144,21 @@ def test_products_ask_for_weights_before_they_wait_and_multiply_on_tensor_cores(
 
 
 @pytest.mark.parametrize("name", [*NAMES, "16", "128", "512", "4096"])
-def test_kernels_of_fixed_order_multiply_by_one_kind_of_instruction(
+def test_batch_invariant_kernels_multiply_by_one_kind_of_instruction(
     shipped: dict[str, dict[str, Any]], name: str
 ):
     """Others may round differently, and rows of all numbers must meet the same."""
     full = (
-        f"fixed {name}: _batch_invariant"
+        f"batch_invariant {name}: _batch_invariant"
         if name in NAMES
-        else f"any_rows at {name}: _batch_invariant_gemm"
+        else f"batch_invariant_gemm at {name}: _batch_invariant_gemm"
     )
     operations = shipped[full]["operations"]
     assert count(operations, "HGMMA") >= 4 and not count(operations, "HMMA")
 
 
-@pytest.mark.parametrize("name", ["gated bf16", "gated fp16"])
-def test_gated_gemms_load_weights_before_they_wait_and_keep_the_tensor_cores_busy(
+@pytest.mark.parametrize("name", ["swiglu bf16", "swiglu fp16"])
+def test_gated_products_ask_for_weights_before_they_wait_and_keep_the_tensor_cores_busy(
     shipped: dict[str, dict[str, Any]], name: str
 ):
     """A stage's four instructions follow each other, and those of the next stage follow them before
@@ -206,8 +204,8 @@ def test_keys_and_values_are_written_wide(shipped: dict[str, dict[str, Any]], na
 # Call: its kernel, bits that a thread moves at once, and how many accesses are of single numbers:
 # slots; ids, angles and their table.
 LAYERS = {
-    "turn d128 bf16": ("_qk_norm_rope_write", "128", 1),
-    "turn d64 bf16": ("_qk_norm_rope_write", "128", 1),
+    "qk_norm_rope_write d128 bf16": ("_qk_norm_rope_write", "128", 1),
+    "qk_norm_rope_write d64 bf16": ("_qk_norm_rope_write", "128", 1),
     "add_norm": ("_add_rms_norm", "128", 0),
     "norm": ("_add_rms_norm", "128", 0),
     "silu_mul": ("_silu_mul", "64", 0),

@@ -22,8 +22,8 @@ SHAPE = Shape(
     heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16, kv_dtype=torch.bfloat16
 )
 MHA = BackendChoice("mha")
-ON_HOPPER = BackendChoice("flash2", "decode_hopper", "prefill_hopper", "uneven")
-PLAIN = BackendChoice("flash2", "decode", "prefill", "uneven")
+ON_HOPPER = BackendChoice("flash2", "decode_hopper", "prefill_hopper", "stream-k")
+PLAIN = BackendChoice("flash2", "decode", "prefill", "stream-k")
 EVERYTHING = [CPU, INTERPRETER, TURING, AMPERE, ADA, HOPPER, BLACKWELL, CONSUMER]
 
 
@@ -127,8 +127,8 @@ def test_the_hopper_prefill_kernel_is_taken_for_what_it_serves(machine, changes,
     ("machine", "changes", "planner", "decode"),
     [
         (HOPPER, {}, "auto", "decode_hopper"),
-        (HOPPER, {"head_dim": 256, "page_size": 128}, "uneven", "decode_hopper"),
-        (HOPPER, {}, "fa3", "decode"),  # whose work tiles lie in a queue
+        (HOPPER, {"head_dim": 256, "page_size": 128}, "stream-k", "decode_hopper"),
+        (HOPPER, {}, "fa3", "decode"),  # whose pieces lie in a queue
         (HOPPER, {}, "greedy", "decode"),
         (HOPPER, {"kv_dtype": FP8}, "auto", "decode_hopper"),
         (HOPPER, {"kv_dtype": FP8, "head_dim": 80}, "auto", "decode_hopper"),
@@ -192,7 +192,7 @@ def test_the_back_end_says_what_it_runs(device: str):
     for name, details in [
         ("mha", "in torch"),
         ("flash1", "flash1 for all rows"),
-        ("flash2", "split by uneven, prefill"),
+        ("flash2", "split by stream-k, prefill"),
     ]:
         backend = choose(torch.device(device), name, SHAPE, small)
         assert backend.name == name and details in backend.details

@@ -43,7 +43,7 @@ def test_fp8_pages_are_read_with_their_scales(name: str, device: str):
     check(case, *attended(case, back_end(case, name), write=False))
 
 
-@pytest.mark.parametrize("planner", ["auto", "uneven", "greedy", "fa3"])
+@pytest.mark.parametrize("planner", ["auto", "stream-k", "greedy", "fa3"])
 def test_every_split_planner_gives_the_same_attention(planner: str, device: str):
     case = make_case(MIXED, dtype=torch.float32, device=device)
     check(case, *attended(case, back_end(case, "flash2", split_planner=planner)))

@@ -14,10 +14,9 @@ from benchmarks.attention.cases import MIB, AttentionCase
 from benchmarks.attention.grids import GRIDS, cases_of, equal
 from benchmarks.attention.inputs import COLD_BYTES, RandomPool, make_inputs, num_sets
 from benchmarks.attention.measure import measure
-from benchmarks.attention.predictions import predictions
 from benchmarks.attention.results import FA3, FA3_PLAN, OURS, PLAIN, CaseResult, SubjectOutcome
 from benchmarks.attention.subjects import Prepared, back_end, kernels
-from benchmarks.attention.targets import TargetResult, verdicts
+from benchmarks.attention.targets import TargetResult, predictions, verdicts
 from benchmarks.attention.timing import Bandwidth, Sample, TimedGraph
 
 READ = Bandwidth(read=3.0, copy=2.9)
@@ -36,7 +35,7 @@ class OneMicrosecond:
 
 def tiny(*lens: int, q_lens: tuple[int, ...] = (), **more: object) -> AttentionCase:
     return AttentionCase(
-        "decode", "tiny", q_lens or (1,) * len(lens), lens, 4, 2, head_dim=16, **more
+        "tiny", q_lens or (1,) * len(lens), lens, 4, 2, head_dim=16, grid="decode", **more
     )  # type: ignore[arg-type]
 
 
@@ -62,9 +61,9 @@ def test_cases_of_a_grid_have_different_names_and_feed_what_they_hold(grid: str)
 
 
 def test_bytes_are_those_of_the_keys_and_values_that_are_seen():
-    assert equal("decode", 32, 4096, (8, 1)).kv_bytes == 64 * MIB
-    assert equal("decode", 2, 4096, (8, 1), kv_dtype="fp8").kv_bytes == 2 * MIB
-    assert equal("decode", 1, 4096, (8, 1), window=128).kv_bytes == 128 * 2 * 128 * 2
+    assert equal(32, 4096, (8, 1), grid="decode").kv_bytes == 64 * MIB
+    assert equal(2, 4096, (8, 1), grid="decode", kv_dtype="fp8").kv_bytes == 2 * MIB
+    assert equal(1, 4096, (8, 1), grid="decode", window=128).kv_bytes == 128 * 2 * 128 * 2
 
 
 def test_operations_are_those_of_the_pairs_that_see_each_other():
@@ -95,7 +94,7 @@ def test_sets_share_no_page_and_rows_hold_all_of_them(pool: RandomPool):
 
 def test_a_case_that_the_pool_cannot_hold_is_a_row_with_its_reason(pool: RandomPool):
     pool.reserve([tiny(16)])
-    row = measure(tiny(1 << 16), {OURS: kernels("uneven")}, pool, OneMicrosecond())
+    row = measure(tiny(1 << 16), {OURS: kernels("stream-k")}, pool, OneMicrosecond())
     assert "the pool has" in row.outcomes[OURS].error and row.us(OURS) is None
 
 
@@ -146,8 +145,8 @@ def test_kernels_with_every_plan_agree_with_plain_attention(pool: RandomPool):
     pool.reserve([case])
     subjects = {
         "mha": back_end("mha"),
-        OURS: kernels("uneven"),
-        PLAIN: kernels("uneven", plain=True),
+        OURS: kernels("stream-k"),
+        PLAIN: kernels("stream-k", plain=True),
         FA3_PLAN: kernels("fa3", plain=True),
     }
     row = measure(case, subjects, pool, OneMicrosecond())
@@ -166,7 +165,7 @@ def found(rows: list[CaseResult], start: str) -> TargetResult:
 
 
 def test_targets_say_met_missed_or_not_measured():
-    case = equal("decode", 48, 4096, (8, 1))
+    case = equal(48, 4096, (8, 1), grid="decode")
     assert found([], "FlashAttention-3's time over ours, every").met is None
     fast = row_of(case, ours=30.0, FA3=53.0)
     assert found([fast], "FlashAttention-3's time over ours at second waves").met
@@ -192,7 +191,7 @@ def test_predictions_say_how_far_off_they_are_and_whether_the_best_plan_was_foun
             name.replace("_", " "): SubjectOutcome(us=us, predicted_us=predicted)
             for name, (predicted, us) in predicted_and_us.items()
         }
-        return CaseResult(equal("decode", rows, 4096, (8, 1)), outcomes)
+        return CaseResult(equal(rows, 4096, (8, 1), grid="decode"), outcomes)
 
     rows = [
         timed(1, plain=(5, 10), greedy_plan=(6, 12), fa3_plan=(7, 14)),
@@ -209,7 +208,7 @@ def test_predictions_say_how_far_off_they_are_and_whether_the_best_plan_was_foun
 def test_a_run_prints_each_case_and_its_results_become_json(
     pool: RandomPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    options = parse_options(["--grid", "decode", "--planner", "uneven,fa3"])
+    options = parse_options(["--grid", "decode", "--planner", "stream-k,fa3"])
     assert list(subjects_of("decode", options)) == [OURS, PLAIN, FA3_PLAN]
     monkeypatch.setattr(
         "benchmarks.attention.bench_attention.selected_cases", lambda *_: [tiny(40, 17)]

@@ -145,7 +145,7 @@ def test_more_sequences_than_a_plan_of_attention_holds_are_refused_before_anythi
     None
 ):
     most = BackendChoice("flash2").max_rows
-    assert most is not None and BackendChoice("fixed").max_rows == most
+    assert most is not None and BackendChoice("batch-invariant").max_rows == most
     check(EngineConfig(model="", max_num_seqs=most), FACTS, "flash2", most)
     requested = EngineConfig(model="", max_num_seqs=most + 1)
     with pytest.raises(ConfigError, match=f"--max-num-seqs {most + 1}: .*flash2.* at most {most}"):

@@ -159,7 +159,7 @@ def choose(
     for gemm_key, found in layers.items():
         if time.monotonic() - began > seconds:
             late = len(layers) - len(made)
-            log.warning("%d of %d matrix products are left to cuBLAS: no time", late, len(layers))
+            log.warning("%d of %d GEMMs are left to cuBLAS: no time", late, len(layers))
             break
         gemms = candidates_of(gemm_key)
         plain, *others = times(found, gemms, gemm_key.rows)

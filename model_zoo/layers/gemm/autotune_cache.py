@@ -83,7 +83,7 @@ def write_choices(file: Path, environment_key: str, choices: Choices) -> None:
             temporary.write_text(text + "\n", encoding="utf-8")
             temporary.replace(file)
     except OSError as error:
-        log.warning("choices of matrix products are not kept: %s", error)
+        log.warning("choices of GEMMs are not kept: %s", error)
 
 
 def _merged(file: Path, environment_key: str, choices: Choices) -> dict[str, Written]:
@@ -131,7 +131,7 @@ def _read(file: Path) -> dict[str, Written]:
 
 
 def _ignore(file: Path, error: Exception) -> None:
-    log.warning("%s: ignored, for it is damaged (%r): products are timed again", file, error)
+    log.warning("%s: ignored, for it is damaged (%r): GEMMs are timed again", file, error)
 
 
 def _encoded(gemm: GemmImpl) -> dict[str, str | int]:

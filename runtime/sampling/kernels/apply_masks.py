@@ -15,7 +15,7 @@
 #             last [B] int64; recent [width] int64, the newest output tokens of the row
 #   writes    the row's logits [V] fp32, by atomic adds: one token may complete several sequences
 #   checked   all in tests/runtime/sampling/test_constrained_rows.py against
-#   runtime/sampling/eager.py
+#   runtime/sampling/torch_sampler.py
 from __future__ import annotations
 
 import triton
@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from runtime.sampling.constraints import ANY, BANNED, WINDOW, Banned
+from runtime.sampling.banned import ANY, BANNED, WINDOW, BannedTable
 
 TILE = 2048
 WORD = tl.constexpr(32)  # bits
@@ -126,7 +126,7 @@ def add_bias(logits: Tensor, places: Tensor, tokens: Tensor, values: Tensor) -> 
     )
 
 
-def ban(logits: Tensor, banned: Banned, recent: Tensor) -> None:
+def ban(logits: Tensor, banned: BannedTable, recent: Tensor) -> None:
     """Add BANNED to one row's logits [V] fp32 where a banned sequence would be completed.
 
     recent [WINDOW] int64 ends with the row's newest token.

@@ -8,7 +8,7 @@
 #             the tokens above that pairwise, many_candidates.py searches among them
 #   bound     latency: four dependent memory accesses and some twenty barriers; with many
 #             candidates, about three reads of all groups that hold some
-#   checked   tests/runtime/sampling/test_sample_kernels.py against runtime/sampling/eager.py
+#   checked   tests/runtime/sampling/test_sample_kernels.py against torch_sampler.py
 from __future__ import annotations
 
 import triton

@@ -10,7 +10,7 @@
 #   math      greedy: the first of the largest.  Others: the first token whose cumulative weight
 #             exceeds u * total; prefix sums over groups, then inside one, in fp64
 #   bound     latency: three dependent loads; 6 KB a row
-#   checked   tests/runtime/sampling/test_sample_kernels.py against runtime/sampling/eager.py
+#   checked   tests/runtime/sampling/test_sample_kernels.py against torch_sampler.py
 from __future__ import annotations
 
 import triton

@@ -38,7 +38,7 @@ ROW = np.dtype(
 WIDTH = tl.constexpr(ROW.itemsize // 4)
 GROUP = tl.constexpr(256)
 LOG2E = tl.constexpr(math.log2(math.e))
-GREEDY_BELOW = tl.constexpr(1e-5)  # as in runtime/sampling/eager.py
+GREEDY_BELOW = tl.constexpr(1e-5)  # as in runtime/sampling/torch_sampler.py
 
 _WORDS = {name: tl.constexpr(ROW.fields[name][1] // 4) for name in ROW.names}
 TEMPERATURE, TOP_P, LOG_MIN_P = (_WORDS[name] for name in ("temperature", "top_p", "log_min_p"))

@@ -5,8 +5,8 @@
     finish_rows        the token, and the state of its slot
 
 A feature costs time only in the rows that use it; results are batch-invariant.  Tokens are those of
-runtime/sampling/eager.py but for rounding: where a cumulative weight meets the random number, or
-the edge of the nucleus, to about six digits.
+TorchSampler but for rounding: where a cumulative weight meets the random number, or the edge of the
+nucleus, to about six digits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a body of /v1/messages may hold beyond what its fields' types tell."""
+"""Rules for bodies of /v1/messages beyond the types of their fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from server.apis.anthropic.schema import MessageParam, ToolResultBlock, ToolUseBlock
 from server.apis.openai.sampling_schema import LATER
@@ -17,10 +17,13 @@ MEDIA = ("image", "document", "search_result", "container_upload")
 
 
 def check_turns(messages: Sequence[MessageParam]) -> None:
-    """Which block may stand where, and that every result answers a call."""
+    """Blocks belong to the role of their message, and every result to a call.
+
+    Raises RequestError.
+    """
     called: set[str] = set()
     for index, message in enumerate(messages):
-        texts = 0
+        after_text = False
         for place, block in enumerate(message.blocks()):
             path = f"messages[{index}].content[{place}]"
             owner = OWNERS.get(block.type, message.role)
@@ -33,18 +36,18 @@ def check_turns(messages: Sequence[MessageParam]) -> None:
             if isinstance(block, ToolUseBlock):
                 called.add(block.id)
             elif isinstance(block, ToolResultBlock):
-                _check_result(block, path, texts, called)
-            texts += 1 if block.type == "text" else 0
+                _check_result(block, path, after_text, called)
+            after_text = after_text or block.type == "text"
 
 
-def _check_result(block: ToolResultBlock, path: str, texts: int, called: set[str]) -> None:
+def _check_result(block: ToolResultBlock, path: str, after_text: bool, called: set[str]) -> None:
     if block.tool_use_id not in called:
         raise RequestError(
             f"`{path}.tool_use_id` is {block.tool_use_id[:60]}, which no earlier tool_use block "
             "has: send the assistant's message with it first",
             param=f"{path}.tool_use_id",
         )
-    if texts:
+    if after_text:
         raise RequestError(
             f"`{path}` is a tool_result block after a text block: put the results first",
             param=path,
@@ -52,8 +55,7 @@ def _check_result(block: ToolResultBlock, path: str, texts: int, called: set[str
 
 
 def refuse_known(fields: dict[str, Any]) -> None:
-    """Raises UnsupportedParameter for blocks and tools that Anthropic's API has and this has not,
-    naming them."""
+    """Raises UnsupportedParameter for blocks and tools of Anthropic's that this server lacks."""
     for count, (path, block) in enumerate(_blocks(fields)):
         if count == MAX_BLOCKS:
             raise RequestError(
@@ -62,30 +64,29 @@ def refuse_known(fields: dict[str, Any]) -> None:
             )
         kind = fields_of(block).get("type")
         if kind in MEDIA:
-            raise UnsupportedParameter(
-                f"`{path}.type` is {kind}: this model reads text only; send text blocks",
-                param=f"{path}.type",
-            )
+            _refuse(f"{path}.type", f"is {kind}: this model reads text only; send text blocks")
         if isinstance(kind, str) and (kind == "redacted_thinking" or kind.startswith("server_")):
-            raise UnsupportedParameter(
-                f"`{path}.type` is {kind[:40]}, which only Anthropic's own service can read: "
-                "leave it out",
-                param=f"{path}.type",
+            _refuse(
+                f"{path}.type",
+                f"is {kind[:40]}, which only Anthropic's own service can read: leave it out",
             )
     for index, tool in enumerate(items_of(fields.get("tools"))[:MAX_TOOLS]):
         kind = fields_of(tool).get("type")
         if isinstance(kind, str) and kind != "custom":
-            raise UnsupportedParameter(
-                f"`tools[{index}].type` is {kind[:40]}, a tool of Anthropic's own: describe one of "
-                "your own with `name`, `description` and `input_schema`",
-                param=f"tools[{index}].type",
+            _refuse(
+                f"tools[{index}].type",
+                f"is {kind[:40]}, a tool of Anthropic's own: describe one of your own with `name`, "
+                "`description` and `input_schema`",
             )
         if fields_of(tool).get("input_examples"):
-            raise UnsupportedParameter(
-                f"`tools[{index}].input_examples` is not supported by this server: put examples "
-                "into `description`",
-                param=f"tools[{index}].input_examples",
+            _refuse(
+                f"tools[{index}].input_examples",
+                "is not supported by this server: put examples into `description`",
             )
+
+
+def _refuse(path: str, reason: str) -> NoReturn:
+    raise UnsupportedParameter(f"`{path}` {reason}", param=path)
 
 
 def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:

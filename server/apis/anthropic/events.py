@@ -1,4 +1,4 @@
-"""What an answer is made of -> Anthropic's message, whole or as events.
+"""An answer as Anthropic's message, whole or as events.
 
     message_start
       content_block_start, ping, content_block_delta ..., content_block_stop   for each block
@@ -18,7 +18,7 @@ import orjson
 
 from server.apis.anthropic.request import anthropic_id
 from server.apis.error_format import anthropic_failure
-from server.generation.chat_request import ChatFinish, ChatTurn, GeneratedAnswer, ParsedChunk
+from server.generation.chat_request import ChatFinish, ChatGeneration, GeneratedAnswer, ParsedChunk
 from server.generation.choice import Choice
 from server.http.sse import DeltaFrame, StreamFormat, frame
 from server.tool_calls.custom import input_json
@@ -28,8 +28,8 @@ PING = frame({"type": "ping"}, "ping")
 STREAM = StreamFormat("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
 
 
-def usage_of(turn: ChatTurn) -> dict[str, object]:
-    """Anthropic counts what the prefix cache held apart from what was read anew."""
+def usage_of(turn: ChatGeneration) -> dict[str, object]:
+    """Anthropic's `input_tokens` are those that the prefix cache did not hold."""
     [choice] = turn.choices
     return {
         "input_tokens": len(choice.prompt) - choice.cached,
@@ -41,14 +41,14 @@ def usage_of(turn: ChatTurn) -> dict[str, object]:
 
 
 def stop_of(
-    choice: Choice, finish: ChatFinish, called: bool, to_chat_request: int | None
+    choice: Choice, finish: ChatFinish, called: bool, max_tokens: int | None
 ) -> dict[str, object]:
     """`stop_reason` and `stop_sequence` of an answer that has ended.
 
-    called: whether it calls tools; asked: max_tokens
+    called: whether it calls tools
     """
     if finish == "length":
-        cut = choice.generated < (to_chat_request or 0)
+        cut = choice.generated < (max_tokens or 0)
         reason = "model_context_window_exceeded" if cut else "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
     if called and finish == "tool_calls":
@@ -58,24 +58,14 @@ def stop_of(
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-class Signature:
-    """Of a thinking block.
-
-    Clients send it back with the text; it is a digest, and nothing here depends on it.
-    """
-
-    def __init__(self, thinking: str = "") -> None:
-        self._digest = hashlib.sha256(thinking.encode())
-
-    def add(self, thinking: str) -> None:
-        self._digest.update(thinking.encode())
-
-    def text(self) -> str:
-        return base64.b64encode(self._digest.digest()).decode()
+def signature_of(thinking: list[str]) -> str:
+    """A digest of a thinking block's text.  Clients send it back; nothing here depends on it."""
+    digest = hashlib.sha256("".join(thinking).encode()).digest()
+    return base64.b64encode(digest).decode()
 
 
 def message_of(
-    turn: ChatTurn, content: list[dict[str, Any]], stop: dict[str, object]
+    turn: ChatGeneration, content: list[dict[str, Any]], stop: dict[str, object]
 ) -> dict[str, Any]:
     return {
         "id": f"msg_{turn.generation.name}",
@@ -88,28 +78,23 @@ def message_of(
     }
 
 
-def whole_message(turn: ChatTurn, answer: GeneratedAnswer, *, show_thinking: bool) -> bytes:
+def whole_message(turn: ChatGeneration, answer: GeneratedAnswer, *, show_thinking: bool) -> bytes:
     """The JSON of a message."""
     content: list[dict[str, Any]] = []
-    thinking, text = answer.reasoning, answer.content
-    if thinking:
-        shown = thinking if show_thinking else ""
-        signature = Signature(thinking).text()
-        content.append({"type": "thinking", "thinking": shown, "signature": signature})
-    if text:
-        content.append({"type": "text", "text": text})
-    content += [
-        {
-            "type": "tool_use",
-            "id": anthropic_id(call.id),
-            "name": call.name,
-            "input": input_json(call.arguments),
-        }
-        for call in answer.tool_calls
-    ]
-    called = bool(answer.tool_calls)
-    stop = stop_of(answer.choice, answer.finish, called, turn.body.max_tokens)
+    if answer.reasoning:
+        thinking = answer.reasoning if show_thinking else ""
+        signature = signature_of(answer.reasoning_chunks)
+        content.append({"type": "thinking", "thinking": thinking, "signature": signature})
+    if answer.content:
+        content.append({"type": "text", "text": answer.content})
+    for call in answer.tool_calls:
+        content.append(tool_use(call.id, call.name, input_json(call.arguments)))
+    stop = stop_of(answer.choice, answer.finish, bool(answer.tool_calls), turn.body.max_tokens)
     return orjson.dumps(message_of(turn, content, stop))
+
+
+def tool_use(id: str, name: str | None, input: object) -> dict[str, Any]:
+    return {"type": "tool_use", "id": anthropic_id(id), "name": name, "input": input}
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -119,26 +104,26 @@ def event(data: dict[str, Any]) -> bytes:
 class MessageEvents:
     """Writes one answer as events."""
 
-    def __init__(self, turn: ChatTurn, *, show_thinking: bool) -> None:
+    def __init__(self, turn: ChatGeneration, *, show_thinking: bool) -> None:
         self._turn = turn
         self._show_thinking = show_thinking
         self._started = False
         self._index = -1  # of the open block, or of the last one
         self._open: str | None = None  # its type
         self._text: DeltaFrame | None = None  # writes the deltas of the open text block
-        self._signature = Signature()
+        self._thinking: list[str] = []  # of the open thinking block, or of the last one
         self._called = False
 
-    def render(self, choice: Choice, part: ParsedChunk) -> bytes:
-        """The events that tell of a part, as ChatTurn.stream wants them."""
+    def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
+        """The events of a chunk, for ChatGeneration.stream."""
         data = b"" if self._started else self._start()
-        for delta in part.deltas:
+        for delta in chunk.deltas:
             data += self._delta(delta)
-        if part.finish is not None:
+        if chunk.finish is not None:
             data += self._close_block()
-            stop = stop_of(choice, part.finish, self._called, self._turn.body.max_tokens)
+            stop = stop_of(choice, chunk.finish, self._called, self._turn.body.max_tokens)
             usage = usage_of(self._turn)
-            del usage["service_tier"]  # message_start has told it
+            del usage["service_tier"]  # in message_start only
             data += event({"type": "message_delta", "delta": stop, "usage": usage})
             data += event({"type": "message_stop"})
         return data
@@ -154,22 +139,18 @@ class MessageEvents:
             assert self._text is not None
             return data + self._text.of(delta.text)
         if isinstance(delta, ReasoningDelta):
-            data = b"" if self._open == "thinking" else self._open_thinking()
-            self._signature.add(delta.text)
+            data = b""
+            if self._open != "thinking":
+                self._thinking = []
+                data = self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+            self._thinking.append(delta.text)
             if not self._show_thinking:
                 return data
             return data + self._block_delta(type="thinking_delta", thinking=delta.text)
         data = b""
         if delta.id is not None:
             self._called = True
-            data = self._open_block(
-                {
-                    "type": "tool_use",
-                    "id": anthropic_id(delta.id),
-                    "name": delta.name,
-                    "input": {},
-                }
-            )
+            data = self._open_block(tool_use(delta.id, delta.name, {}))
         if delta.arguments:
             data += self._block_delta(type="input_json_delta", partial_json=delta.arguments)
         return data
@@ -180,10 +161,6 @@ class MessageEvents:
         kind = "content_block_delta"
         self._text = DeltaFrame({"type": kind, "index": self._index, "delta": delta}, kind)
         return data
-
-    def _open_thinking(self) -> bytes:
-        self._signature = Signature()
-        return self._open_block({"type": "thinking", "thinking": "", "signature": ""})
 
     def _open_block(self, block: dict[str, Any]) -> bytes:
         data = self._close_block()
@@ -198,7 +175,7 @@ class MessageEvents:
             return b""
         data = b""
         if self._open == "thinking":
-            data = self._block_delta(type="signature_delta", signature=self._signature.text())
+            data = self._block_delta(type="signature_delta", signature=signature_of(self._thinking))
         self._open = None
         return data + event({"type": "content_block_stop", "index": self._index})
 

@@ -1,4 +1,4 @@
-"""A body of /v1/messages -> the ChatRequest that asks for the same."""
+"""A body of /v1/messages -> ChatRequest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def to_chat_request(
     body: CountRequest, tokenizer: ChatTokenizer
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a ChatRequest, and where each of its messages came from in the body.
+    """The fields of a ChatRequest, and the path in the body of each of its messages.
 
     Raises RequestError for what the model cannot do.
     """
@@ -110,7 +110,7 @@ def _check_prefill(last: dict[str, Any], path: str) -> None:
 def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
     messages: list[dict[str, Any]] = []
     paths: list[str] = []
-    contents: list[list[str]] = []  # what each message says, turn by turn
+    contents: list[list[str]] = []  # of each message: the texts of the turns that it joins
     if body.system is not None:
         messages.append({"role": "system"})
         paths.append("system")
@@ -129,13 +129,13 @@ def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Two turns of one speaker are one turn to Anthropic, and to most chat templates."""
+    """Anthropic and most chat templates join successive turns of one role."""
     plain = not {"tool_calls", "tool_call_id", "reasoning_content"} & (last.keys() | entry.keys())
     return plain and last["role"] == entry["role"]
 
 
 def _turn(message: MessageParam) -> list[dict[str, Any]]:
-    """The results of tools first, each a message of its own, then what is said."""
+    """A message as chat messages: each tool result as one, then the text, reasoning and calls."""
     entries: list[dict[str, Any]] = []
     texts: list[str] = []
     reasoning_chunks: list[str] = []
@@ -150,12 +150,12 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
                 entries.append(_result(block))
             case ThinkingBlock():
                 reasoning_chunks.append(block.thinking)
-    said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    chat_message: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     if any(reasoning_chunks):
-        said["reasoning_content"] = "\n".join(reasoning_chunks)
+        chat_message["reasoning_content"] = "\n".join(reasoning_chunks)
     if calls:
-        said["tool_calls"] = calls
-    return [*entries, said] if texts or calls or not entries else entries
+        chat_message["tool_calls"] = calls
+    return [*entries, chat_message] if texts or calls or not entries else entries
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
@@ -175,22 +175,20 @@ def _text(content: str | list[TextBlock]) -> str:
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
+    function = {
+        "name": tool.name,
+        "parameters": tool.input_schema,
+        "description": tool.description,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": function}
 
 
 def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
     if choice is None:
         return {}
-    fields: dict[str, Any] = {}
-    if choice.type == "tool":
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    else:
-        fields["tool_choice"] = CHOICES[choice.type]
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields: dict[str, Any] = {"tool_choice": CHOICES.get(choice.type, named)}
     if choice.disable_parallel_tool_use is not None:
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     return fields
@@ -198,7 +196,7 @@ def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
 
 def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
     if thinking.type == "adaptive" and can_think(tokenizer):
-        return {}  # what the template does unasked leaves it to the model
+        return {}  # the template's default leaves it to the model
     return thinking_fields(tokenizer, thinking.type != "disabled", "thinking")
 
 

@@ -31,7 +31,7 @@ from server.http.openapi_parts import (
     word,
 )
 from server.http.request_context import prefix_salt
-from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.sse import EventStream, while_connected
 from server.http.validation import parse
 from server.state import state_of
 
@@ -62,7 +62,7 @@ MESSAGE_EVENT = events(
     (("message_stop", "ping"), object_of()),
     (("error",), object_of(error=object_of(type=TEXT, message=TEXT))),
 )
-ROUTE = "messages"  # as records of requests say
+ROUTE = "messages"  # in records of requests
 B = TypeVar("B", bound=CountRequest)
 
 
@@ -85,12 +85,10 @@ async def messages(request: Request) -> Response:
         turn = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
     if body.stream:
-
-        async def produce(writer: EventWriter) -> None:
-            render = MessageEvents(turn, show_thinking=show).render
-            await turn.stream(render, writer.write, writer.write_now)
-
-        return EventStream(produce, turn.close, STREAM)
+        render = MessageEvents(turn, show_thinking=show).render
+        return EventStream(
+            lambda writer: turn.stream(render, writer.write, writer.write_now), turn.close, STREAM
+        )
     [answer] = await while_connected(request.receive, turn.collect(), turn.close)
     return JsonBody(whole_message(turn, answer, show_thinking=show))
 
@@ -110,7 +108,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[str]]:
-    """The checked body, what it asks for, and where each message of that came from."""
+    """The checked body, its ChatRequest, and the path in the body of each message of that."""
     state = state_of(request)
 
     def checked(fields: dict[str, Any]) -> tuple[B, ChatRequest, list[str]]:
@@ -118,11 +116,11 @@ async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, list[
         body = parse(model, fields, UNSUPPORTED)
         body.check()
         check_turns(body.messages)
-        wanted, paths = to_chat_request(body, state.tokenizer)
+        chat, paths = to_chat_request(body, state.tokenizer)
         reasoning, thinking = state.formats.formats.reasoning, body.thinking
         if thinking is not None and can_limit(reasoning, state.grammar_literals):
-            wanted["thinking_token_budget"] = thinking.budget_tokens
+            chat["thinking_token_budget"] = thinking.budget_tokens
         with map_error_fields(paths, FIELDS):
-            return body, parse(ChatRequest, wanted), paths
+            return body, parse(ChatRequest, chat), paths
 
     return await read_checked(request, checked)

@@ -69,9 +69,7 @@ class ToolResultBlock(ContentBlock):
 
 def _block_tag(value: object) -> str:
     kind = fields_of(value).get("type")
-    if isinstance(value, TextBlock | ToolUseBlock | ThinkingBlock | ToolResultBlock):
-        kind = value.type
-    # What has no known type is told what is wrong with it as a text block.
+    # A block without a known type gets the errors of a text block.
     return f"~{kind}" if kind in ("tool_use", "tool_result", "thinking") else "~text"
 
 
@@ -142,7 +140,7 @@ class AnthropicMetadata(Body):
 
 
 class CountRequest(Body):
-    """What the prompt is made of."""
+    """The fields that change the prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(fail_fast=True)] = Field(
@@ -158,7 +156,7 @@ class CountRequest(Body):
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
         self._check_tools()
-        self._check_thinking(None)
+        self._check_thinking()
 
     def _check_tools(self) -> None:
         names = [tool.name for tool in self.tools or ()]
@@ -195,21 +193,14 @@ class CountRequest(Body):
                 param="tool_choice.disable_parallel_tool_use",
             )
 
-    def _check_thinking(self, max_tokens: int | None) -> None:
+    def _check_thinking(self) -> None:
         thinking = self.thinking
-        if thinking is None:
-            return
-        budget = thinking.budget_tokens
-        if (thinking.type == "enabled") != (budget is not None):
+        if thinking is not None and (thinking.type == "enabled") == (
+            thinking.budget_tokens is None
+        ):
             raise RequestError(
                 f"`thinking.budget_tokens` belongs to type enabled, here the type is "
                 f"{thinking.type}: send it with type enabled and only with it",
-                param="thinking.budget_tokens",
-            )
-        if budget is not None and max_tokens is not None and budget >= max_tokens:
-            raise RequestError(
-                f"`thinking.budget_tokens` is {budget}: it must be less than `max_tokens`, "
-                f"here {max_tokens}",
                 param="thinking.budget_tokens",
             )
 
@@ -227,4 +218,10 @@ class MessagesRequest(CountRequest):
 
     def check(self) -> None:
         super().check()
-        self._check_thinking(self.max_tokens)
+        budget = self.thinking and self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise RequestError(
+                f"`thinking.budget_tokens` is {budget}: it must be less than `max_tokens`, "
+                f"here {self.max_tokens}",
+                param="thinking.budget_tokens",
+            )

@@ -1,4 +1,4 @@
-"""What an answer is made of -> Ollama's lines of JSON, or its one object.
+"""Parsed chunks -> Ollama's lines of JSON; a whole answer -> its one object.
 
     {"model": ..., "created_at": ..., "message": {"role": ..., "content": "..."}, "done": false}
     {"model": ..., "message": ..., "done": true, "done_reason": ..., "total_duration": ...}
@@ -16,32 +16,29 @@ from typing import Any
 import orjson
 
 from server.apis.error_format import ollama_failure
+from server.apis.ollama.schema import OllamaBody, OllamaChatBody
 from server.generation.chat_request import (
     ChatFinish,
     GeneratedAnswer,
     GeneratedToolCall,
     ParsedChunk,
 )
-from server.generation.choice import Choice, ScoredToken
+from server.generation.choice import Choice, ScoredToken, TextChunk
 from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs
 from server.generation.off_loop import off_loop
 from server.http.sse import StreamFormat
 from server.prompt.tokenizer import ChatTokenizer
 from server.tool_calls.custom import input_json
+from server.tool_calls.output_parser import content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 STREAM = StreamFormat("application/x-ndjson", b"", b"", ollama_failure)
 
 
-def head(model: str) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return {"model": model, "created_at": now}
-
-
 def timing_fields(choice: Choice, finish: ChatFinish) -> dict[str, Any]:
-    """How it ended and what it took; durations in nanoseconds.
+    """The reason of the end, token counts, and durations in nanoseconds.
 
-    load_duration is the wait for a place among the running requests: the model itself is loaded.
+    load_duration is the time in the queue: the model itself is loaded.
     """
     now = choice.ended or time.monotonic()
     arrived = choice.mailbox.arrived
@@ -66,65 +63,70 @@ def _nanoseconds(begin: float, end: float) -> int:
 class OllamaAnswer:
     """Writes one answer, whole or in lines."""
 
-    def __init__(
-        self, model: str, tokenizer: ChatTokenizer, *, chat: bool, top_logprobs: int | None
-    ) -> None:
-        """top_logprobs: how many alternatives to tell of each token; None for no logprobs."""
+    def __init__(self, model: str, body: OllamaBody, tokenizer: ChatTokenizer) -> None:
+        """model: the name that the client uses."""
         self._model = model
         self._tokenizer = tokenizer
-        self._chat = chat
-        self._top = top_logprobs
-        self._call: GeneratedToolCall | None = None  # its arguments may go on
+        self._chat = isinstance(body, OllamaChatBody)
+        self._num_logprobs = body.num_logprobs
+        self._call: GeneratedToolCall | None = None  # whose arguments may be incomplete
 
     async def whole(self, answer: GeneratedAnswer) -> bytes:
-        said = self._said(answer.content, answer.reasoning, answer.tool_calls)
+        fields = self._fields(answer.content, answer.reasoning, answer.tool_calls)
         end = timing_fields(answer.choice, answer.finish)
-        work = CHARS_PER_LOGPROB * len(answer.scored) * (1 + (self._top or 0))
+        work = CHARS_PER_LOGPROB * len(answer.scored) * (1 + (self._num_logprobs or 0))
         scores = await off_loop(work, lambda: self._logprobs(answer.scored))
-        return orjson.dumps({**head(self._model), **said, **scores, **end})
+        return self._encode({**fields, **scores, **end})
 
-    def render(self, choice: Choice, part: ParsedChunk) -> bytes:
-        """The lines that tell of a part, as ChatTurn.stream wants them."""
-        lines = [self._delta(delta) for delta in part.deltas]
-        if part.finish is not None:
-            lines.append(self._finished_call())
-        said = [line for line in lines if line is not None]
-        scores = self._logprobs(part.scored)
-        if scores and not said:
-            said = [self._said("")]
+    def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
+        """The lines of a chunk, for ChatGeneration.stream."""
+        rendered = [self._delta(delta) for delta in chunk.deltas]
+        if chunk.finish is not None:
+            rendered.append(self._finished_call())
+        lines = [fields for fields in rendered if fields is not None]
+        scores = self._logprobs(chunk.scored)
+        if scores and not lines:
+            lines = [self._fields("")]
         data = b""
-        for line in said:  # log-probabilities travel with the first line of their part
-            data += _line({**head(self._model), **line, **scores, "done": False})
+        for fields in lines:  # log-probabilities are in the first line of their chunk
+            data += self._encode({**fields, **scores, "done": False}) + b"\n"
             scores = {}
-        if part.finish is not None:
-            end = timing_fields(choice, part.finish)
-            data += _line({**head(self._model), **self._said(""), **end})
+        if chunk.finish is not None:
+            end = timing_fields(choice, chunk.finish)
+            data += self._encode({**self._fields(""), **end}) + b"\n"
         return data
+
+    def render_text(self, choice: Choice, chunk: TextChunk) -> bytes:
+        """The lines of a chunk that is all content, for Generation.stream."""
+        return self.render(choice, parsed_text(chunk))
 
     def loaded(self) -> bytes:
         """The answer to a request without a prompt, which asks Ollama to load the model."""
-        end = {"done": True, "done_reason": "load"}
-        return _line({**head(self._model), **self._said(""), **end})
+        return self._encode({**self._fields(""), "done": True, "done_reason": "load"}) + b"\n"
+
+    def _encode(self, fields: Mapping[str, Any]) -> bytes:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return orjson.dumps({"model": self._model, "created_at": now, **fields})
 
     def _delta(self, delta: Delta) -> dict[str, Any] | None:
-        """A line for a delta; a call waits until all of it is there."""
+        """A delta's fields; None while a call is incomplete."""
         if isinstance(delta, ContentDelta):
-            return self._said(delta.text)
+            return self._fields(delta.text)
         if isinstance(delta, ReasoningDelta):
-            return self._said("", delta.text)
+            return self._fields("", delta.text)
         if delta.id is None:
             assert self._call is not None, "arguments without a call"
             self._call.texts.append(delta.arguments)
             return None
-        line = self._finished_call()
+        fields = self._finished_call()
         self._call = GeneratedToolCall(delta.id, delta.name or "", [delta.arguments])
-        return line
+        return fields
 
     def _finished_call(self) -> dict[str, Any] | None:
         call, self._call = self._call, None
-        return None if call is None else self._said("", calls=[call])
+        return None if call is None else self._fields("", calls=[call])
 
-    def _said(
+    def _fields(
         self, content: str, thinking: str = "", calls: Sequence[GeneratedToolCall] = ()
     ) -> dict[str, Any]:
         extra = {"thinking": thinking} if thinking else {}
@@ -142,10 +144,11 @@ class OllamaAnswer:
         return {"message": message}
 
     def _logprobs(self, scored: list[ScoredToken]) -> dict[str, Any]:
-        if self._top is None or not scored:
+        if self._num_logprobs is None or not scored:
             return {}
-        return {"logprobs": chat_logprobs(self._tokenizer, scored, self._top)}
+        return {"logprobs": chat_logprobs(self._tokenizer, scored, self._num_logprobs)}
 
 
-def _line(data: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(data) + b"\n"
+def parsed_text(chunk: TextChunk) -> ParsedChunk:
+    """A chunk that is all content."""
+    return ParsedChunk(content_deltas(chunk), chunk.scored, chunk.finish)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import orjson
-from msgspec.structs import replace
 from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.messages import PoolingParams, Ready
 from server.apis.field_names import map_error_fields
-from server.apis.ollama.routes import ROUTE, check_stays, read_call
+from server.apis.ollama.routes import ROUTE, read_call
 from server.apis.ollama.schema import OllamaCall
 from server.apis.openai.embeddings_schema import MAX_TEXTS, Text
 from server.errors import RequestError
@@ -25,7 +24,6 @@ from server.generation.embeddings import (
     reserve_prompts,
     tokenize_inputs,
 )
-from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
 from server.http.endpoints import Endpoints, ErrorFormat
@@ -33,7 +31,7 @@ from server.http.json_body import JsonBody
 from server.http.openapi_parts import COUNT, NUMBER, TEXT, list_of, object_of, with_optional
 from server.http.request_context import prefix_salt
 from server.http.sse import while_connected
-from server.http.validation import Unsupported, by_kind
+from server.http.validation import by_kind
 from server.state import ServerState, state_of
 
 Input = Annotated[
@@ -49,14 +47,14 @@ class EmbedBody(OllamaCall):
     dimensions: int | None = Field(None, ge=0)  # 0: all
 
     def texts(self) -> list[str]:
-        """One a vector; none where the model is only to be loaded."""
+        """The texts to embed; none where the model is only to be loaded."""
         if isinstance(self.input, str):
             return [self.input] if self.input else []
         return self.input or []
 
-    def path(self, place: int) -> str:
-        """The field that holds entry `place` of `texts`."""
-        return "input" if isinstance(self.input, str) else f"input[{place}]"
+    def path(self, index: int) -> str:
+        """The field that holds `texts()[index]`."""
+        return "input" if isinstance(self.input, str) else f"input[{index}]"
 
 
 class EmbeddingsBody(OllamaCall):
@@ -71,11 +69,6 @@ EMBEDDINGS = with_optional(
     prompt_eval_count=COUNT,
 )
 
-# What /v1/embeddings calls it -> what to send instead, in messages
-EMBED_FIELDS: Mapping[str, str] = {"truncate_prompt_tokens": "truncate"}
-EMBEDDINGS_FIELDS: Mapping[str, str] = {"truncate_prompt_tokens": "truncate` of `/api/embed"}
-NOTHING_ELSE: Mapping[str, Unsupported] = {}
-
 
 @endpoints.post(
     "/api/embed",
@@ -87,8 +80,7 @@ NOTHING_ELSE: Mapping[str, Unsupported] = {}
 async def embed(request: Request) -> Response:
     began = time.monotonic()
     state = state_of(request)
-    name, body = await read_call(request, state, EmbedBody, NOTHING_ELSE)
-    ready = _within(body, require_ready(state))
+    name, body, ready = await read_call(request, state, EmbedBody)
     size = body.dimensions or 0
     if size > ready.hidden_size:
         raise RequestError(
@@ -96,24 +88,24 @@ async def embed(request: Request) -> Response:
             "leave it out",
             param="dimensions",
         )
-    kept = None if body.truncate is False else ready.max_model_len
-    given = [
-        EmbeddingInput(text, body.path(place), kept, "right")
-        for place, text in enumerate(body.texts())
+    max_tokens = None if body.truncate is False else ready.max_model_len
+    inputs = [
+        EmbeddingInput(text, body.path(index), max_tokens, "right")
+        for index, text in enumerate(body.texts())
     ]
-    if not given:
-        check_stays(body)
+    if not inputs:
+        body.check_stays()
         return JsonBody(orjson.dumps({"model": name, "embeddings": []}))
-    with map_error_fields((), EMBED_FIELDS):
-        found, vectors = await _vectors(request, state, body, ready, given, size=size)
+    with map_error_fields((), {"truncate_prompt_tokens": "truncate"}):
+        found, job = await _compute(request, state, body, ready, inputs, size=size)
     timing_fields = {
         "total_duration": round((time.monotonic() - began) * 1e9),
-        "load_duration": round(vectors.waited_seconds * 1e9),
-        "prompt_eval_count": vectors.num_tokens,
+        "load_duration": round(job.waited_seconds * 1e9),
+        "prompt_eval_count": job.num_tokens,
     }
 
     def work() -> bytes:
-        rows = [decode_embedding(vector) for vector in found]
+        rows = [decode_embedding(embedding) for embedding in found]
         return orjson.dumps({"model": name, "embeddings": rows, **timing_fields})
 
     return JsonBody(await off_loop(sum(map(len, found)) // 4, work))
@@ -128,40 +120,33 @@ async def embed(request: Request) -> Response:
 )
 async def embeddings(request: Request) -> Response:
     state = state_of(request)
-    _, body = await read_call(request, state, EmbeddingsBody, NOTHING_ELSE)
+    _, body, ready = await read_call(request, state, EmbeddingsBody)
     if not body.prompt:
-        check_stays(body)
+        body.check_stays()
         return JsonBody(b'{"embedding":[]}')
-    ready = _within(body, require_ready(state))
-    given = [EmbeddingInput(body.prompt, "prompt")]
-    with map_error_fields((), EMBEDDINGS_FIELDS):
+    inputs = [EmbeddingInput(body.prompt, "prompt")]
+    with map_error_fields((), {"truncate_prompt_tokens": "truncate` of `/api/embed"}):
         # Its clients expect what the model gives, of whatever length.
-        [found], _ = await _vectors(request, state, body, ready, given, normalize=False)
+        [found], _ = await _compute(request, state, body, ready, inputs, normalize=False)
     return JsonBody(orjson.dumps({"embedding": decode_embedding(found)}))
 
 
-def _within(body: OllamaCall, ready: Ready) -> Ready:
-    """With the context that the caller wants, which is no larger than the model's."""
-    wanted = None if body.options is None else body.options.num_ctx
-    return ready if wanted is None else replace(ready, max_model_len=wanted)
-
-
-async def _vectors(
+async def _compute(
     request: Request,
     state: ServerState,
     body: OllamaCall,
     ready: Ready,
-    given: Sequence[EmbeddingInput],
+    inputs: Sequence[EmbeddingInput],
     *,
     size: int = 0,
     normalize: bool = True,
 ) -> tuple[list[bytes], PoolingJob]:
-    """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
+    """Little-endian float32, one entry a text, and the finished job.  Raises RequestError."""
     config = state.config
     kind = pooling_of(config.model_directory, config.pooling, None, "start it with --pooling")
-    with reserve_prompts(state, len(given)) as places:
-        prompts = await tokenize_inputs(state, ready, given)
+    with reserve_prompts(state, len(inputs)) as slots:
+        prompts = await tokenize_inputs(state, ready, inputs)
         pooling = PoolingParams(kind, size, normalize)
         salt = prefix_salt(request, None)
-        vectors = PoolingJob(state, ROUTE, body.model, prompts, pooling, places, salt=salt)
-        return await while_connected(request.receive, vectors.collect(), vectors.close), vectors
+        job = PoolingJob(state, ROUTE, body.model, prompts, pooling, slots, salt=salt)
+        return await while_connected(request.receive, job.collect(), job.close), job

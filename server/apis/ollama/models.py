@@ -1,4 +1,4 @@
-"""What there is to run, as Ollama lists and describes it."""
+"""The served models, as Ollama lists and describes them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import asdict
+
 from runtime.messages import Ready
+from server.apis.ollama.schema import SAMPLING
 from server.apis.reasoning_switch import can_think
 from server.prompt.fim import fill_format
 from server.state import ServerState
 
-# The version of Ollama's API that is followed here; its clients ask for it to know what they may
-# send.  Our own is at /version.
+# The version of Ollama's API that is followed here, which its clients check before they send newer
+# fields.  Our own is at /version.
 API_VERSION = "0.12.11"
 LATEST = ":latest"  # the tag that Ollama adds to a name without one
 FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repeat_penalty",
-}
 
 
-def served_name(state: ServerState, asked: str) -> str:
-    """The name of a served model, which may be asked for with the tag ":latest".
-
-    A name that is not served is left as it is.
-    """
+def served_name(state: ServerState, requested: str) -> str:
+    """The requested name without the tag ":latest", if that is a served model's."""
     known = state.config.served_names
-    plain = asked.removesuffix(LATEST)
-    return plain if asked not in known and plain in known else asked
+    plain = requested.removesuffix(LATEST)
+    return plain if requested not in known and plain in known else requested
 
 
 def tags(state: ServerState) -> list[dict[str, Any]]:
@@ -42,8 +35,11 @@ def tags(state: ServerState) -> list[dict[str, Any]]:
     return [_entry(state, name, ready) for name in state.config.served_names]
 
 
-def running(state: ServerState, ready: Ready) -> list[dict[str, Any]]:
-    """The loaded models: all of them."""
+def running(state: ServerState) -> list[dict[str, Any]]:
+    """The loaded models: all of them, once the engine is ready."""
+    ready = state.client.ready
+    if ready is None:
+        return []
     size = ready.weight_bytes + ready.kv_bytes
     on_device = {
         "size": size,
@@ -58,11 +54,9 @@ def description(state: ServerState, ready: Ready) -> dict[str, Any]:
     """The answer of /api/show."""
     tokenizer = state.tokenizer
     template = tokenizer.template
-    lines: list[str] = []
-    for name, theirs in DEFAULTS.items():
-        value = getattr(tokenizer.defaults, name)
-        if value is not None:
-            lines.append(f"{theirs} {value}")
+    defaults = asdict(tokenizer.defaults)
+    values = {option: defaults.get(name) for option, name in SAMPLING.items()}
+    lines = [f"{option} {value}" for option, value in values.items() if value is not None]
     kind = ready.model_type
     return {
         "modified_at": _created(state),

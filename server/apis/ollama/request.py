@@ -1,4 +1,4 @@
-"""A body of /api/chat or /api/generate -> the ChatRequest that asks for the same."""
+"""A body of /api/chat or /api/generate -> a ChatRequest, or a CompletionRequest for raw text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from runtime.messages import Ready
 from server.apis.ollama.schema import (
+    SAMPLING,
     OllamaBody,
     OllamaCall,
     OllamaChatBody,
@@ -17,11 +19,17 @@ from server.apis.ollama.schema import (
     OllamaToolCall,
 )
 from server.apis.openai.chat_schema import ChatRequest
+from server.apis.openai.completions_schema import CompletionRequest
 from server.apis.openai.sampling_schema import LATER
 from server.apis.reasoning_switch import thinking_fields
 from server.errors import RequestError, UnsupportedParameter
+from server.generation.generation import require_ready
+from server.generation.off_loop import off_loop
+from server.generation.sampling_params import check_chars, fit_to_context
 from server.http.validation import MAX_MESSAGES, Unsupported, fields_of, items_of, parse
+from server.prompt.fim import prompt_with_gap
 from server.prompt.tokenizer import ChatTokenizer
+from server.state import ServerState
 
 MAX_CALLS = 16384  # each costs time to check, whatever it holds
 REFUSED_FIELDS: Mapping[str, Unsupported] = {
@@ -49,7 +57,7 @@ REFUSED_OPTIONS: Mapping[str, Unsupported] = {
 
 
 def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The body without options that ask for nothing.
+    """The body without unsupported options whose values change nothing.
 
     Raises UnsupportedParameter for an option or an image that cannot be honoured.
     """
@@ -86,16 +94,7 @@ FIELDS = {
     r"(messages\[\d+\])\.reasoning_content": r"\1.thinking",
     r"response_format\.json_schema\.schema": "format",
     "response_format": "format",
-    "max_tokens": "options.num_predict",
-    "temperature": "options.temperature",
-    "top_k": "options.top_k",
-    "top_p": "options.top_p",
-    "min_p": "options.min_p",
-    "seed": "options.seed",
-    "stop": "options.stop",
-    "repetition_penalty": "options.repeat_penalty",
-    "presence_penalty": "options.presence_penalty",
-    "frequency_penalty": "options.frequency_penalty",
+    **{name: f"options.{option}" for option, name in SAMPLING.items()},
 }
 
 
@@ -105,7 +104,13 @@ def to_chat_request(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatReque
     chat["messages"] = _messages(body.messages or [])
     last = chat["messages"][-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
-        _check_beginning(last["content"], len(chat["messages"]) - 1)
+        index = len(chat["messages"]) - 1
+        if not last["content"].strip():
+            raise RequestError(
+                f"`messages[{index}]` is the last one, of role assistant, and has no text for the "
+                "answer to go on from: give it some or leave the message out",
+                param=f"messages[{index}].content",
+            )
         chat["continue_final_message"] = True
     if body.tools:
         chat["tools"] = body.tools
@@ -120,25 +125,37 @@ def prompt_to_chat_request(body: OllamaGenerateBody, tokenizer: ChatTokenizer) -
     return parse(ChatRequest, _shared(body, tokenizer) | {"messages": messages})
 
 
-def _check_beginning(content: str, index: int) -> None:
-    """The answer goes on from a last message of the assistant, so that has to say something."""
-    if not content.strip():
-        raise RequestError(
-            f"`messages[{index}]` is the last one, of role assistant, and has no text for the "
-            "answer to go on from: give it some or leave the message out",
-            param=f"messages[{index}].content",
-        )
+async def to_completion_request(state: ServerState, body: OllamaGenerateBody) -> CompletionRequest:
+    """A text that goes to the model as it is: `raw`, or one with a gap before its `suffix`.
+
+    Raises RequestError if the model cannot fill a gap, or if the text is too long.
+    """
+    ready = require_ready(state)
+    tokenizer = state.tokenizer
+    text = body.prompt or ""
+    if body.suffix:
+        text = prompt_with_gap(text, body.suffix, tokenizer, body.model)
+    check_chars(len(text), tokenizer, ready, "prompt")
+    tokens = await off_loop(len(text), lambda: tokenizer.encode(text))
+    fields = body.sampling()
+    # Unlike OpenAI's completions, an answer may fill the context, and ends where that does.
+    room = fit_to_context(len(tokens), None, ready.max_model_len, body.model, "prompt")
+    fields["max_tokens"] = min(fields.get("max_tokens") or room, room)
+    return parse(CompletionRequest, fields | {"logprobs": body.num_logprobs, "prompt": tokens})
 
 
-def check_context(body: OllamaCall, ready: Ready) -> None:
-    """Raises RequestError if `num_ctx` asks for more than there is."""
-    wanted = body.options.num_ctx if body.options is not None else None
-    if wanted is not None and wanted > ready.max_model_len:
+def with_context(ready: Ready, body: OllamaCall) -> Ready:
+    """The engine's facts with the requested context length.  Raises RequestError if it is over."""
+    num_ctx = body.num_ctx
+    if num_ctx is None:
+        return ready
+    if num_ctx > ready.max_model_len:
         raise RequestError(
-            f"`options.num_ctx` is {wanted}, over the maximum context length "
+            f"`options.num_ctx` is {num_ctx}, over the maximum context length "
             f"{ready.max_model_len}: lower it or leave it out",
             param="options.num_ctx",
         )
+    return replace(ready, max_model_len=num_ctx)
 
 
 def _shared(body: OllamaBody, tokenizer: ChatTokenizer) -> dict[str, Any]:
@@ -154,7 +171,7 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         entry: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.tool_calls:
-            calls = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
+            calls = [_call(call, f"call_{index}_{n}") for n, call in enumerate(message.tool_calls)]
             entry["tool_calls"] = calls
             waiting = [(call["id"], call["function"]["name"]) for call in calls]
         if message.thinking:
@@ -167,19 +184,19 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     return entries
 
 
-def _call(call: OllamaToolCall, index: int, place: int) -> dict[str, Any]:
-    # Ollama's calls need no id; ours tie a result to its call.
+def _call(call: OllamaToolCall, default_id: str) -> dict[str, Any]:
+    # Ollama's calls need no id; a ChatRequest's tie a result to its call.
     function = {
         "name": call.function.name,
         "arguments": orjson.dumps(call.function.arguments).decode(),
     }
-    return {"id": call.id or f"call_{index}_{place}", "type": "function", "function": function}
+    return {"id": call.id or default_id, "type": "function", "function": function}
 
 
 def _answered(message: OllamaMessage, index: int, waiting: list[tuple[str, str]]) -> str:
     """The id of the call that a result is for: the first of its name, else the first."""
-    for place, (id, name) in enumerate(waiting):
+    for position, (id, name) in enumerate(waiting):
         if message.tool_name in (None, "", name):
-            del waiting[place]
+            del waiting[position]
             return id
     return f"call_{index}"

@@ -9,17 +9,18 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from runtime.messages import Ready
 from server.apis.field_names import map_error_fields
-from server.apis.ollama import models as models
-from server.apis.ollama.answer import STREAM, OllamaAnswer
-from server.apis.ollama.raw_prompt import text_of
+from server.apis.ollama import models
+from server.apis.ollama.answer import STREAM, OllamaAnswer, parsed_text
 from server.apis.ollama.request import (
     FIELDS,
     REFUSED_FIELDS,
-    check_context,
     known_fields,
     prompt_to_chat_request,
     to_chat_request,
+    to_completion_request,
+    with_context,
 )
 from server.apis.ollama.schema import (
     OllamaBody,
@@ -33,10 +34,8 @@ from server.errors import RequestError
 from server.generation.chat_request import (
     CHARS_PER_MESSAGE,
     GeneratedAnswer,
-    ParsedChunk,
     prepare_chat,
 )
-from server.generation.choice import Choice, TextChunk
 from server.generation.generation import Generation, require_ready
 from server.generation.off_loop import off_loop
 from server.generation.text_request import submit_texts
@@ -58,7 +57,6 @@ from server.http.request_context import prefix_salt
 from server.http.sse import EventStream, EventWriter, while_connected
 from server.http.validation import Unsupported, parse
 from server.state import ServerState, state_of
-from server.tool_calls.parser.deltas import ContentDelta
 
 endpoints = Endpoints("Ollama's API", ErrorFormat.OLLAMA, "application/x-ndjson")
 HEAD: dict[str, Schema] = {"model": TEXT, "created_at": TEXT, "done": FLAG}
@@ -96,14 +94,14 @@ B = TypeVar("B", bound=OllamaCall)
 )
 async def chat(request: Request) -> Response:
     state = state_of(request)
-    name, body = await read_call(request, state, OllamaChatBody, REFUSED_FIELDS)
-    answer = _answer_of(state, name, body, chat=True)
+    name, body, _ = await read_call(request, state, OllamaChatBody, REFUSED_FIELDS)
+    answer = OllamaAnswer(name, body, state.tokenizer)
     if not body.messages:
         return _loaded(body, answer)
     work = CHARS_PER_MESSAGE * len(body.messages)
-    with map_error_fields((), FIELDS):  # the messages are called the same
-        wanted = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
-        return await _answered(request, state, body, wanted, answer)
+    with map_error_fields((), FIELDS):  # messages have the same name in both APIs
+        chat_request = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
+        return await _answered(request, state, body, chat_request, answer)
 
 
 @endpoints.post(
@@ -116,20 +114,20 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     state = state_of(request)
-    name, body = await read_call(request, state, OllamaGenerateBody, REFUSED_FIELDS)
-    answer = _answer_of(state, name, body, chat=False)
+    name, body, _ = await read_call(request, state, OllamaGenerateBody, REFUSED_FIELDS)
+    answer = OllamaAnswer(name, body, state.tokenizer)
     if not body.prompt and not body.suffix:
         return _loaded(body, answer)
     if body.raw or body.suffix:
         salt = prefix_salt(request, None)
-        with map_error_fields((), FIELDS), state.admission.reserve(1) as places:
-            text = await text_of(state, body)
-            generation, _ = await submit_texts(state, text, salt, ROUTE, places)
+        with map_error_fields((), FIELDS), state.admission.reserve(1) as slots:
+            completion = await to_completion_request(state, body)
+            generation, _ = await submit_texts(state, completion, salt, ROUTE, slots)
         return await _continued(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
     with map_error_fields(paths, FIELDS | {"messages$": "prompt"}):
-        wanted = prompt_to_chat_request(body, state.tokenizer)
-        return await _answered(request, state, body, wanted, answer)
+        chat_request = prompt_to_chat_request(body, state.tokenizer)
+        return await _answered(request, state, body, chat_request, answer)
 
 
 @endpoints.get("/api/tags", summary="List the served models (Ollama)", head=True, answer=MODELS)
@@ -141,9 +139,7 @@ async def tags(request: Request) -> Response:
 @endpoints.get("/api/ps", summary="List the loaded models (Ollama)", head=True, answer=MODELS)
 async def running(request: Request) -> Response:
     parse_query(NoQuery, request.query_params)
-    state = state_of(request)
-    ready = state.client.ready
-    return JsonBody(orjson.dumps({"models": [] if ready is None else models.running(state, ready)}))
+    return JsonBody(orjson.dumps({"models": models.running(state_of(request))}))
 
 
 @endpoints.post(
@@ -152,12 +148,12 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     state = state_of(request)
     body = await read_any(request, lambda fields: parse(ShowBody, fields))
-    asked = body.model or body.name
-    if asked is None:
+    requested = body.model or body.name
+    if requested is None:
         raise RequestError(
             "`model` is required: add it", param="model", code="missing_required_parameter"
         )
-    state.check_model(models.served_name(state, asked))
+    state.check_model(models.served_name(state, requested))
     return JsonBody(orjson.dumps(models.description(state, require_ready(state))))
 
 
@@ -170,9 +166,16 @@ async def version(request: Request) -> Response:
 
 
 async def read_call(
-    request: Request, state: ServerState, model: type[B], unsupported: Mapping[str, Unsupported]
-) -> tuple[str, B]:
-    """The name that the caller calls the model by, and the checked body with its served name."""
+    request: Request,
+    state: ServerState,
+    model: type[B],
+    unsupported: Mapping[str, Unsupported] | None = None,
+) -> tuple[str, B, Ready]:
+    """The model's name as the client writes it, the checked body, and the engine's facts.
+
+    The body has the served name; the facts have the requested context length.
+    Raises RequestError.
+    """
 
     def check(fields: dict[str, Any]) -> B:
         body = parse(model, known_fields(fields), unsupported)
@@ -182,28 +185,12 @@ async def read_call(
     body = await read_any(request, check)
     served = models.served_name(state, body.model)
     state.check_model(served)
-    check_context(body, require_ready(state))
-    return body.model, body.model_copy(update={"model": served})
-
-
-def _answer_of(state: ServerState, name: str, body: OllamaBody, *, chat: bool) -> OllamaAnswer:
-    top = (body.top_logprobs or 0) if body.logprobs else None
-    return OllamaAnswer(name, state.tokenizer, chat=chat, top_logprobs=top)
-
-
-def check_stays(body: OllamaCall) -> None:
-    """Raises RequestError for a body without a prompt that asks to unload the model."""
-    if body.unloads:
-        raise RequestError(
-            "`keep_alive` is 0 without a prompt, which asks to unload the model: this server keeps "
-            "its model until it is stopped",
-            param="keep_alive",
-            code="unsupported_parameter",
-        )
+    ready = with_context(require_ready(state), body)
+    return body.model, body.model_copy(update={"model": served}), ready
 
 
 def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
-    check_stays(body)
+    body.check_stays()
     media = STREAM.media_type if body.streams else "application/json"
     return Response(answer.loaded(), media_type=media)
 
@@ -212,11 +199,11 @@ async def _answered(
     request: Request,
     state: ServerState,
     body: OllamaBody,
-    wanted: ChatRequest,
+    chat_request: ChatRequest,
     answer: OllamaAnswer,
 ) -> Response:
     salt = prefix_salt(request, None)
-    turn = await prepare_chat(state, wanted, salt, ROUTE, may_end_early=True)
+    turn = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
     if body.streams:
 
         async def produce(writer: EventWriter) -> None:
@@ -231,22 +218,14 @@ async def _continued(
     request: Request, body: OllamaBody, generation: Generation, answer: OllamaAnswer
 ) -> Response:
     """The answer to a text that is no conversation."""
-
-    def part_of(piece: TextChunk) -> ParsedChunk:
-        return ParsedChunk(
-            [ContentDelta(piece.text)] if piece.text else [], piece.scored, piece.finish
-        )
-
-    def render(choice: Choice, piece: TextChunk) -> bytes:
-        return answer.render(choice, part_of(piece))
-
-    async def produce(writer: EventWriter) -> None:
-        await generation.stream(render, writer.write, writer.write_now)
-
     if body.streams:
+
+        async def produce(writer: EventWriter) -> None:
+            await generation.stream(answer.render_text, writer.write, writer.write_now)
+
         return EventStream(produce, generation.close, STREAM)
-    [pieces] = await while_connected(request.receive, generation.collect(), generation.close)
+    [chunks] = await while_connected(request.receive, generation.collect(), generation.close)
     whole = GeneratedAnswer(generation.choices[0])
-    for piece in pieces:
-        whole.add(part_of(piece))
+    for chunk in chunks:
+        whole.add(parsed_text(chunk))
     return JsonBody(await answer.whole(whole))

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's POST /api/chat, /api/generate and /api/show, and what others share."""
+"""Bodies of Ollama's API."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ from server.apis.openai.sampling_schema import INT64, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, FunctionTool
 from server.errors import RequestError
 from server.http.validation import MAX_MESSAGES, WRONG_KIND, Body, by_kind, few_entries
+
+# option -> its name in a ChatRequest or a CompletionRequest
+SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "num_predict": "max_tokens",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
 
 
 class OllamaOptions(Body):
@@ -40,20 +54,13 @@ class OllamaOptions(Body):
     numa: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The same as fields of a ChatRequest or a CompletionRequest."""
-        endless = self.num_predict is not None and self.num_predict < 0
-        return {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "seed": None if self.seed == -1 else self.seed,  # -1 asks for any
-            "max_tokens": None if endless else self.num_predict,
-            "stop": self.stop,
-            "repetition_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-        }
+        """The options as fields of a ChatRequest or a CompletionRequest."""
+        fields = {name: getattr(self, option) for option, name in SAMPLING.items()}
+        if self.seed == -1:  # any
+            fields["seed"] = None
+        if self.num_predict is not None and self.num_predict < 0:  # no limit
+            fields["max_tokens"] = None
+        return fields
 
 
 Format = Annotated[
@@ -86,7 +93,7 @@ Think = Annotated[
 class CalledFunction(Body):
     name: FunctionName
     arguments: Annotated[dict[str, Any], BeforeValidator(few_entries(1024))]
-    index: int | None = None  # its place among the calls, which their order tells
+    index: int | None = None  # unused: the calls are in order
 
 
 class OllamaToolCall(Body):
@@ -106,23 +113,32 @@ class OllamaMessage(Body):
 
 
 class OllamaCall(Body):
-    """What every request to the model has."""
+    """The fields of every request to the model."""
 
     model: str = Field(min_length=1)
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None  # the model stays loaded however long is asked
 
     @property
-    def unloads(self) -> bool:
-        """keep_alive is 0: with no prompt, Ollama's way to unload a model."""
-        return self.keep_alive is not None and not re.search("[1-9]", str(self.keep_alive))
+    def num_ctx(self) -> int | None:
+        return None if self.options is None else self.options.num_ctx
+
+    def check_stays(self) -> None:
+        """Raises RequestError for a body without a prompt that asks to unload the model."""
+        if self.keep_alive is not None and not re.search("[1-9]", str(self.keep_alive)):
+            raise RequestError(
+                "`keep_alive` is 0 without a prompt, which asks to unload the model: this server "
+                "keeps its model until it is stopped",
+                param="keep_alive",
+                code="unsupported_parameter",
+            )
 
     def check(self) -> None:
         """The rules between fields.  Raises RequestError."""
 
 
 class OllamaBody(OllamaCall):
-    """What chat and generate share."""
+    """The fields that chat and generate share."""
 
     format: Format | None = None
     stream: bool | None = None  # null is true here
@@ -133,6 +149,11 @@ class OllamaBody(OllamaCall):
     @property
     def streams(self) -> bool:
         return self.stream is not False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives of each token are requested; None for no log-probabilities."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
     def check(self) -> None:
         predict = self.options.num_predict if self.options is not None else None
@@ -149,7 +170,7 @@ class OllamaBody(OllamaCall):
             )
 
     def sampling(self) -> dict[str, Any]:
-        """What both a ChatRequest and a CompletionRequest have fields for."""
+        """The fields that a ChatRequest and a CompletionRequest share."""
         options = {} if self.options is None else self.options.sampling()
         fields = {"model": self.model, "stream": self.streams, **options}
         if isinstance(self.format, dict):

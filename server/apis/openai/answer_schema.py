@@ -28,6 +28,9 @@ USAGE = object_of(
         reasoning_tokens=COUNT, accepted_prediction_tokens=COUNT, rejected_prediction_tokens=COUNT
     ),
 )
+EMBEDDINGS_USAGE = object_of(
+    prompt_tokens=COUNT, total_tokens=COUNT, prompt_tokens_details=object_of(cached_tokens=COUNT)
+)
 FUNCTION_CALL = object_of(
     id=TEXT, type=word("function"), function=object_of(name=TEXT, arguments=TEXT)
 )
@@ -36,7 +39,7 @@ MESSAGE = with_optional(
     object_of(role=word("assistant"), content=or_null(TEXT), refusal={"type": "null"}),
     reasoning=TEXT,
     reasoning_content=TEXT,
-    tool_calls=list_of({"anyOf": [FUNCTION_CALL, CUSTOM_CALL]}),
+    tool_calls=list_of(any_of(FUNCTION_CALL, CUSTOM_CALL)),
 )
 TIMINGS = object_of(
     queue_seconds=or_null(NUMBER),
@@ -82,16 +85,22 @@ TEXT_CHOICE = with_optional(
     prompt_logprobs=list_of(or_null(ANY_OBJECT)),
     timings=TIMINGS,
 )
-CHAT = with_optional(
-    object_of(
+
+
+def _completion(kind: str, choice: Schema) -> Schema:
+    """Without `usage`, which a chunk may lack."""
+    return object_of(
         id=TEXT,
-        object=word("chat.completion"),
+        object=word(kind),
         created=COUNT,
         model=TEXT,
         system_fingerprint=TEXT,
-        choices=list_of(CHAT_CHOICE),
-        usage=USAGE,
-    ),
+        choices=list_of(choice),
+    )
+
+
+CHAT = with_optional(
+    with_required(_completion("chat.completion", CHAT_CHOICE), usage=USAGE),
     prompt_logprobs=or_null(list_of(or_null(ANY_OBJECT))),
     prompt_token_ids=list_of(COUNT),
     service_tier=word("default"),
@@ -101,39 +110,20 @@ STORED_CHAT = with_required(CHAT, metadata=METADATA)
 STORED_MESSAGE = object_of(
     id=TEXT, role=TEXT, content=or_null(TEXT), content_parts=or_null(list_of(ANY_OBJECT))
 )
-COMPLETION = object_of(
-    id=TEXT,
-    object=word("text_completion"),
-    created=COUNT,
-    model=TEXT,
-    system_fingerprint=TEXT,
-    choices=list_of(TEXT_CHOICE),
-    usage=USAGE,
-)
+COMPLETION = with_required(_completion("text_completion", TEXT_CHOICE), usage=USAGE)
 
 
-def choice_of_chunk(choice: Schema, **fields: Schema) -> Schema:
-    """A choice of a chunk, for that of a whole answer; `fields` are those that differ."""
-    shown = {**choice["properties"], **fields}
-    shown.pop("message", None)
-    shown["finish_reason"] = or_null(shown["finish_reason"])
-    required = ["index", *fields, "finish_reason"]
-    return {"type": "object", "properties": shown, "required": required}
+def _chunk(kind: str, choice: Schema, **delta: Schema) -> Schema:
+    """choice: of the whole completion; delta: the field of a chunk's choice in place of its text"""
+    properties = {**choice["properties"], **delta}
+    properties.pop("message", None)
+    properties["finish_reason"] = or_null(properties["finish_reason"])
+    required = ["index", *delta, "finish_reason"]
+    choice = {"type": "object", "properties": properties, "required": required}
+    return with_optional(_completion(kind, choice), usage=or_null(USAGE))
 
 
-def chunk_of(kind: str, choice: Schema) -> Schema:
-    whole = object_of(
-        id=TEXT,
-        object=word(kind),
-        created=COUNT,
-        model=TEXT,
-        system_fingerprint=TEXT,
-        choices=list_of(choice),
-    )
-    return with_optional(whole, usage=or_null(USAGE))
-
-
-CALL_PART = with_optional(
+CALL_DELTA = with_optional(
     object_of(index=COUNT), id=TEXT, type=TEXT, function=object_of(arguments=TEXT)
 )
 DELTA = with_optional(
@@ -142,65 +132,44 @@ DELTA = with_optional(
     content=or_null(TEXT),
     reasoning=TEXT,
     reasoning_content=TEXT,
-    tool_calls=list_of(any_of(CALL_PART, CUSTOM_CALL)),
+    tool_calls=list_of(any_of(CALL_DELTA, CUSTOM_CALL)),
 )
-CHAT_CHUNK = with_optional(
-    chunk_of("chat.completion.chunk", choice_of_chunk(CHAT_CHOICE, delta=DELTA)),
-    service_tier=word("default"),
-)
-TEXT_CHUNK = chunk_of("text_completion", choice_of_chunk(TEXT_CHOICE, text=TEXT))
 
 
-def openai_events(chunk: Schema) -> Schema:
-    """One event of a stream of these chunks: a chunk, an error or the end."""
+def _event(chunk: Schema) -> Schema:
+    """One event of a stream: a chunk, an error or the end."""
     return object_of(data=any_of({"const": "[DONE]"}, json_text(any_of(chunk, ERROR))))
 
 
-CHAT_EVENT = openai_events(CHAT_CHUNK)
-COMPLETION_EVENT = openai_events(TEXT_CHUNK)
-
-EMBEDDINGS_USAGE = object_of(
-    prompt_tokens=COUNT,
-    total_tokens=COUNT,
-    prompt_tokens_details=object_of(cached_tokens=COUNT),
+CHAT_EVENT = _event(
+    with_optional(
+        _chunk("chat.completion.chunk", CHAT_CHOICE, delta=DELTA), service_tier=word("default")
+    )
 )
+COMPLETION_EVENT = _event(_chunk("text_completion", TEXT_CHOICE, text=TEXT))
+
 EMBEDDINGS = object_of(
     object=word("list"),
     data=list_of(
-        object_of(
-            object=word("embedding"),
-            index=COUNT,
-            embedding={"anyOf": [list_of(NUMBER), TEXT]},
-        )
+        object_of(object=word("embedding"), index=COUNT, embedding=any_of(list_of(NUMBER), TEXT))
     ),
     model=TEXT,
     usage=EMBEDDINGS_USAGE,
 )
+COSINE: Schema = {"type": "number", "minimum": -1, "maximum": 1}
 SCORES = object_of(
     id=TEXT,
     object=word("list"),
     created=COUNT,
     model=TEXT,
-    data=list_of(
-        object_of(
-            index=COUNT,
-            object=word("score"),
-            score={"type": "number", "minimum": -1, "maximum": 1},
-        )
-    ),
+    data=list_of(object_of(index=COUNT, object=word("score"), score=COSINE)),
     usage=EMBEDDINGS_USAGE,
 )
 RANKING = object_of(
     id=TEXT,
     model=TEXT,
     results=list_of(
-        with_optional(
-            object_of(
-                index=COUNT,
-                relevance_score={"type": "number", "minimum": -1, "maximum": 1},
-            ),
-            document=object_of(text=TEXT),
-        )
+        with_optional(object_of(index=COUNT, relevance_score=COSINE), document=object_of(text=TEXT))
     ),
     usage=EMBEDDINGS_USAGE,
 )

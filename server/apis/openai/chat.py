@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.apis.openai.answer_schema import CHAT, CHAT_EVENT, STORED_CHAT, STORED_MESSAGE
-from server.apis.openai.chat_answer import ChatAnswer, Keep
-from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
+from server.apis.openai.chat_answer import ChatAnswer
+from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest, check_parts
 from server.apis.openai.chat_store import ChatChange, ChatsQuery, ChatStore, MessagesQuery
-from server.apis.openai.content_schema import check_parts
 from server.generation.chat_request import prepare_chat
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
@@ -37,29 +37,19 @@ endpoints = Endpoints("chat and text")
 async def chat_completions(request: Request) -> Response:
     state = state_of(request)
     body = await read_checked(request, checked)
-    keep = await _keeper(request, body)
-    turn = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
-    answer = ChatAnswer(state, turn, keep)
+    keep = None
+    if body.store:
+        store = _store(request)
+        await store.check()
+        keep = partial(store.keep, body=body)
+    chat = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
+    answer = ChatAnswer(state, chat, keep)
     if body.stream:
-        return EventStream(answer.stream, turn.close)
-    return JsonBody(await while_connected(request.receive, answer.whole(), turn.close))
-
-
-async def _keeper(request: Request, body: ChatRequest) -> Keep | None:
-    """What keeps the answer, if it shall be.  Raises Unavailable if nothing can be kept now."""
-    if not body.store:
-        return None
-    store = ChatStore(state_of(request).responses, owner_of(request))
-    await store.check()
-
-    async def keep(completion: dict[str, Any]) -> None:
-        await store.keep(completion, body)
-
-    return keep
+        return EventStream(answer.stream, chat.close)
+    return JsonBody(await while_connected(request.receive, answer.whole(), chat.close))
 
 
 def checked(fields: dict[str, Any]) -> ChatRequest:
-    """Raises RequestError that names the wrong field."""
     check_parts(fields)
     return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import orjson
 
-from server.generation.chat_request import ChatTurn, GeneratedAnswer, GeneratedToolCall, ParsedChunk
+from server.generation.chat_request import (
+    ChatGeneration,
+    GeneratedAnswer,
+    GeneratedToolCall,
+    ParsedChunk,
+)
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs, prompt_logprobs
 from server.generation.off_loop import off_loop
@@ -22,58 +27,54 @@ Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class ChatAnswer:
-    """Writes the answer to one chat request, whole or in chunks."""
-
-    def __init__(self, state: ServerState, turn: ChatTurn, keep: Keep | None = None) -> None:
-        """`keep(answer)` is awaited at the end, where the answer shall be stored."""
+    def __init__(self, state: ServerState, chat: ChatGeneration, keep: Keep | None = None) -> None:
+        """keep: stores the answer at its end"""
         self._keep = keep
         self._tokenizer = state.tokenizer
-        self._body = turn.body
-        self._model_ends = eos_ids_of(turn.body, state.tokenizer)
-        self._turn = turn
+        self._body = chat.body
+        self._model_ends = eos_ids_of(chat.body, state.tokenizer)
+        self._chat = chat
         self._head: dict[str, object] = {
-            "id": f"chatcmpl-{turn.generation.name}",
+            "id": f"chatcmpl-{chat.generation.name}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": turn.body.model,
+            "model": chat.body.model,
             "system_fingerprint": state.fingerprint(),
         }
-        if turn.body.service_tier is not None:
+        if chat.body.service_tier is not None:
             self._head["service_tier"] = "default"
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""
-        whole = await self._completion(await self._turn.collect())
+        completion = await self._completion(await self._chat.collect())
         if self._keep is not None:
-            await self._keep(whole)
-        return orjson.dumps(whole)
+            await self._keep(completion)
+        return orjson.dumps(completion)
 
     async def _completion(self, answers: list[GeneratedAnswer]) -> dict[str, Any]:
         """With choices as fragments of JSON: of many log-probabilities not all are objects at once,
         and other streams go on between two choices."""
-        body = self._body
-        tokens = sum([len(answer.scored) for answer in answers])
-        tokens += len(answers[0].choice.prompt_scores or ())
+        body, first = self._body, answers[0].choice
+        tokens = sum([len(answer.scored) for answer in answers]) + len(first.prompt_scores or ())
         top = max(body.top_logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
-        work = CHARS_PER_LOGPROB * tokens * (1 + top)
-        return await off_loop(work, lambda: self._built(answers))
 
-    def _built(self, answers: list[GeneratedAnswer]) -> dict[str, Any]:
-        whole = self._head | {
-            "choices": [orjson.Fragment(orjson.dumps(self._choice(each))) for each in answers],
-            "usage": self._turn.usage(),
-        }
-        if self._body.prompt_logprobs is not None:
-            first = answers[0].choice
-            scores = prompt_logprobs(
-                self._tokenizer, first.prompt, first.prompt_scores, self._body.prompt_logprobs
-            )
-            whole["prompt_logprobs"] = orjson.Fragment(orjson.dumps(scores))
-        if self._body.return_token_ids:
-            whole["prompt_token_ids"] = answers[0].choice.prompt
-        if self._keep is not None:
-            whole["metadata"] = self._body.metadata or {}
-        return whole
+        def work() -> dict[str, Any]:
+            whole = self._head | {
+                "choices": [orjson.Fragment(orjson.dumps(self._choice(each))) for each in answers],
+                "usage": self._chat.usage(),
+            }
+            if body.prompt_logprobs is not None:
+                scores = prompt_logprobs(
+                    self._tokenizer, first.prompt, first.prompt_scores, body.prompt_logprobs
+                )
+                whole["prompt_logprobs"] = orjson.Fragment(orjson.dumps(scores))
+            if body.return_token_ids:
+                whole["prompt_token_ids"] = first.prompt
+            if self._keep is not None:
+                whole["metadata"] = body.metadata or {}
+            return whole
+
+        return await off_loop(CHARS_PER_LOGPROB * tokens * (1 + top), work)
 
     def _choice(self, answer: GeneratedAnswer) -> dict[str, object]:
         content, reasoning = answer.content, answer.reasoning
@@ -112,13 +113,13 @@ class ChatAnswer:
         """Write role, content, finish and usage chunks."""
         head = self._head
         self._head = head | {"object": "chat.completion.chunk"}
-        answers = [GeneratedAnswer(choice) for choice in self._turn.choices] if self._keep else []
+        answers = [GeneratedAnswer(choice) for choice in self._chat.choices] if self._keep else []
         contents: dict[int, DeltaFrame] = {}
 
-        def render(choice: Choice, part: ParsedChunk) -> bytes:
+        def render(choice: Choice, parsed: ParsedChunk) -> bytes:
             data = b""
             if answers:
-                answers[choice.index].add(part)
+                answers[choice.index].add(parsed)
             content = contents.get(choice.index)
             if content is None:
                 content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
@@ -127,43 +128,40 @@ class ChatAnswer:
                 if self._body.return_token_ids:
                     first["prompt_token_ids"] = choice.prompt
                 data = frame(first)
-            data += self._deltas(choice, part, content)
-            if part.finish is not None:
-                data += frame(self._chunk(choice, {}, finish=part.finish))
+            data += self._deltas(choice, parsed, content)
+            if parsed.finish is not None:
+                data += frame(self._chunk(choice, {}, finish=parsed.finish))
             return data
 
-        await self._turn.stream(render, writer.write, writer.write_now)
+        await self._chat.stream(render, writer.write, writer.write_now)
         if self._keep is not None:
             await self._keep(await self._completion(answers) | head)
         if self._body.include_usage:
-            tail: dict[str, object] = {"choices": [], "usage": self._turn.usage()}
+            tail: dict[str, object] = {"choices": [], "usage": self._chat.usage()}
             await writer.write(frame(self._head | tail))
 
-    def _deltas(self, choice: Choice, part: ParsedChunk, content: DeltaFrame) -> bytes:
+    def _deltas(self, choice: Choice, parsed: ParsedChunk, content: DeltaFrame) -> bytes:
         body = self._body
+        deltas, scored = parsed.deltas, parsed.scored
         if body.include_reasoning is False:
-            part = without_reasoning(part)
-        if body.logprobs or body.return_token_ids or body.continuous_usage:
-            return self._detailed_deltas(choice, part)
-        return b"".join(
-            [
-                content.of(delta.text)
-                if isinstance(delta, ContentDelta)
-                else frame(self._chunk(choice, delta_of(delta)))
-                for delta in part.deltas
-            ]
-        )
-
-    def _detailed_deltas(self, choice: Choice, part: ParsedChunk) -> bytes:
-        """Log-probabilities and token ids travel with the first delta of their Output."""
-        deltas, scored = part.deltas, part.scored
-        tokens = list(part.tokens) if self._body.return_token_ids else []
+            deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+        if not (body.logprobs or body.return_token_ids or body.continuous_usage):
+            return b"".join(
+                [
+                    content.of(delta.text)
+                    if isinstance(delta, ContentDelta)
+                    else frame(self._chunk(choice, _delta(delta)))
+                    for delta in deltas
+                ]
+            )
+        # Log-probabilities and token ids travel with the first delta of their RequestOutput.
+        tokens = list(parsed.tokens) if body.return_token_ids else []
         if not deltas and (scored or tokens):
             deltas = [ContentDelta("")]
         data = b""
         for delta in deltas:
-            chunk = self._chunk(choice, delta_of(delta), logprobs=self._logprobs(scored))
-            if self._body.return_token_ids:
+            chunk = self._chunk(choice, _delta(delta), logprobs=self._logprobs(scored))
+            if body.return_token_ids:
                 chunk["choices"][0]["token_ids"] = tokens
             data += frame(chunk)
             scored, tokens = [], []
@@ -177,36 +175,31 @@ class ChatAnswer:
         logprobs: dict[str, object] | None = None,
         finish: str | None = None,
     ) -> dict[str, Any]:
-        part: dict[str, object] = {
+        entry: dict[str, object] = {
             "index": choice.index,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish,
         }
         if finish is not None:
-            part["stop_reason"] = choice.stop_reason(self._model_ends)
+            entry["stop_reason"] = choice.stop_reason(self._model_ends)
             if self._body.timings:
-                part["timings"] = timings(choice)
-        chunk: dict[str, Any] = self._head | {"choices": [part]}
+                entry["timings"] = timings(choice)
+        chunk: dict[str, Any] = self._head | {"choices": [entry]}
         if self._body.include_usage:
-            chunk["usage"] = self._turn.usage() if self._body.continuous_usage else None
+            chunk["usage"] = self._chat.usage() if self._body.continuous_usage else None
         return chunk
 
 
-def _call(made: GeneratedToolCall) -> dict[str, object]:
-    if made.custom:
-        custom = {"name": made.name, "input": made.arguments}
-        return {"id": made.id, "type": "custom", "custom": custom}
-    function = {"name": made.name, "arguments": made.arguments}
-    return {"id": made.id, "type": "function", "function": function}
+def _call(call: GeneratedToolCall) -> dict[str, object]:
+    if call.custom:
+        custom = {"name": call.name, "input": call.arguments}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
-def without_reasoning(part: ParsedChunk) -> ParsedChunk:
-    shown = [delta for delta in part.deltas if not isinstance(delta, ReasoningDelta)]
-    return part._replace(deltas=shown)
-
-
-def delta_of(delta: Delta) -> dict[str, object]:
+def _delta(delta: Delta) -> dict[str, object]:
     """The `delta` of a chunk."""
     if isinstance(delta, ContentDelta):
         return {"content": delta.text}

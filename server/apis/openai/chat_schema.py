@@ -1,4 +1,4 @@
-"""Body of POST /v1/chat/completions."""
+"""Body of POST /v1/chat/completions: the messages, their content, the fields around them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.apis.openai.content_schema import Content
 from server.apis.openai.sampling_schema import LATER, UNSUPPORTED, SamplingBody
 from server.apis.openai.tools_schema import (
     INPUT,
-    MAX_TOOLS,
     AllowedTools,
     FunctionWord,
     NamedCustom,
     NamedFunction,
     Tool,
     ToolChoice,
+    Tools,
     check_tools,
     kind_tag,
 )
-from server.errors import RequestError
+from server.errors import RequestError, UnsupportedParameter
 from server.http.validation import (
     MAX_MESSAGES,
     WRONG_KIND,
     Body,
     Unsupported,
+    by_kind,
     few_entries,
+    fields_of,
+    items_of,
 )
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-# Keys of chat_template_kwargs that the server itself hands to the template.
+MAX_PARTS = 16384  # of all messages: each costs time to check, whatever it holds
+# Keys of chat_template_kwargs that the server itself passes to the template.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize")
 
 
@@ -43,7 +45,42 @@ def _scalar(value: object) -> object:
     return value
 
 
-Scalar = Annotated[Any, AfterValidator(_scalar)]
+TemplateOptions = Annotated[
+    dict[str, Annotated[Any, AfterValidator(_scalar)]], BeforeValidator(few_entries(32))
+]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Body):
+    """Of an answer by OpenAI's models, sent back."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _part_tag(value: object) -> str:
+    # Whatever is neither gets the text part's errors.
+    is_refusal = isinstance(value, RefusalPart) or fields_of(value).get("type") == "refusal"
+    return "~refusal" if is_refusal else "~text"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("~text")] | Annotated[RefusalPart, Tag("~refusal")],
+    Discriminator(_part_tag),
+]
+Content = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[Part], Field(min_length=1, max_length=1024), Tag("~parts")],
+    by_kind("a string or an array of text parts", string="~text", array="~parts"),
+]
 
 
 class FunctionCall(Body):
@@ -69,7 +106,7 @@ class CustomToolCall(Body):
 
     @cached_property
     def function(self) -> FunctionCall:
-        """The call as the model wrote it."""
+        """The call of the function that stands for the custom tool."""
         arguments = orjson.dumps({INPUT: self.custom.input}).decode()
         return FunctionCall(name=self.custom.name, arguments=arguments)
 
@@ -81,26 +118,25 @@ ToolCall = Annotated[
 
 
 class Message(Body):
-    role: Role
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    # Empty ones come from clients that return other servers' answers as they are.
+    # May be empty, and the fields from `refusal` on may be there at all, because clients return
+    # answers, of other servers too, as they are.
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
-    # Sent back by clients that return answers as they are; instead of the content.
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    # LiteLLM's notes about an answer, which it sends back; no part of the conversation.
+    # LiteLLM's notes about an answer; no part of the conversation.
     provider_specific_fields: (
         Annotated[dict[str, Any], BeforeValidator(few_entries(128))] | None
     ) = None
 
-    def thought(self) -> str:
-        """The reasoning, under either of its names."""
+    def reasoning_text(self) -> str:
         return self.reasoning_content or self.reasoning or ""
 
     def text(self) -> str | None:
@@ -109,6 +145,9 @@ class Message(Body):
         if self.content is None or isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content)
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
 class Prediction(Body):
@@ -124,19 +163,15 @@ Metadata = Annotated[
 
 
 class ChatRequest(SamplingBody):
-    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=MAX_MESSAGES
-    )
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
-        None
-    )
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
@@ -153,18 +188,18 @@ class ChatRequest(SamplingBody):
     prompt_cache_key: str | None = None
 
     def limit(self) -> int | None:
-        """The wanted number of tokens, under either of its names."""
+        """The requested number of tokens, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def offered(self) -> list[tuple[int, Tool]]:
-        """What the model may call, with its place in `tools`; nothing with tool_choice none."""
+        """Tools that the model may call, with their indices in `tools`."""
         if self.tool_choice == "none":
             return []
         tools = list(enumerate(self.tools or []))
         if not isinstance(self.tool_choice, AllowedTools):
             return tools
         allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
-        return [(place, tool) for place, tool in tools if tool.function.name in allowed]
+        return [(index, tool) for index, tool in tools if tool.function.name in allowed]
 
     def offered_tools(self) -> list[Tool]:
         return [tool for _, tool in self.offered()]
@@ -181,7 +216,7 @@ class ChatRequest(SamplingBody):
         return choice.function.name if isinstance(choice, NamedFunction | NamedCustom) else None
 
     def one_call(self) -> bool:
-        """Whether an answer may have one call at most: a function that is named is called once."""
+        """Whether an answer may have one call at most, as it has of a named function."""
         return self.parallel_tool_calls is False or self.named_tool() is not None
 
     def num_logprobs(self) -> int | None:
@@ -191,10 +226,8 @@ class ChatRequest(SamplingBody):
         """The rules between fields.  Raises RequestError."""
         self.check_sampling()
         check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
-        if self.max_tokens != self.max_completion_tokens and None not in (
-            self.max_tokens,
-            self.max_completion_tokens,
-        ):
+        limits = (self.max_tokens, self.max_completion_tokens)
+        if None not in limits and limits[0] != limits[1]:
             raise RequestError(
                 f"`max_tokens` is {self.max_tokens} and `max_completion_tokens` is "
                 f"{self.max_completion_tokens}: send one of the two",
@@ -213,10 +246,34 @@ class ChatRequest(SamplingBody):
                 param="continue_final_message",
             )
         for key in self.chat_template_kwargs or ():
+            path = f"chat_template_kwargs.{key}"
             if key in RESERVED or key.startswith("_"):
-                raise RequestError(
-                    f"`chat_template_kwargs.{key}` is set by the server: leave it out",
-                    param=f"chat_template_kwargs.{key}",
+                raise RequestError(f"`{path}` is set by the server: leave it out", param=path)
+
+
+def check_parts(fields: dict[str, Any]) -> None:
+    """Raises RequestError for more content parts and tool calls than are checked in little time,
+    UnsupportedParameter with the path of a content part that is not text.
+    """
+    count = 0
+    for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
+        parts = items_of(fields_of(message).get("content"))
+        count += len(parts) + len(items_of(fields_of(message).get("tool_calls")))
+        if count > MAX_PARTS:
+            raise RequestError(
+                f"`messages` has more than {MAX_PARTS} content parts and tool calls in all: put "
+                "texts together",
+                param="messages",
+            )
+        for place, part in enumerate(parts):
+            kind = fields_of(part).get("type")
+            if kind == "refusal" and fields_of(message).get("role") == "assistant":
+                continue
+            if isinstance(kind, str) and kind != "text":
+                path = f"messages[{index}].content[{place}].type"
+                raise UnsupportedParameter(
+                    f"`{path}` is {kind[:40]}: this model reads text only; send parts of type text",
+                    param=path,
                 )
 
 

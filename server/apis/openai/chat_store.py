@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, TypeVar
 
 import orjson
 from pydantic import Field
@@ -18,15 +18,9 @@ from server.errors import NotFound, Unavailable
 from server.http.pagination import listed, page_of, unknown_place
 from server.http.validation import Body
 
+log = logging.getLogger("wavefill.responses")
+
 Id = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class ChatsQuery(Body):
-    after: Id | None = None
-    limit: int = Field(20, ge=1, le=100)
-    metadata: Metadata | None = None  # as metadata[key]=value
-    model: str | None = None
-    order: Literal["asc", "desc"] = "asc"
 
 
 class MessagesQuery(Body):
@@ -35,17 +29,21 @@ class MessagesQuery(Body):
     order: Literal["asc", "desc"] = "asc"
 
 
+class ChatsQuery(MessagesQuery):
+    metadata: Metadata | None = None  # as metadata[key]=value
+    model: str | None = None
+
+
 class ChatChange(Body):
     metadata: Metadata | None
 
 
-log = logging.getLogger("wavefill.responses")
-
 MAX_PAGE_BYTES = 32 << 20  # a page with more ends early, but not before its first entry
-TOLD = {
+REQUEST_FIELDS = {  # in a stored completion
     *("tools", "tool_choice", "response_format", "seed", "temperature", "top_p"),
     *("presence_penalty", "frequency_penalty"),
 }
+T = TypeVar("T")
 
 
 class ChatStore:
@@ -61,14 +59,15 @@ class ChatStore:
         await self._store.call(lambda database: None)
 
     async def keep(self, completion: JsonItem, body: ChatRequest) -> None:
-        """Keep a completion that has ended, and what it answers.
+        """Keep a completion that has ended, and the request's messages.
 
-        If that fails, its `store` says so and the log why.
+        If that fails, its `store` is set to false and the reason logged.
         """
 
         def work(database: ResponsesDatabase) -> bool:
             id = completion["id"]
-            whole = completion | _request_fields(body)
+            fields = body.model_dump(include=REQUEST_FIELDS, by_alias=True)
+            whole = completion | fields | {"input_user": body.user}
             messages = _messages(id, body)
             metadata = orjson.dumps(completion["metadata"]).decode()
             entry = (id, self._owner, time.time(), completion["model"], metadata)
@@ -87,17 +86,24 @@ class ChatStore:
             log.error("chat completion %s is not stored: %s", completion["id"], reason)
             completion["store"] = False
 
+    async def _find(self, id: str, work: Callable[[ResponsesDatabase], T | None]) -> T:
+        """What `work` returns.  Raises NotFound if that is None or False."""
+        found = await self._store.call(work)
+        if not found:
+            raise NotFound(
+                f"Chat completion with id '{id[:128]}' not found: it was not made with `store`, "
+                "deleted, or not used for long.",
+                code="not_found",
+            )
+        return found
+
     async def get(self, id: str) -> Stored:
         """Raises NotFound."""
-        stored = await self._store.call(lambda database: database.get(self._owner, id))
-        if stored is None:
-            raise missing(id)
-        return stored
+        return await self._find(id, lambda database: database.get(self._owner, id))
 
     async def delete(self, id: str) -> None:
         """Raises NotFound."""
-        if not await self._store.call(lambda database: database.delete(self._owner, id)):
-            raise missing(id)
+        await self._find(id, lambda database: database.delete(self._owner, id))
 
     async def describe(self, id: str, metadata: Mapping[str, str]) -> bytes:
         """Change a completion's metadata; its JSON.  Raises NotFound."""
@@ -122,105 +128,67 @@ class ChatStore:
                 )
             return made
 
-        made = await self._store.call(work)
-        if made is None:
-            raise missing(id)
-        return made
+        return await self._find(id, work)
 
     async def page(self, query: ChatsQuery) -> bytes:
-        """A list of those that the query asks for, as JSON.  Raises RequestError."""
-
-        def work(database: ResponsesDatabase) -> bytes:
-            return orjson.dumps(_page(database, self._owner, query))
-
-        return await self._store.call(work)
+        """The JSON of a list of completions.  Raises RequestError."""
+        return await self._store.call(lambda database: _page(database, self._owner, query))
 
     async def messages(self, id: str, query: MessagesQuery) -> bytes:
-        """A list of what a completion answers, as JSON.  Raises NotFound, RequestError."""
+        """The JSON of a list of the request's messages.  Raises NotFound, RequestError."""
 
-        def work(database: ResponsesDatabase) -> bytes:
+        def work(database: ResponsesDatabase) -> bytes | None:
             stored = database.get(self._owner, id)
             if stored is None:
-                raise missing(id)
+                return None
             page = page_of(orjson.loads(stored.input), query, f"message of '{id}'")
             return orjson.dumps(page)
 
-        return await self._store.call(work)
-
-
-def _request_fields(body: ChatRequest) -> JsonItem:
-    """What a stored completion tells of its request."""
-    asked = body.model_dump(include=TOLD, by_alias=True)
-    return asked | {"input_user": body.user}
+        return await self._find(id, work)
 
 
 def _messages(id: str, body: ChatRequest) -> list[JsonItem]:
-    """The messages that a completion answers, as they are listed."""
-    listed: list[JsonItem] = []
-    for place, message in enumerate(body.messages):
+    """The messages of a request, as they are listed."""
+    entries: list[JsonItem] = []
+    for index, message in enumerate(body.messages):
         fields = message.model_dump(exclude_none=True)
         parts = None if isinstance(message.content, str) else fields.get("content")
         content = message.content if parts is None else None
-        named = {"id": f"{id}-{place}", "name": None, "refusal": None}
-        listed.append(named | fields | {"content": content, "content_parts": parts})
-    return listed
+        entry = {"id": f"{id}-{index}", "name": None, "refusal": None}
+        entries.append(entry | fields | {"content": content, "content_parts": parts})
+    return entries
 
 
-def missing(id: str) -> NotFound:
-    return NotFound(
-        f"Chat completion with id '{id[:128]}' not found: it was not made with `store`, deleted, "
-        "or not used for long.",
-        code="not_found",
-    )
-
-
-def _page(database: ResponsesDatabase, owner: bytes, query: ChatsQuery) -> JsonItem:
-    start: tuple[float, str] | None = None
+def _page(database: ResponsesDatabase, owner: bytes, query: ChatsQuery) -> bytes:
+    later, direction = (">", "ASC") if query.order == "asc" else ("<", "DESC")
+    select = "SELECT id, model, metadata FROM chats WHERE owner = ?"
+    values: list[object] = [owner]
     if query.after is not None:
         start = database.connection.execute(
             "SELECT made, id FROM chats WHERE owner = ? AND id = ?", (owner, query.after)
         ).fetchone()
         if start is None:
             raise unknown_place(query.after, "stored chat completion")
-    found: list[orjson.Fragment] = []
-    ids: list[str] = []
+        select += f" AND (made, id) {later} (?, ?)"
+        values += start
+    requested = (query.metadata or {}).items()
+    found: dict[str, orjson.Fragment] = {}
     size = 0
-    for id in _matching(database, owner, query, start):
-        if len(ids) == query.limit or size > MAX_PAGE_BYTES:
-            return listed(found, ids, has_more=True)
+    has_more = False
+    rows = database.connection.execute(
+        f"{select} ORDER BY made {direction}, id {direction}", values
+    )
+    for id, model, metadata in rows:
+        if query.model not in (None, model) or not requested <= orjson.loads(metadata).items():
+            continue
+        has_more = len(found) == query.limit or size > MAX_PAGE_BYTES
+        if has_more:
+            break
         row = database.connection.execute(
             "SELECT response FROM responses WHERE id = ?", (id,)
         ).fetchone()
-        if row is None:  # another process has just removed it
-            continue
-        found.append(orjson.Fragment(row[0]))
-        ids.append(id)
-        size += len(row[0])
-    return listed(found, ids, has_more=False)
-
-
-def _matching(
-    database: ResponsesDatabase, owner: bytes, query: ChatsQuery, start: tuple[float, str] | None
-) -> list[str]:
-    """Ids behind `start`, one more than a page has."""
-    later, direction = (">", "ASC") if query.order == "asc" else ("<", "DESC")
-    text = "SELECT id, model, metadata FROM chats WHERE owner = ?"
-    values: list[object] = [owner]
-    if start is not None:
-        text += f" AND (made, id) {later} (?, ?)"
-        values += start
-    wanted = (query.metadata or {}).items()
-    found: list[str] = []
-    rows = database.connection.execute(f"{text} ORDER BY made {direction}, id {direction}", values)
-    for id, model, metadata in rows:
-        if query.model not in (None, model) or (wanted and not wanted <= _items(metadata)):
-            continue
-        found.append(id)
-        if len(found) > query.limit:
-            break
+        if row is not None:  # another process may just have removed it
+            found[id] = orjson.Fragment(row[0])
+            size += len(row[0])
     rows.close()
-    return found
-
-
-def _items(metadata: str) -> set[tuple[str, str]]:
-    return set(orjson.loads(metadata).items())
+    return orjson.dumps(listed(list(found.values()), list(found), has_more=has_more))

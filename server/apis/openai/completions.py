@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from server.apis.openai.answer_schema import COMPLETION, COMPLETION_EVENT
 from server.apis.openai.completions_schema import COMPLETION_UNSUPPORTED, CompletionRequest
-from server.generation.choice import Choice, TextChunk
+from server.generation.choice import Choice, ScoredToken, TextChunk
 from server.generation.generation import Generation
 from server.generation.logprobs import (
     CHARS_PER_LOGPROB,
@@ -32,10 +32,10 @@ from server.http.validation import parse
 from server.state import ServerState, state_of
 
 CHARS_OF_ID = 6  # of a token's id and the comma behind it
-WRITTEN = 64  # characters that are written as JSON in the time in which one is tokenized
+WRITTEN = 64  # characters written as JSON in the time in which one is tokenized
 
 endpoints = Endpoints("chat and text")
-ROUTE = "completions"  # as records of requests say
+ROUTE = "completions"  # in the request log
 
 
 @endpoints.post(
@@ -60,8 +60,6 @@ async def completions(request: Request) -> Response:
 
 
 class TextAnswer:
-    """Writes the answer to one completion request, whole or in chunks."""
-
     def __init__(
         self,
         state: ServerState,
@@ -85,40 +83,36 @@ class TextAnswer:
 
     async def whole(self) -> bytes:
         """The JSON of a text_completion."""
-        pieces = await self._generation.collect()
+        chunks = await self._generation.collect()
 
         def work() -> bytes:
-            choices = self._choices(pieces)
+            choices = self._choices(chunks)
             return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
 
-        return await off_loop(self._scores(pieces) + self._returned() // WRITTEN, work)
+        return await off_loop(self._work(chunks), work)
 
-    def _scores(self, pieces: list[list[TextChunk]]) -> int:
-        """The work of writing log-probabilities."""
+    def _work(self, chunks: list[list[TextChunk]]) -> int:
+        """Characters whose tokenization takes as long as writing the answer."""
         body = self._body
         top = max(body.logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
-        tokens = sum([len(piece.scored) for each in pieces for piece in each])
+        tokens = sum([len(chunk.scored) for each in chunks for chunk in each])
         tokens += sum([len(choice.prompt_scores or ()) for choice in self._generation.choices])
-        return CHARS_PER_LOGPROB * tokens * (1 + top)
-
-    def _returned(self) -> int:
-        """Characters of prompts in the answer: each of 128 copies returns all of its own."""
-        size = 0
+        returned = 0  # characters: each of 128 copies returns the prompt again
         for prompt in self._prompts:
-            size += len(prompt.text) if self._body.echo else 0
-            size += CHARS_OF_ID * len(prompt.tokens) if self._body.return_token_ids else 0
-        return size * self._body.copies
+            returned += len(prompt.text) if body.echo else 0
+            returned += CHARS_OF_ID * len(prompt.tokens) if body.return_token_ids else 0
+        return CHARS_PER_LOGPROB * tokens * (1 + top) + returned * body.copies // WRITTEN
 
-    def _choices(self, pieces: list[list[TextChunk]]) -> list[orjson.Fragment]:
+    def _choices(self, chunks: list[list[TextChunk]]) -> list[orjson.Fragment]:
         """As JSON: of many log-probabilities not all are objects at once."""
         return [
             orjson.Fragment(
-                orjson.dumps(self._whole_choice(choice, pieces[choice.index]) | {"index": index})
+                orjson.dumps(self._whole_choice(choice, chunks[choice.index]) | {"index": index})
             )
-            for index, choice in enumerate(self._best(pieces))
+            for index, choice in enumerate(self._best(chunks))
         ]
 
-    def _best(self, pieces: list[list[TextChunk]]) -> list[Choice]:
+    def _best(self, chunks: list[list[TextChunk]]) -> list[Choice]:
         """Of the copies of each prompt the `n` whose tokens are likeliest on average."""
         choices, copies, n = self._generation.choices, self._body.copies, self._body.n or 1
         if copies == n:
@@ -126,20 +120,19 @@ class TextAnswer:
         best: list[Choice] = []
         for first in range(0, len(choices), copies):
             group = choices[first : first + copies]
-            best += sorted(group, key=lambda choice: -_likelihood(pieces[choice.index]))[:n]
+            best += sorted(group, key=lambda choice: -_likelihood(chunks[choice.index]))[:n]
         return best
 
-    def _whole_choice(self, choice: Choice, pieces: list[TextChunk]) -> dict[str, object]:
-        text = "".join([self._text(piece) for piece in pieces])
-        entry = self._choice(
-            choice,
-            self._echoed(choice) + text,
-            logprobs=self._logprobs(choice, pieces, first=True),
-            finish=self._finish(choice.finish),
-            tokens=self._tokens(pieces),
+    def _whole_choice(self, choice: Choice, chunks: list[TextChunk]) -> dict[str, Any]:
+        whole = TextChunk(
+            "".join([chunk.text for chunk in chunks]),
+            [entry for chunk in chunks for entry in chunk.scored],
+            choice.finish,
+            [token for chunk in chunks for token in chunk.tokens],
         )
-        if self._body.return_token_ids:
-            entry["prompt_token_ids"] = choice.prompt
+        whole = self._without_dropped(whole)
+        text = self._echoed(choice) + whole.text
+        entry = self._choice(choice, text, whole, finish=whole.finish, first=True)
         if self._body.prompt_logprobs is not None:
             entry["prompt_logprobs"] = prompt_logprobs(
                 self._tokenizer, choice.prompt, choice.prompt_scores, self._body.prompt_logprobs
@@ -150,74 +143,55 @@ class TextAnswer:
         """Write text, finish and usage chunks."""
         deltas: dict[int, DeltaFrame] = {}
         body = self._body
-        only_text = (
-            body.logprobs is None and not body.return_token_ids and not body.continuous_usage
-        )
+        only_text = body.logprobs is None and not (body.return_token_ids or body.continuous_usage)
 
-        def render(choice: Choice, piece: TextChunk) -> bytes:
+        def render(choice: Choice, chunk: TextChunk) -> bytes:
+            chunk = self._without_dropped(chunk)
             first = choice.index not in deltas
             if first:
                 mark = self._chunk(self._choice(choice, DeltaFrame.MARK))
                 deltas[choice.index] = DeltaFrame(mark)
-            text = (self._echoed(choice) if first else "") + self._text(piece)
+            text = (self._echoed(choice) if first else "") + chunk.text
             data = b""
             if not only_text:
-                data = self._detailed(choice, piece, text, first=first)
+                entry = self._choice(choice, text, chunk, first=first)
+                logprobs = entry["logprobs"]
+                if text or entry.get("token_ids") or (logprobs and logprobs["tokens"]):
+                    data = frame(self._chunk(entry))
             elif text:
                 data = deltas[choice.index].of(text)
-            if piece.finish is not None:
-                finish = self._finish(piece.finish)
-                data += frame(self._chunk(self._choice(choice, "", finish=finish)))
+            if chunk.finish is not None:
+                data += frame(self._chunk(self._choice(choice, "", finish=chunk.finish)))
             return data
 
         await self._generation.stream(render, writer.write, writer.write_now)
-        if self._body.include_usage:
+        if body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._usage()}
             await writer.write(frame(self._head | tail))
 
-    def _detailed(self, choice: Choice, piece: TextChunk, text: str, *, first: bool) -> bytes:
-        """A chunk that tells more than text, if there is anything to tell."""
-        logprobs = self._logprobs(choice, [piece], first=first)
-        tokens = self._tokens([piece])
-        if not text and not tokens and not (logprobs and logprobs["tokens"]):
-            return b""
-        entry = self._choice(choice, text, logprobs=logprobs, tokens=tokens)
-        if first and self._body.return_token_ids:
-            entry["prompt_token_ids"] = choice.prompt
-        return frame(self._chunk(entry))
-
-    def _tokens(self, pieces: list[TextChunk]) -> list[int] | None:
-        """What `return_token_ids` returns; None if it was not asked for."""
-        if not self._body.return_token_ids:
-            return None
-        return [] if self._echo_only else [token for piece in pieces for token in piece.tokens]
-
-    def _text(self, piece: TextChunk) -> str:
-        return "" if self._echo_only else piece.text
-
-    def _finish(self, finish: str | None) -> str | None:
-        return "length" if self._echo_only and finish is not None else finish
-
-    def _prompt_of(self, choice: Choice) -> CompletionPrompt:
-        return self._prompts[choice.index // self._body.copies]
+    def _without_dropped(self, chunk: TextChunk) -> TextChunk:
+        """Without the token that the engine generates for `max_tokens` 0."""
+        return TextChunk("", [], chunk.finish and "length", []) if self._echo_only else chunk
 
     def _echoed(self, choice: Choice) -> str:
-        return self._prompt_of(choice).text if self._body.echo else ""
+        prompt = self._prompts[choice.index // self._body.copies]
+        return prompt.text if self._body.echo else ""
 
     def _usage(self) -> dict[str, object]:
         return self._generation.usage(0 if self._echo_only else None)
 
     def _logprobs(
-        self, choice: Choice, pieces: list[TextChunk], *, first: bool
+        self, choice: Choice, scored: list[ScoredToken], *, first: bool
     ) -> dict[str, Any] | None:
         top = self._body.logprobs
         if top is None:
             return None
-        scored = [] if self._echo_only else [entry for piece in pieces for entry in piece.scored]
         start = len(self._echoed(choice))
-        shown = len(self._body.reported_ids()) or top
+        reported = len(self._body.reported_ids()) or top
         as_ids = bool(self._body.return_tokens_as_token_ids)
-        answer: dict[str, Any] = text_logprobs(self._tokenizer, scored, shown, start, as_ids=as_ids)
+        answer: dict[str, Any] = text_logprobs(
+            self._tokenizer, scored, reported, start, as_ids=as_ids
+        )
         if self._body.echo and first and choice.prompt_scores is not None:
             before = prompt_scored(self._tokenizer, choice.prompt, choice.prompt_scores)
             echoed: dict[str, Any] = text_logprobs(self._tokenizer, before, top, 0, as_ids=as_ids)
@@ -228,34 +202,37 @@ class TextAnswer:
         self,
         choice: Choice,
         text: str,
+        chunk: TextChunk | None = None,
         *,
-        logprobs: dict[str, Any] | None = None,
         finish: str | None = None,
-        tokens: list[int] | None = None,
-    ) -> dict[str, object]:
-        entry: dict[str, object] = {
+        first: bool = False,
+    ) -> dict[str, Any]:
+        """chunk: what log-probabilities and token ids are of; first: those of the prompt as well"""
+        entry: dict[str, Any] = {
             "index": choice.index,
             "text": text,
-            "logprobs": logprobs,
+            "logprobs": chunk and self._logprobs(choice, chunk.scored, first=first),
             "finish_reason": finish,
         }
-        if tokens is not None:
-            entry["token_ids"] = tokens
+        if chunk is not None and self._body.return_token_ids:
+            entry["token_ids"] = chunk.tokens
+            if first:
+                entry["prompt_token_ids"] = choice.prompt
         if finish is not None:
-            ended = None if self._echo_only else choice.stop_reason(self._model_ends)
-            entry["stop_reason"] = ended
+            reason = None if self._echo_only else choice.stop_reason(self._model_ends)
+            entry["stop_reason"] = reason
             if self._body.timings:
                 entry["timings"] = timings(choice)
         return entry
 
-    def _chunk(self, choice: dict[str, object]) -> dict[str, object]:
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, object]:
         chunk = self._head | {"choices": [choice]}
         if self._body.include_usage:
             chunk["usage"] = self._usage() if self._body.continuous_usage else None
         return chunk
 
 
-def _likelihood(pieces: list[TextChunk]) -> float:
+def _likelihood(chunks: list[TextChunk]) -> float:
     """The mean log-probability of the tokens; an answer without any is the least likely."""
-    scores = [entry.score.logprob for piece in pieces for entry in piece.scored if entry.score]
+    scores = [entry.score.logprob for chunk in chunks for entry in chunk.scored if entry.score]
     return sum(scores) / len(scores) if scores else -math.inf

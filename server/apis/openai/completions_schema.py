@@ -15,12 +15,11 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 Tokens = Annotated[list[int], Field(fail_fast=True, min_length=1)]
 
 
-def prompt_kind(value: object) -> str | None:
-    """Of a text, token ids, or several of either."""
+def prompt_tag(value: object) -> str | None:
     kind = kind_of(value)
     if kind != "array":
         return "~text" if kind == "string" else None
-    match items_of(value)[:1]:  # the first item tells what the others have to be
+    match items_of(value)[:1]:  # the others have to be of the first item's type
         case [] | [str()]:
             return "~texts"
         case [list()]:
@@ -36,8 +35,18 @@ Prompt = Annotated[
     | Annotated[
         list[Tokens], Field(fail_fast=True, min_length=1, max_length=1024), Tag("~token_lists")
     ],
-    tagged_union(prompt_kind, "a string, strings, token ids or lists of token ids"),
+    tagged_union(prompt_tag, "a string, strings, token ids or lists of token ids"),
 ]
+
+
+def prompts_by_path(field: str, value: Prompt) -> dict[str, str | list[int]]:
+    """The texts or token ids of a field by their paths."""
+    if isinstance(value, str):
+        return {field: value}
+    if isinstance(value[0], int):
+        return {field: cast("list[int]", value)}
+    prompts = cast("list[str] | list[list[int]]", value)
+    return {f"{field}[{index}]": prompt for index, prompt in enumerate(prompts)}
 
 
 class CompletionRequest(SamplingBody):
@@ -49,18 +58,9 @@ class CompletionRequest(SamplingBody):
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
-    def prompts(self) -> list[str] | list[list[int]]:
-        """One entry a prompt, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [cast("list[int]", self.prompt)]
-        return cast("list[str] | list[list[int]]", self.prompt)
-
-    def path(self, place: int) -> str:
-        """The field that holds entry `place` of `prompts`."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return "prompt" if one else f"prompt[{place}]"
+    def prompts(self) -> dict[str, str | list[int]]:
+        """Path -> text or token ids."""
+        return prompts_by_path("prompt", self.prompt)
 
     def limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -74,15 +74,6 @@ class CompletionRequest(SamplingBody):
         """The rules between fields.  Raises RequestError."""
         self.check_sampling()
         self.check_reported("logprobs", self.logprobs)
-        self._check_best_of()
-        self._check_suffix()
-        if self.max_tokens == 0 and not self.echo:
-            raise RequestError(
-                "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
-                param="max_tokens",
-            )
-
-    def _check_best_of(self) -> None:
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
             raise RequestError(
@@ -94,20 +85,21 @@ class CompletionRequest(SamplingBody):
                 "`stream` to false",
                 param="best_of",
             )
-
-    def _check_suffix(self) -> None:
-        if not self.suffix:
-            return
-        if not isinstance(self.prompts()[0], str):
+        if self.suffix and prompt_tag(self.prompt) not in ("~text", "~texts"):
             raise RequestError(
                 "`suffix` needs a `prompt` of text, not of token ids: send the text", param="suffix"
             )
         for name in ("echo", "truncate_prompt_tokens"):
-            if getattr(self, name):
+            if self.suffix and getattr(self, name):
                 raise RequestError(
                     f"`suffix` and `{name}` exclude each other: leave one of them out",
                     param="suffix",
                 )
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError(
+                "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
+                param="max_tokens",
+            )
 
 
 COMPLETION_UNSUPPORTED: dict[str, Unsupported] = {

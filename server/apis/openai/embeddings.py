@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/score and /v1/rerank: what is made of the vectors of texts."""
+"""POST /v1/embeddings, /v1/score and /v1/rerank: the embeddings of texts and their similarity."""
 
 from __future__ import annotations
 
@@ -42,51 +42,59 @@ from server.http.sse import while_connected
 from server.http.validation import Unsupported, parse
 from server.state import ServerState, state_of
 
-endpoints = Endpoints("vectors")
+endpoints = Endpoints("embeddings")
 
 P = TypeVar("P", bound=PoolingBody)
 
 
 @dataclass(frozen=True)
 class EmbeddingCall(Generic[P]):
-    """One request for vectors: its body, and the engine that makes them."""
+    """One request for embeddings: its body, and the engine that computes them."""
 
     request: Request
     state: ServerState
     ready: Ready
     body: P
 
-    def given(self, content: str | list[int], path: str, most: int | None = None) -> EmbeddingInput:
-        """`content` with the request's options; `most` keeps so many tokens of its beginning."""
+    def inputs(
+        self, contents: Mapping[str, str | list[int]], first_tokens: int | None = None
+    ) -> list[EmbeddingInput]:
+        """Texts and token ids by their paths, with the request's options.
+
+        first_tokens  truncate to so many, in place of the request's `truncate_prompt_tokens`
+        """
         body, limit = self.body, self.ready.max_model_len
         kept, side = body.truncate_prompt_tokens, body.truncation_side or "left"
-        if most is not None:
-            kept, side = most, "right"
+        if first_tokens is not None:
+            kept, side = first_tokens, "right"
         if kept is not None:
             kept = limit if kept == -1 else min(kept, limit)
-        return EmbeddingInput(
-            content, path, kept, side, special=body.add_special_tokens is not False
-        )
+        special = body.add_special_tokens is not False
+        return [
+            EmbeddingInput(content, path, kept, side, special) for path, content in contents.items()
+        ]
 
-    async def vectors(
-        self, route: str, given: list[EmbeddingInput], *, size: int = 0, normalize: bool = True
+    async def embed(
+        self, route: str, inputs: list[EmbeddingInput], *, size: int = 0, normalize: bool = True
     ) -> tuple[list[bytes], PoolingJob]:
-        """Little-endian float32, one entry a text, and who made them.  Raises RequestError."""
+        """Embeddings in little-endian float32, and the job that computed them.
+
+        Raises RequestError.
+        """
         config = self.state.config
         kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
-        with reserve_prompts(self.state, len(given)) as places:
-            vectors = PoolingJob(
+        with reserve_prompts(self.state, len(inputs)) as slots:
+            job = PoolingJob(
                 self.state,
                 route,
                 self.body.model,
-                await tokenize_inputs(self.state, self.ready, given),
+                await tokenize_inputs(self.state, self.ready, inputs),
                 PoolingParams(kind, size, normalize),
-                places,
+                slots,
                 salt=prefix_salt(self.request, self.body.cache_salt),
                 priority=self.body.priority or 0,
             )
-            receive = self.request.receive
-            return await while_connected(receive, vectors.collect(), vectors.close), vectors
+            return await while_connected(self.request.receive, job.collect(), job.close), job
 
 
 async def read_call(
@@ -122,29 +130,24 @@ async def embeddings(request: Request) -> Response:
             "lower it or leave it out",
             param="dimensions",
         )
-    inputs = body.inputs()
-    given = [call.given(text, body.path(place)) for place, text in enumerate(inputs)]
-    found, vectors = await call.vectors(
-        "embeddings", given, size=size, normalize=body.normalize is not False
+    found, job = await call.embed(
+        "embeddings", call.inputs(body.inputs()), size=size, normalize=body.normalize is not False
     )
-    in_base64 = body.encoding_format == "base64"
+
+    def to_json(embedding: bytes) -> bytes:
+        if body.encoding_format == "base64":
+            return b'"%b"' % binascii.b2a_base64(embedding, newline=False)
+        return orjson.dumps(decode_embedding(embedding))
 
     def work() -> bytes:
         entries = [
-            b'{"object":"embedding","index":%d,"embedding":%b}' % (place, _shown(vector, in_base64))
-            for place, vector in enumerate(found)
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, to_json(embedding))
+            for index, embedding in enumerate(found)
         ]
-        tail = orjson.dumps({"model": body.model, "usage": vectors.usage()})
+        tail = orjson.dumps({"model": body.model, "usage": job.usage()})
         return b'{"object":"list","data":[%b],%b' % (b",".join(entries), tail[1:])
 
-    whole = await off_loop(sum(map(len, found)) // 4, work)
-    return JsonBody(whole)
-
-
-def _shown(vector: bytes, in_base64: bool) -> bytes:
-    if in_base64:
-        return b'"%b"' % binascii.b2a_base64(vector, newline=False)
-    return orjson.dumps(decode_embedding(vector))
+    return JsonBody(await off_loop(sum(map(len, found)) // 4, work))
 
 
 @endpoints.post(
@@ -158,20 +161,14 @@ def _shown(vector: bytes, in_base64: bool) -> bytes:
 async def score(request: Request) -> Response:
     call = await read_call(request, ScoreRequest, SCORE_UNSUPPORTED)
     body = call.body
-    names = body.names()
-    sides = [body.side(name) for name in names]
-    given = [
-        call.given(text, body.path(name, place))
-        for name, side in zip(names, sides, strict=True)
-        for place, text in enumerate(side)
-    ]
-    found, vectors = await call.vectors("score", given)
-    ones, others = found[: len(sides[0])], found[len(sides[0]) :]
+    first, second = [body.side(name) for name in body.names()]
+    found, job = await call.embed("score", call.inputs(first | second))
+    ones, others = found[: len(first)], found[len(first) :]
     if len(ones) == 1:
         ones = ones * len(others)
-    scores = await _likeness(ones, others)
+    scores = await _cosines(ones, others)
     answer: dict[str, Any] = {
-        "id": f"score-{vectors.name}",
+        "id": f"score-{job.name}",
         "object": "list",
         "created": int(time.time()),
         "model": body.model,
@@ -179,7 +176,7 @@ async def score(request: Request) -> Response:
             {"index": index, "object": "score", "score": value}
             for index, value in enumerate(scores)
         ],
-        "usage": vectors.usage(),
+        "usage": job.usage(),
     }
     return JsonBody(orjson.dumps(answer))
 
@@ -196,31 +193,27 @@ async def rerank(request: Request) -> Response:
     call = await read_call(request, RerankRequest, RERANK_UNSUPPORTED)
     body = call.body
     texts = body.texts()
-    given = [call.given(body.query, "query")]
-    given += [
-        call.given(text, body.path(place), most=body.max_tokens_per_doc)
-        for place, text in enumerate(texts)
-    ]
-    found, vectors = await call.vectors("rerank", given)
-    scores = await _likeness(found[:1] * len(texts), found[1:])
-    best = sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n or None]
+    inputs = call.inputs({"query": body.query}) + call.inputs(texts, body.max_tokens_per_doc)
+    found, job = await call.embed("rerank", inputs)
+    scores = await _cosines(found[:1] * len(texts), found[1:])
     results: list[dict[str, Any]] = [
-        {"index": place, "relevance_score": scores[place]} for place in best
+        {"index": index, "relevance_score": score} for index, score in enumerate(scores)
     ]
     if body.return_documents is not False:
-        for result in results:
-            result["document"] = {"text": texts[result["index"]]}
+        for result, text in zip(results, texts.values(), strict=True):
+            result["document"] = {"text": text}
+    results.sort(key=lambda result: -result["relevance_score"])
     answer: dict[str, Any] = {
-        "id": f"rerank-{vectors.name}",
+        "id": f"rerank-{job.name}",
         "model": body.model,
-        "results": results,
-        "usage": vectors.usage(),
+        "results": results[: body.top_n or None],
+        "usage": job.usage(),
     }
     return JsonBody(orjson.dumps(answer))
 
 
-async def _likeness(ones: list[bytes], others: list[bytes]) -> list[float]:
-    """The cosine of the angle between vectors of length 1, pair by pair."""
+async def _cosines(ones: list[bytes], others: list[bytes]) -> list[float]:
+    """The cosine of the angle between embeddings of length 1, pair by pair."""
 
     def work() -> list[float]:
         last, numbers = b"", decode_embedding(b"")

@@ -6,16 +6,14 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field, Tag
 
-from server.apis.openai.completions_schema import Tokens, prompt_kind
+from server.apis.openai.completions_schema import Tokens, prompt_tag, prompts_by_path
 from server.apis.openai.sampling_schema import LATER, check_truncation
-from server.errors import RequestError
+from server.errors import MissingParameter, RequestError
 from server.http.validation import Body, Unsupported, by_kind, tagged_union
 
 MAX_TEXTS = 2048  # of one request, as in OpenAI's API
 
 Text = Annotated[str, Field(min_length=1)]
-
-
 Several = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Input = Annotated[
     Annotated[Text, Tag("~text")]
@@ -26,7 +24,7 @@ Input = Annotated[
         Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
         Tag("~token_lists"),
     ],
-    tagged_union(prompt_kind, "a string, strings, token ids or lists of token ids"),
+    tagged_union(prompt_tag, "a string, strings, token ids or lists of token ids"),
 ]
 Texts = Annotated[
     Annotated[Text, Tag("~text")] | Annotated[Several, Tag("~texts")],
@@ -35,7 +33,7 @@ Texts = Annotated[
 
 
 class PoolingBody(Body):
-    """What every request for vectors may say.  null stands for the default."""
+    """The fields of every request for embeddings.  null stands for the default."""
 
     model: str
     pooling: Literal["last", "mean"] | None = None
@@ -57,18 +55,9 @@ class EmbeddingRequest(PoolingBody):
     dimensions: int | None = Field(None, ge=1)
     normalize: bool | None = None
 
-    def inputs(self) -> list[str] | list[list[int]]:
-        """One entry a vector, each a text or token ids."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [cast("list[int]", self.input)]
-        return cast("list[str] | list[list[int]]", self.input)
-
-    def path(self, place: int) -> str:
-        """The field that holds entry `place` of `inputs`."""
-        one = isinstance(self.input, str) or isinstance(self.input[0], int)
-        return "input" if one else f"input[{place}]"
+    def inputs(self) -> dict[str, str | list[int]]:
+        """Path -> text or token ids, of each embedding."""
+        return prompts_by_path("input", self.input)
 
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
@@ -88,11 +77,7 @@ class ScoreRequest(PoolingBody):
         """The names of the two sides that were sent.  Raises RequestError."""
         sent = [pair for pair in SIDES if any(getattr(self, name) is not None for name in pair)]
         if not sent:
-            raise RequestError(
-                "`text_1` is required: send it and `text_2`",
-                param="text_1",
-                code="missing_required_parameter",
-            )
+            raise MissingParameter("`text_1` is required: send it and `text_2`", param="text_1")
         if len(sent) > 1:
             name = next(name for name in sent[1] if getattr(self, name) is not None)
             raise RequestError(
@@ -102,16 +87,13 @@ class ScoreRequest(PoolingBody):
             )
         for name, other in (sent[0], sent[0][::-1]):
             if getattr(self, name) is None:
-                raise RequestError(
-                    f"`{name}` is required beside `{other}`: add it",
-                    param=name,
-                    code="missing_required_parameter",
-                )
+                raise MissingParameter(f"`{name}` is required beside `{other}`: add it", param=name)
         return sent[0]
 
-    def side(self, name: str) -> list[str]:
+    def side(self, name: str) -> dict[str, str]:
+        """Path -> text."""
         texts: str | list[str] = getattr(self, name)
-        return [texts] if isinstance(texts, str) else texts
+        return cast("dict[str, str]", prompts_by_path(name, texts))
 
     def check(self) -> None:
         super().check()
@@ -123,9 +105,6 @@ class ScoreRequest(PoolingBody):
                 f"or as many as `{second}` has",
                 param=first,
             )
-
-    def path(self, name: str, place: int) -> str:
-        return name if isinstance(getattr(self, name), str) else f"{name}[{place}]"
 
 
 class Document(Body):
@@ -147,13 +126,14 @@ class RerankRequest(PoolingBody):
     return_documents: bool | None = None
     max_tokens_per_doc: int | None = Field(None, ge=1)
 
-    def texts(self) -> list[str]:
-        return [entry if isinstance(entry, str) else entry.text for entry in self.documents]
-
-    def path(self, place: int) -> str:
-        """The field that holds the text of document `place`."""
-        whole = f"documents[{place}]"
-        return whole if isinstance(self.documents[place], str) else f"{whole}.text"
+    def texts(self) -> dict[str, str]:
+        """Path -> text, of each document."""
+        return dict(
+            (f"documents[{index}]", entry)
+            if isinstance(entry, str)
+            else (f"documents[{index}].text", entry.text)
+            for index, entry in enumerate(self.documents)
+        )
 
     def check(self) -> None:
         super().check()

@@ -1,12 +1,12 @@
-"""The fields that ask for an answer of a certain form, and the rules between them."""
+"""The fields that request structured output, and the rules between them."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import MissingParameter, RequestError, UnsupportedParameter
 from server.http.validation import NAMES, Body, Unsupported, by_kind
 
 MAX_REGEX = 8192  # characters
@@ -14,7 +14,7 @@ MAX_GRAMMAR = 65_536
 MAX_SCHEMA = 262_144  # bytes of JSON
 MAX_CHOICES = 4096
 
-# Servers that others have used took these; here one object holds all of them.
+# Fields of other servers; here `structured_outputs` holds all of them.
 LEGACY_GUIDED_FIELDS: dict[str, Unsupported] = {
     f"guided_{kind}": Unsupported(f'use `structured_outputs`: {{"{kind}": ...}}')
     for kind in ("json", "regex", "choice", "grammar")
@@ -28,8 +28,6 @@ LEGACY_GUIDED_FIELDS: dict[str, Unsupported] = {
 
 
 class SchemaFormat(Body):
-    model_config = ConfigDict(protected_namespaces=())
-
     name: str = Field(min_length=1, max_length=64, pattern=NAMES)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -46,21 +44,16 @@ class ResponseFormat(Body):
     def check(self) -> None:
         """Raises RequestError unless there is what the type needs, and nothing else."""
         for name, type in FORMAT_FIELDS.items():
-            given = getattr(self, name) is not None
-            if given == (self.type == type):
-                continue
             path = f"response_format.{name}"
-            if not given:
+            is_sent = getattr(self, name) is not None
+            if self.type == type and not is_sent:
+                raise MissingParameter(f"`{path}` is required with type {type}: add it", param=path)
+            if self.type != type and is_sent:
                 raise RequestError(
-                    f"`{path}` is required with type {type}: add it",
+                    f"`{path}` does nothing with type {self.type}: set the type to {type} or leave "
+                    "it out",
                     param=path,
-                    code="missing_required_parameter",
                 )
-            raise RequestError(
-                f"`{path}` does nothing with type {self.type}: set the type to {type} or leave it "
-                "out",
-                param=path,
-            )
 
 
 FORMAT_FIELDS = {
@@ -92,30 +85,30 @@ class StructuredOutputs(Body):
     disable_additional_properties: bool | None = None
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
-    def given(self) -> list[str]:
+    def constraints(self) -> list[str]:
         """Names of the constraints that are set."""
+        others = {name: getattr(self, name) for name in CONSTRAINTS if name != "json"}
+        values = {"json": self.json_} | others
         # An empty object is a schema, too: that of any JSON.
-        set_ = {"json": self.json_, "json_object": self.json_object or None}
-        values = {name: set_[name] if name in set_ else getattr(self, name) for name in CONSTRAINTS}
-        return [name for name, value in values.items() if value is not None]
+        return [name for name, value in values.items() if value not in (None, False)]
 
     def check(self) -> None:
         """Raises RequestError unless exactly one constraint is set, with options that fit it."""
-        given = self.given()
-        if len(given) != 1:
-            found = "none" if not given else " and ".join(f"`{name}`" for name in given)
+        sent = self.constraints()
+        if len(sent) != 1:
+            found = " and ".join(f"`{name}`" for name in sent) or "none"
             raise RequestError(
                 f"`structured_outputs` has {found}: send exactly one of {', '.join(CONSTRAINTS)}",
                 param="structured_outputs",
             )
         for option in ("disable_any_whitespace", "whitespace_pattern"):
-            if getattr(self, option) and given[0] not in ("json", "json_object"):
+            if getattr(self, option) and sent[0] not in ("json", "json_object"):
                 raise RequestError(
                     f"`structured_outputs.{option}` is about JSON, it does nothing with "
-                    f"`{given[0]}`: leave it out",
+                    f"`{sent[0]}`: leave it out",
                     param=f"structured_outputs.{option}",
                 )
-        if self.disable_additional_properties and given[0] != "json":
+        if self.disable_additional_properties and sent[0] != "json":
             raise RequestError(
                 "`structured_outputs.disable_additional_properties` needs `json`: leave it out",
                 param="structured_outputs.disable_additional_properties",

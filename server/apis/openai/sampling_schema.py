@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Tag
@@ -13,19 +14,12 @@ from server.apis.openai.response_format_schema import (
     check_format,
 )
 from server.errors import RequestError, UnsupportedParameter
-from server.http.validation import (
-    Body,
-    Unsupported,
-    by_kind,
-    few_entries,
-)
+from server.http.validation import Body, Unsupported, by_kind, few_entries
 
 INT64 = 2**63
-
-
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 MAX_STOPS = 32
-MAX_STOP_CHARS = 4096  # of all: each text that arrives is compared with each of them
+MAX_STOP_CHARS = 4096  # of all: the text of every token is compared with each of them
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     Annotated[StopString, Tag("~one")]
@@ -100,33 +94,27 @@ class SamplingBody(Body):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        options = self.stream_options
-        return options is not None and bool(options.continuous_usage_stats)
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def reported_ids(self) -> list[int]:
         """`logprob_token_ids`, each once."""
         return list(dict.fromkeys(self.logprob_token_ids or ()))
 
     def check_reported(self, name: str, logprobs: int | None) -> None:
-        """Raises RequestError for what does not go with the log-probabilities `name` asks for."""
-        if self.return_tokens_as_token_ids and logprobs is None:
-            raise RequestError(
-                "`return_tokens_as_token_ids` needs `logprobs`: set it or leave "
-                "`return_tokens_as_token_ids` out",
-                param="return_tokens_as_token_ids",
-            )
-        if self.logprob_token_ids is None:
-            return
-        if logprobs is None:
-            raise RequestError(
-                "`logprob_token_ids` needs `logprobs`: set it or leave `logprob_token_ids` out",
-                param="logprob_token_ids",
-            )
-        if logprobs:
+        """The rules of what is reported of tokens.  Raises RequestError.
+
+        logprobs  the number of alternatives that field `name` requests; None: no log-probabilities
+        """
+        for option in ("return_tokens_as_token_ids", "logprob_token_ids"):
+            if getattr(self, option) and logprobs is None:
+                raise RequestError(
+                    f"`{option}` needs `logprobs`: set it or leave `{option}` out", param=option
+                )
+        if self.logprob_token_ids and logprobs:
             raise RequestError(
                 f"`logprob_token_ids` takes the place of the likeliest tokens, of which `{name}` "
                 f"asks for {logprobs}: set it to 0",
@@ -168,6 +156,7 @@ class SamplingBody(Body):
 
 
 LATER = "leave it out"
+TOKEN_ID = re.compile("[0-9]{1,10}")
 
 # Fields of OpenAI's API and of other servers that change the answer and that this one lacks.
 UNSUPPORTED: dict[str, Unsupported] = LEGACY_GUIDED_FIELDS | {
@@ -199,17 +188,12 @@ UNSUPPORTED: dict[str, Unsupported] = LEGACY_GUIDED_FIELDS | {
 }
 
 
-def as_token_id(key: str) -> int | None:
-    """The token id that a JSON key spells, or None."""
-    return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else None
-
-
 def token_biases(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
     """`logit_bias` with its keys as token ids.  Raises RequestError naming the wrong entry."""
     biases: dict[int, float] = {}
     for key, value in (bias or {}).items():
-        token = as_token_id(key)
-        if token is None or token >= vocab_size:
+        token = int(key) if TOKEN_ID.fullmatch(key) else -1
+        if not 0 <= token < vocab_size:
             raise RequestError(
                 f"`logit_bias` key {key[:40]} is not a token id of this model: ids run from 0 to "
                 f"{vocab_size - 1}",

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest, Message, Scalar
-from server.apis.openai.content_schema import check_parts
-from server.apis.openai.tools_schema import MAX_TOOLS, Tool
-from server.errors import RequestError, UnsupportedParameter
+from server.apis.openai.chat_schema import (
+    CHAT_UNSUPPORTED,
+    ChatRequest,
+    Messages,
+    TemplateOptions,
+    check_parts,
+)
+from server.apis.openai.tools_schema import Tools
+from server.errors import MissingParameter, RequestError, UnsupportedParameter
 from server.generation.chat_request import chat_prompt
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
@@ -20,11 +25,11 @@ from server.generation.sampling_params import check_chars, check_token_ids
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
 from server.http.openapi_parts import COUNT, TEXT, list_of, object_of, or_null
-from server.http.validation import MAX_MESSAGES, Body, few_entries, parse
+from server.http.validation import Body, parse
 from server.state import state_of
 
-# Of a conversation, as in chat completions: they make its prompt.
-OF_CHATS = (
+# Fields of ChatRequest that make the prompt of a conversation.
+CHAT_FIELDS = (
     "messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
 )  # fmt: skip
 
@@ -34,13 +39,9 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, max_length=MAX_MESSAGES
-    )
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
-        None
-    )
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -48,12 +49,9 @@ class TokenizeRequest(Body):
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError(
-                "send either `prompt` or `messages`",
-                param="prompt",
-                code="missing_required_parameter" if self.prompt is None else "invalid_value",
-            )
-        for name in OF_CHATS:
+            kind = MissingParameter if self.prompt is None else RequestError
+            raise kind("send either `prompt` or `messages`", param="prompt")
+        for name in CHAT_FIELDS:
             if self.prompt is not None and getattr(self, name) is not None:
                 raise RequestError(
                     f"`{name}` belongs to `messages`, not to `prompt`: leave it out", param=name
@@ -64,11 +62,6 @@ class TokenizeRequest(Body):
                 "`messages`; leave it out",
                 param="add_special_tokens",
             )
-
-    def chat(self, model: str) -> ChatRequest:
-        """A request whose prompt these `messages` make; they have been validated."""
-        fields = {name: getattr(self, name) for name in OF_CHATS}
-        return ChatRequest.model_construct(model=model, **fields)
 
 
 class DetokenizeRequest(Body):
@@ -103,7 +96,9 @@ async def tokenize(request: Request) -> Response:
         state.check_model(body.model)
     tokenizer = state.tokenizer
     if body.messages is not None:
-        chat = body.chat(body.model or state.config.served_names[0])
+        model = body.model or state.config.served_names[0]
+        fields = {name: getattr(body, name) for name in CHAT_FIELDS}  # validated
+        chat = ChatRequest.model_construct(model=model, **fields)
         ready, tokens = await chat_prompt(state, chat)
     else:
         ready, text = require_ready(state), body.prompt or ""
@@ -114,22 +109,22 @@ async def tokenize(request: Request) -> Response:
         )
 
     def work() -> bytes:
-        spelled = None
+        strings = None
         if body.return_token_strs:
-            spelled = [tokenizer.tokenizer.id_to_token(token) for token in tokens]
-        answer: dict[str, object] = {
-            "count": len(tokens),
-            "max_model_len": ready.max_model_len,
-            "tokens": tokens,
-            "token_strs": spelled,
-        }
-        return orjson.dumps(answer)
+            strings = [tokenizer.tokenizer.id_to_token(token) for token in tokens]
+        return orjson.dumps(
+            {
+                "count": len(tokens),
+                "max_model_len": ready.max_model_len,
+                "tokens": tokens,
+                "token_strs": strings,
+            }
+        )
 
     return JsonBody(await off_loop(len(tokens), work))
 
 
 def checked(fields: dict[str, Any]) -> TokenizeRequest:
-    """Raises RequestError that names the wrong field."""
     check_parts(fields)
     body = parse(TokenizeRequest, fields, UNSUPPORTED)
     body.check()

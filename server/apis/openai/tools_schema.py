@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from server.errors import RequestError
+from server.errors import MissingParameter, RequestError
 from server.http.validation import (
     NAMES_WITH_DOTS,
     Body,
@@ -46,7 +46,7 @@ class FunctionDefinition(Body):
 
 
 def function_or(words: str) -> BeforeValidator:
-    """Of a type: whatever no other class is for is read as a function, so tell of the others."""
+    """Validates a function's type; `words` are the other types, for the error's message."""
 
     def check(value: object) -> object:
         if value != "function":
@@ -101,7 +101,7 @@ class CustomTool(Body):
 
     @cached_property
     def function(self) -> FunctionDefinition:
-        """What the model is told of it."""
+        """The function that the model sees in its place."""
         text: dict[str, Any] = {"type": "string"}
         if self.grammar is not None and self.lark is None:
             text["pattern"] = f"^(?:{self.grammar.definition})$"
@@ -118,7 +118,7 @@ class CustomTool(Body):
 
 
 def kind_tag(value: object) -> str:
-    """Which of two classes a tool, its name or its call is read as."""
+    """The tag of a tool, its name or its call."""
     return "~custom" if fields_of(value).get("type") == "custom" else "~function"
 
 
@@ -126,6 +126,7 @@ Tool = Annotated[
     Annotated[FunctionTool, Tag("~function")] | Annotated[CustomTool, Tag("~custom")],
     Discriminator(kind_tag),
 ]
+Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class FunctionNamed(Body):
@@ -187,17 +188,13 @@ ToolChoice = Annotated[
 ]
 
 
-def _chosen(choice: object) -> list[tuple[str, str, str]]:
-    """Types and names of tools in a tool_choice, with the paths of the names."""
-    if isinstance(choice, NamedFunction | NamedCustom):
-        return [(f"tool_choice.{choice.type}.name", choice.type, choice.function.name)]
+def _chosen(choice: object) -> dict[str, NamedTool]:
+    """The tools that a tool_choice names, by their paths."""
     if isinstance(choice, AllowedTools):
         path = "tool_choice.allowed_tools.tools"
-        return [
-            (f"{path}[{place}].{tool.type}.name", tool.type, tool.function.name)
-            for place, tool in enumerate(choice.allowed_tools.tools)
-        ]
-    return []
+        tools = choice.allowed_tools.tools
+        return {f"{path}[{index}]": tool for index, tool in enumerate(tools)}
+    return {"tool_choice": choice} if isinstance(choice, NamedFunction | NamedCustom) else {}
 
 
 def check_tools(
@@ -206,46 +203,35 @@ def check_tools(
     parallel: bool | None,
 ) -> None:
     """The rules between the three.  Raises RequestError."""
-    names = [tool.function.name for tool in tools or ()]
-    for index, (name, tool) in enumerate(zip(names, tools or (), strict=True)):
-        path = f"tools[{index}].{tool.type}"
-        if name in names[:index]:
+    names: list[str] = []
+    for index, tool in enumerate(tools or ()):
+        name, path = tool.function.name, f"tools[{index}].{tool.type}"
+        if name in names:
             raise RequestError(
                 f"`{path}.name` is {name}, which an earlier tool has: give each tool a name of its "
                 "own",
                 param=f"{path}.name",
             )
+        names.append(name)
         if isinstance(tool, CustomTool):
-            _check_format(tool, f"{path}.format")
-    if parallel is not None and not tools:
-        raise RequestError(
-            "`parallel_tool_calls` needs `tools`: add them or leave it out",
-            param="parallel_tool_calls",
-        )
-    if choice in (None, "none") or tools:
-        offered = {(tool.type, tool.function.name) for tool in tools or ()}
-        for path, kind, name in _chosen(choice):
-            if (kind, name) not in offered:
-                known = ", ".join(names[:10])
-                raise RequestError(
-                    f"`tool_choice` names the {kind} {name}, which is not among `tools` ({known})",
-                    param=path,
-                )
-        return
-    raise RequestError("`tool_choice` needs `tools`: add them or leave it out", param="tool_choice")
+            _check_format(tool.custom.format, f"{path}.format.grammar")
+    for field, value in (("parallel_tool_calls", parallel), ("tool_choice", choice)):
+        if value not in (None, "none") and not tools:
+            raise RequestError(f"`{field}` needs `tools`: add them or leave it out", param=field)
+    offered = {(tool.type, tool.function.name) for tool in tools or ()}
+    for path, tool in _chosen(choice).items():
+        if (tool.type, tool.function.name) not in offered:
+            raise RequestError(
+                f"`tool_choice` names the {tool.type} {tool.function.name}, which is not among "
+                f"`tools` ({', '.join(names[:10])})",
+                param=f"{path}.{tool.type}.name",
+            )
 
 
-def _check_format(tool: CustomTool, path: str) -> None:
-    format = tool.custom.format
+def _check_format(format: CustomFormat | None, path: str) -> None:
+    """Raises RequestError unless there is a grammar exactly in a format of type grammar."""
     if format is None or (format.type == "grammar") == (format.grammar is not None):
         return
     if format.grammar is None:
-        raise RequestError(
-            f"`{path}.grammar` is required for type grammar: add it",
-            param=f"{path}.grammar",
-            code="missing_required_parameter",
-        )
-    raise RequestError(
-        f"`{path}.grammar` belongs to type grammar, here the type is text",
-        param=f"{path}.grammar",
-    )
+        raise MissingParameter(f"`{path}` is required for type grammar: add it", param=path)
+    raise RequestError(f"`{path}` belongs to type grammar, here the type is text", param=path)

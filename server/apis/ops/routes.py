@@ -33,14 +33,8 @@ def _unavailable(message: str, code: str) -> Response:
     return JsonBody(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
 
 
-def _readiness(request: Request, state: ServerState) -> Response:
-    """200 while requests are answered; otherwise 503 and why not."""
-    if request.app.state.gate.draining:
-        return _unavailable("the server is shutting down", "draining")
-    try:
-        require_ready(state)
-    except RequestError as error:
-        return JsonBody(error.body(), 503, error.headers())
+def _progress(state: ServerState) -> Response:
+    """200 unless the engine has stalled."""
     problem = state.client.unhealthy()
     return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
 
@@ -51,7 +45,14 @@ def _readiness(request: Request, state: ServerState) -> Response:
 @endpoints.get("/ping", summary=READY, head=True, answer=STATUS)
 async def ready(request: Request) -> Response:
     """Whether this server answers requests now."""
-    return _readiness(request, state_of(request))
+    if request.app.state.drain_state.draining:
+        return _unavailable("the server is shutting down", "draining")
+    state = state_of(request)
+    try:
+        require_ready(state)
+    except RequestError as error:
+        return JsonBody(error.body(), 503, error.headers())
+    return _progress(state)
 
 
 @endpoints.get(
@@ -60,8 +61,7 @@ async def ready(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)
-    problem = state.client.unhealthy() if state.client.ready is not None else None
-    return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
+    return JsonBody(OK) if state.client.ready is None else _progress(state)
 
 
 @endpoints.get(
@@ -83,17 +83,13 @@ async def show_version() -> Response:
 async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
-    facts = require_ready(state)
-    return JsonBody(
-        orjson.dumps(
-            {
-                "version": version("wavefill"),
-                "models": state.config.served_names,
-                "engine": asdict(facts),
-                "stats": asdict(state.client.stats),
-            }
-        )
-    )
+    fields = {
+        "version": version("wavefill"),
+        "models": state.config.served_names,
+        "engine": asdict(require_ready(state)),
+        "stats": asdict(state.client.stats),
+    }
+    return JsonBody(orjson.dumps(fields))
 
 
 @endpoints.get(

@@ -1,4 +1,4 @@
-"""The answer to one Responses request: the response object and the events of its life."""
+"""The answer to one Responses request: the response object and its events."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import orjson
 
 from server.apis.responses.items import JsonItem
 from server.apis.responses.output import Events, OutputItems
-from server.apis.responses.schema import ResponsesRequest
+from server.apis.responses.schema import ResponsesRequest, TextConfig
 from server.apis.responses.tools_schema import ResponsesCustomTool, ResponsesFunctionTool
 from server.errors import RequestError
-from server.generation.chat_request import ChatTurn, ParsedChunk
+from server.generation.chat_request import ChatGeneration, ParsedChunk
 from server.generation.choice import Choice, ScoredToken
 from server.generation.logprobs import chat_logprobs
 from server.http.validation import fields_of
@@ -23,12 +23,12 @@ Keep = Callable[[JsonItem], Awaitable[None]]
 
 
 class ResponseAnswer:
-    """Follows a chat turn; `response` is the response object as it stands."""
+    """Follows a chat turn; `response` is the response object in its current state."""
 
     def __init__(
-        self, state: ServerState, body: ResponsesRequest, turn: ChatTurn, keep: Keep
+        self, state: ServerState, body: ResponsesRequest, turn: ChatGeneration, keep: Keep
     ) -> None:
-        """`keep(response)` is awaited before anyone is told that the response has ended."""
+        """`keep(response)` is awaited before the caller learns that the response has ended."""
         self.events = Events()
         self.turn = turn
         self.response = new_response(f"resp_{turn.generation.name}", state, body)
@@ -44,14 +44,13 @@ class ResponseAnswer:
         async def write(data: bytes) -> None:
             pass
 
-        self._started()
         await self.turn.stream(self._render, write)
         self._ended()
         await self._keep(self.response)
         return self.response
 
     async def stream(self, write: Write) -> None:
-        """Write all events.  A failure of the engine is the last of them."""
+        """Write all events; the last one reports a failure of the engine."""
         await write(self._started())
         try:
             await self.turn.stream(self._render, write)
@@ -60,12 +59,12 @@ class ResponseAnswer:
             return
         last = self._ended()
         await self._keep(self.response)
-        await write(last + self._tell(f"response.{self.response['status']}"))
+        await write(last + self._event(f"response.{self.response['status']}"))
 
     async def failed(
         self, write: Write, message: str = "the server failed on this request"
     ) -> None:
-        """Write how a response ends that could not be made."""
+        """Write the last events of a response that failed."""
         data = self._output.close("incomplete")
         self.response |= {
             "status": "failed",
@@ -73,26 +72,24 @@ class ResponseAnswer:
             "error": {"code": "server_error", "message": message},
         }
         await self._keep(self.response)
-        await write(data + self._tell("response.failed"))
+        await write(data + self._event("response.failed"))
 
     async def cancelled(self, write: Write) -> None:
-        """Write how a response ends that somebody has cancelled."""
+        """Write the last events of a response that was cancelled."""
         data = self._output.close("incomplete")
         self.response |= {"status": "cancelled", "output": self._output.items()}
-        await write(data + self._tell("response.incomplete"))
+        await write(data + self._event("response.incomplete"))
 
     def _started(self) -> bytes:
-        if self.response["status"] == "queued":
-            return self._tell("response.created") + self._tell("response.queued")
-        return self._tell("response.created") + self._tell("response.in_progress")
+        return self._event("response.created") + self._event(f"response.{self.response['status']}")
 
-    def _render(self, choice: Choice, part: ParsedChunk) -> bytes:
+    def _render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
         data = b""
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
-            data = self._tell("response.in_progress")
-        self._cut = part.finish == "length"
-        return data + self._output.feed(part)
+            data = self._event("response.in_progress")
+        self._cut = chunk.finish == "length"
+        return data + self._output.feed(chunk)
 
     def _ended(self) -> bytes:
         status = "incomplete" if self._cut else "completed"
@@ -108,7 +105,7 @@ class ResponseAnswer:
             self.response["completed_at"] = int(time.time())
         return data
 
-    def _tell(self, kind: str) -> bytes:
+    def _event(self, kind: str) -> bytes:
         return self.events.frame(kind, {"response": self.response})
 
     def _scores(self, scored: list[ScoredToken]) -> list[orjson.Fragment]:
@@ -140,7 +137,7 @@ def new_response(id: str, state: ServerState, body: ResponsesRequest) -> JsonIte
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": _reasoning(body),
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.stored,
@@ -156,16 +153,10 @@ def new_response(id: str, state: ServerState, body: ResponsesRequest) -> JsonIte
     }
 
 
-def _reasoning(body: ResponsesRequest) -> JsonItem:
-    effort = None if body.reasoning is None else body.reasoning.effort
-    return {"effort": effort, "summary": None}
-
-
 def _text(body: ResponsesRequest) -> JsonItem:
-    wanted = None if body.text is None else body.text.format
-    form = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)
-    verbosity = None if body.text is None else body.text.verbosity
-    return {"format": form, "verbosity": verbosity or "medium"}
+    text = body.text or TextConfig()
+    format = {"type": "text"} if text.format is None else text.format.model_dump(by_alias=True)
+    return {"format": format, "verbosity": text.verbosity or "medium"}
 
 
 def _tool_choice(body: ResponsesRequest) -> object:
@@ -181,7 +172,7 @@ def _tool(tool: ResponsesFunctionTool | ResponsesCustomTool) -> JsonItem:
 
 
 def usage_of(usage: dict[str, object]) -> dict[str, object]:
-    """A chat's usage in the words of the Responses API."""
+    """The usage of a chat completion, as the Responses API names its fields."""
     prompt = fields_of(usage["prompt_tokens_details"])
     completion = fields_of(usage["completion_tokens_details"])
     return {

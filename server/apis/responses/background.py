@@ -1,7 +1,7 @@
-"""Responses that are made without a connection, and readers of their events.
+"""Responses that are generated without a connection, and readers of their events.
 
-Each process makes the background responses that were asked of it.  Ten times a second it writes how
-far they have come, and hears which of them were cancelled, by whatever process was told.
+Each process generates the background responses that it received.  Ten times a second it writes
+their state to the store, and reads which of them a request to any process has cancelled.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
-from server.apis.responses.answer import ResponseAnswer
+from server.apis.responses.answer import ResponseAnswer, Write
 from server.apis.responses.database import RUNNING
 from server.apis.responses.items import JsonItem
 from server.apis.responses.store import ResponseStore
@@ -21,29 +20,29 @@ from server.http.middleware import DrainState
 log = logging.getLogger("wavefill.responses")
 
 TICK_SECONDS = 0.1
-CANCEL_SECONDS = 5.0  # in which another process should have stopped
+CANCEL_SECONDS = 5.0
 FRAMES_AT_ONCE = 1024
 MAX_FAILURES = 50
 Frames = list[tuple[int, bytes]]
 
 
 class _Run:
-    """One response in the making."""
+    """One response that is being generated."""
 
     def __init__(self, answer: ResponseAnswer, streamed: bool) -> None:
         self.answer = answer
         self._streamed = streamed
-        self._frames: Frames = []
+        self.frames: Frames = []  # that the store does not have yet
         self._count = 0
-        self._told = ""  # the status that the store knows
-        self.failures = 0  # of the store, one after the other
-        self.task: asyncio.Task[None] | None = None
+        self.stored_status = ""
+        self.failures = 0  # of the store, consecutive
+        self.task = asyncio.create_task(self.make())
 
     async def write(self, data: bytes) -> None:
-        """Take frames for the store; those of an answer that is not streamed are not kept."""
+        """Take frames for the store; those of a response without `stream` are not kept."""
         if self._streamed:
             for frame in data.split(b"\n\n")[:-1]:
-                self._frames.append((self._count, frame + b"\n\n"))
+                self.frames.append((self._count, frame + b"\n\n"))
                 self._count += 1
 
     async def make(self) -> None:
@@ -55,21 +54,9 @@ class _Run:
             await answer.cancelled(self.write)
         except Exception:
             log.exception("background response %s failed", answer.response["id"])
-            await answer.failed(self.write, "the server failed on this request")
+            await answer.failed(self.write)
         finally:
             answer.turn.close()
-
-    def news(self) -> tuple[JsonItem, Frames] | None:
-        """What the store should be told."""
-        response = self.answer.response
-        if not self._frames and response["status"] == self._told:
-            return None
-        return dict(response), self._frames.copy()
-
-    def told(self, news: tuple[JsonItem, Frames]) -> None:
-        """The store knows it now."""
-        self._told = news[0]["status"]
-        del self._frames[: len(news[1])]
 
 
 class BackgroundResponses:
@@ -88,70 +75,68 @@ class BackgroundResponses:
         streamed: bool,
         gate: DrainState,
     ) -> None:
-        """Go on with a response whoever listens.  A drain waits for it as for a connection.
+        """Generate a response without its connection.  A drain waits for it as for a connection.
 
         Raises RequestError if it cannot be stored; the caller closes the turn then.
         """
-        kept = await self._store.call(
+        stored = await self._store.call(
             lambda database: database.add(
                 owner, answer.response, items, worker=self._store.worker, streamed=streamed
             )
         )
-        if not kept:
+        if not stored:
             raise RequestError(
                 "the input is larger than the store of responses keeps of one response: send less, "
                 "or use `background` false",
                 param="input",
             )
-        run = _Run(answer, streamed)
         gate.open_requests += 1
-        run.task = asyncio.create_task(run.make())
-        self._runs[answer.response["id"]] = run
+        self._runs[answer.response["id"]] = _Run(answer, streamed)
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(gate))
 
     async def _tick(self, gate: DrainState) -> None:
-        """Until no response is left in the making."""
+        """Store the state of the responses until all have ended."""
         while self._runs:
             await asyncio.sleep(TICK_SECONDS)
             for id, run in list(self._runs.items()):
-                assert run.task is not None
                 ended = run.task.done()
                 try:
-                    wanted = await self._tell(run)
+                    active = await self._save(run)
                     run.failures = 0
                 except Unavailable as error:
-                    wanted = True
+                    active = True
                     run.failures += 1
                     log.error("background response %s: %s", id, error.message)
                 if ended and (not run.failures or run.failures > MAX_FAILURES):
                     del self._runs[id]
                     gate.open_requests -= 1
-                elif not wanted:
+                elif not active:
                     run.task.cancel()
 
-    async def _tell(self, run: _Run) -> bool:
-        """Tell the store the news of a run; False if nobody wants it any more."""
-        news = run.news()
-        if news is None:
-            id = run.answer.response["id"]
-            return await self._store.call(lambda database: database.wanted(id))
-        wanted = await self._store.call(lambda database: database.update(*news))
-        run.told(news)
-        return wanted
+    async def _save(self, run: _Run) -> bool:
+        """Store what is new of a response; False once it was cancelled or deleted."""
+        response, frames = dict(run.answer.response), run.frames.copy()
+        id, status = response["id"], response["status"]
+        if not frames and status == run.stored_status:
+            return await self._store.call(lambda database: database.is_active(id))
+        active = await self._store.call(lambda database: database.update(response, frames))
+        run.stored_status = status
+        del run.frames[: len(frames)]
+        return active
 
     async def cancel(self, id: str) -> None:
-        """Stop making a response, whichever process does; returns when it has ended."""
+        """Stop a response of any process; returns when it has ended, or after CANCEL_SECONDS."""
         await self._store.call(lambda database: database.cancel(id))
         run = self._runs.get(id)
-        if run is not None and run.task is not None:
+        if run is not None:
             run.task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
                 while await self._store.call(lambda database: database.status(id)) in RUNNING:
                     await asyncio.sleep(TICK_SECONDS / 2)
 
-    async def follow(self, id: str, after: int, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def follow(self, id: str, after: int, write: Write) -> None:
         """Write the events with numbers above `after` until the response has ended."""
         while True:
             frames, status = await self._store.call(

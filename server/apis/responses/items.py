@@ -1,32 +1,28 @@
-"""Items as they are kept and listed: plain JSON, each with an id."""
+"""Items of `input`, messages, calls, their outputs and reasoning: their schema and stored JSON."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from server.apis.responses.item_schema import (
-    CustomCallItem,
-    CustomOutputItem,
-    FunctionCallItem,
-    FunctionOutputItem,
-    ItemReference,
-    MessageItem,
-    ReasoningItem,
-)
-from server.apis.responses.schema import ResponsesRequest
+from pydantic import Field, Tag
+
+from server.apis.openai.chat_schema import RefusalPart
+from server.apis.openai.tools_schema import FunctionName
+from server.errors import RequestError, UnsupportedParameter
+from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
 
 JsonItem = dict[str, Any]
-InputItem = (
-    MessageItem
-    | FunctionCallItem
-    | FunctionOutputItem
-    | CustomCallItem
-    | CustomOutputItem
-    | ReasoningItem
-    | ItemReference
-)
-PREFIXES = {
+Status = Literal["in_progress", "completed", "incomplete"]
+ItemId = Annotated[str, Field(min_length=1, max_length=128)]
+MAX_ITEMS = 16384
+MAX_PARTS = 1024  # of an item
+MAX_TOTAL_PARTS = 16384
+TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+ITEM_TYPES = ("message", *CALLS, *OUTPUTS, "reasoning", "item_reference")
+PREFIXES = {  # of ids
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
@@ -36,47 +32,211 @@ PREFIXES = {
 }
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+class InputText(Body):
+    type: Literal["input_text"]
+    text: str
 
 
-def input_items(body: ResponsesRequest) -> list[JsonItem]:
-    """The items of `input` with what a caller may leave out filled in."""
-    if isinstance(body.input, str):
-        return [_message("user", [{"type": "input_text", "text": body.input}])]
-    return [_filled_in(item) for item in body.input]
+class OutputText(Body):
+    """What an earlier answer said, as it came."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None  # ours have none
+    logprobs: list[Any] | None = None
 
 
-def _message(role: str, content: list[JsonItem]) -> JsonItem:
-    return {
-        "id": new_id("msg"),
-        "type": "message",
-        "status": "completed",
-        "role": role,
-        "content": content,
-    }
+def _part_kind(value: object) -> str | None:
+    kind = fields_of(value).get("type")
+    return f"~{kind}" if kind in ("input_text", "output_text", "refusal") else None
 
 
-def _filled_in(item: InputItem) -> JsonItem:
+MessagePart = Annotated[
+    Annotated[InputText, Tag("~input_text")]
+    | Annotated[OutputText, Tag("~output_text")]
+    | Annotated[RefusalPart, Tag("~refusal")],
+    tagged_union(_part_kind, "an object of type input_text, output_text or refusal"),
+]
+
+
+MessageContent = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[MessagePart], Field(min_length=1, max_length=MAX_PARTS), Tag("~parts")],
+    by_kind("a string or an array of parts", string="~text", array="~parts"),
+]
+CallOutput = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS), Tag("~parts")],
+    by_kind("a string or an array of parts of type input_text", string="~text", array="~parts"),
+]
+
+
+class MessageItem(Body):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageContent
+    id: ItemId | None = None
+    status: Status | None = None
+    phase: None = None  # clients that send our answers back as they are send it as null
+
+
+class CallItem(Body):
+    """What tool calls and their outputs have in common."""
+
+    call_id: ItemId
+    id: ItemId | None = None
+    status: Status | None = None
+    namespace: None = None
+    caller: None = None
+
+
+class FunctionCallItem(CallItem):
+    type: Literal["function_call"]
+    name: FunctionName
+    arguments: str
+    async_: None = Field(None, alias="async")
+
+
+class FunctionOutputItem(CallItem):
+    type: Literal["function_call_output"]
+    output: CallOutput
+    name: FunctionName | None = None
+
+
+class CustomCallItem(CallItem):
+    type: Literal["custom_tool_call"]
+    name: FunctionName
+    input: str
+    async_: None = Field(None, alias="async")
+
+
+class CustomOutputItem(CallItem):
+    type: Literal["custom_tool_call_output"]
+    output: CallOutput
+    name: FunctionName | None = None
+
+
+class SummaryText(Body):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: Annotated[list[SummaryText], Field(max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS)] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+class ItemReference(Body):
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+def _item_kind(value: object) -> str | None:
+    fields = fields_of(value)
+    kind = fields.get("type")
+    if kind is None and ("role" in fields or "content" in fields):
+        kind = "message"
+    elif kind is None and "id" in fields:
+        kind = "item_reference"
+    return f"~{kind}" if kind in ITEM_TYPES else None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("~message")]
+    | Annotated[FunctionCallItem, Tag("~function_call")]
+    | Annotated[FunctionOutputItem, Tag("~function_call_output")]
+    | Annotated[CustomCallItem, Tag("~custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("~custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("~reasoning")]
+    | Annotated[ItemReference, Tag("~item_reference")],
+    tagged_union(
+        _item_kind,
+        "an object of type message, function_call, function_call_output, "
+        "custom_tool_call, custom_tool_call_output, reasoning or item_reference",
+    ),
+]
+
+
+def refuse_foreign_items(fields: dict[str, Any]) -> None:
+    """Raises UnsupportedParameter for an item or a part of a type that this server lacks,
+    RequestError for more of them than can be looked through in little time.
+    """
+    count = 0
+    for index, item in enumerate(items_of(fields.get("input"))[:MAX_ITEMS]):
+        path = f"input[{index}]"
+        _refuse_type(item, ITEM_TYPES, path, "send messages, function calls and their outputs")
+        parts = fields_of(item)
+        count += sum(len(items_of(parts.get(name))) for name in ("content", "output", "summary"))
+        if count > MAX_TOTAL_PARTS:
+            raise RequestError(
+                f"`input` has more than {MAX_TOTAL_PARTS} parts in all: put texts together",
+                param="input",
+            )
+        for name in ("content", "output"):
+            for place, part in enumerate(items_of(parts.get(name))):
+                remedy = "this model reads text only: send parts of type input_text"
+                _refuse_type(part, TEXT_TYPES, f"{path}.{name}[{place}]", remedy)
+
+
+def _refuse_type(value: object, known: tuple[str, ...], path: str, remedy: str) -> None:
+    kind = fields_of(value).get("type")
+    if isinstance(kind, str) and kind not in known:
+        raise UnsupportedParameter(
+            f"`{path}.type` is {kind[:40]}, which this server does not take: {remedy}",
+            param=f"{path}.type",
+        )
+
+
+def check_roles(items: list[Any]) -> None:
+    """Raises RequestError for a message with parts that belong to another role."""
+    for index, item in enumerate(items):
+        if not isinstance(item, MessageItem) or isinstance(item.content, str):
+            continue
+        for place, part in enumerate(item.content):
+            if (part.type == "input_text") == (item.role == "assistant"):
+                expected = "output_text" if item.role == "assistant" else "input_text"
+                path = f"input[{index}].content[{place}].type"
+                raise RequestError(
+                    f"`{path}` is {part.type}: a message of role {item.role} has parts of type "
+                    f"{expected}",
+                    param=path,
+                )
+
+
+def new_id(item_type: str) -> str:
+    return f"{PREFIXES[item_type]}_{uuid.uuid4().hex}"
+
+
+def input_items(input: str | list[Item]) -> list[JsonItem]:
+    """The items of a request, with defaults for what it leaves out."""
+    if isinstance(input, str):
+        return [_to_json(MessageItem(role="user", content=input))]
+    return [_to_json(item) for item in input]
+
+
+def _to_json(item: Item) -> JsonItem:
     if isinstance(item, ItemReference):
         return {"type": "item_reference", "id": item.id}
     fields = item.model_dump(mode="json", exclude_none=True)
     if isinstance(item, MessageItem):
         if isinstance(item.content, str):
-            fields["content"] = [_text_part(item.role, item.content)]
+            text_type = "output_text" if item.role == "assistant" else "input_text"
+            fields["content"] = [JsonItem(type=text_type, text=item.content)]
         for part in fields["content"]:
             if part["type"] == "output_text":
                 part.setdefault("annotations", [])
     if isinstance(item, ReasoningItem):
         fields.setdefault("summary", [])
-    given = {"id": new_id(PREFIXES[item.type]), "type": item.type, "status": "completed"}
-    return given | fields
-
-
-def _text_part(role: str, text: str) -> JsonItem:
-    if role == "assistant":
-        return {"type": "output_text", "text": text, "annotations": []}
-    return {"type": "input_text", "text": text}
+    return {"id": new_id(item.type), "type": item.type, "status": "completed"} | fields
 
 
 def text_of(parts: list[JsonItem]) -> str:

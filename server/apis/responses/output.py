@@ -1,4 +1,4 @@
-"""Parts of an answer -> output items and the events that tell of them."""
+"""Parsed chunks of an answer -> output items and their events."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Events:
         self.count += 1
         return frame({"type": kind, **fields, "sequence_number": number}, kind)
 
-    def delta(self, kind: str, place: Mapping[str, object]) -> DeltaEvent:
-        return DeltaEvent(self, kind, place)
+    def item(self, change: Literal["added", "done"], index: int, item: JsonItem) -> bytes:
+        fields = {"output_index": index, "item": item}
+        return self.frame(f"response.output_item.{change}", fields)
 
     def stream_format(self) -> StreamFormat:
         """The format of a stream of these events, which ends with its last event."""
@@ -61,109 +62,91 @@ class DeltaEvent:
 
 Status = Literal["completed", "incomplete"]
 Scores = list[orjson.Fragment]  # log-probabilities of tokens, as JSON
-Score = Callable[[list[ScoredToken]], Scores]
 
 
 class _TextItem:
-    """A message or a reasoning item in the making: one part of text."""
+    """An open message or reasoning item, which has one part of text."""
 
     def __init__(self, events: Events, index: int, kind: str) -> None:
         message = kind == "message"
-        self.kind = kind
+        self.key = kind
         self._events = events
         self._texts: list[str] = []
-        self.logprobs: Scores = []
-        self._item: JsonItem = {"id": new_id("msg" if message else "rs"), "type": kind}
+        self._logprobs: Scores = []
+        self._item: JsonItem = {"id": new_id(kind), "type": kind}
         self._item |= {"role": "assistant"} if message else {"summary": []}
-        self._where = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
-        self._text_kind = "output_text" if message else "reasoning_text"
-        self._delta = events.delta(f"response.{self._text_kind}.delta", self._where)
+        self._place = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
+        self._text_type = "output_text" if message else "reasoning_text"
+        self._delta = DeltaEvent(events, f"response.{self._text_type}.delta", self._place)
 
     def item(self, status: str) -> JsonItem:
         return {**self._item, "status": status, "content": [self._part()]}
 
     def _part(self) -> JsonItem:
-        part: JsonItem = {"type": self._text_kind, "text": "".join(self._texts)}
-        if self.kind == "message":
-            part |= {"annotations": [], "logprobs": self.logprobs}
+        part: JsonItem = {"type": self._text_type, "text": "".join(self._texts)}
+        if self.key == "message":
+            part |= {"annotations": [], "logprobs": self._logprobs}
         return part
 
     def opened(self) -> bytes:
         item: JsonItem = {**self._item, "status": "in_progress", "content": []}
-        place: JsonItem = {"output_index": self._where["output_index"], "item": item}
-        return self._events.frame("response.output_item.added", place) + self._events.frame(
-            "response.content_part.added", {**self._where, "part": self._part()}
+        return self._events.item("added", self._place["output_index"], item) + self._events.frame(
+            "response.content_part.added", {**self._place, "part": self._part()}
         )
 
     def add(self, text: str, logprobs: Scores) -> bytes:
         self._texts.append(text)
-        if self.kind != "message":
+        if self.key != "message":
             return self._delta.of(text)
-        self.logprobs += logprobs
+        self._logprobs += logprobs
         return self._delta.of(text, b',"logprobs":%b' % orjson.dumps(logprobs))
 
-    def closed(self, status: Status) -> bytes:
+    def closed(self) -> bytes:
         part = self._part()
         done = {name: part[name] for name in ("text", "logprobs") if name in part}
-        write = self._events.frame
-        return (
-            write(f"response.{self._text_kind}.done", self._where | done)
-            + write("response.content_part.done", {**self._where, "part": part})
-            + write(
-                "response.output_item.done",
-                {"output_index": self._where["output_index"], "item": self.item(status)},
-            )
-        )
+        return self._events.frame(
+            f"response.{self._text_type}.done", self._place | done
+        ) + self._events.frame("response.content_part.done", {**self._place, "part": part})
 
 
 class _CallItem:
-    """A call of a function or of a custom tool in the making."""
+    """An open call of a function or of a custom tool."""
 
     def __init__(self, events: Events, index: int, delta: ToolCallDelta) -> None:
-        self.call = delta.index
+        self.key = delta.index
         self._events = events
-        kind, prefix, self._field = "function_call", "fc", "arguments"
-        self._told = "response.function_call_arguments"
-        if delta.custom:
-            kind, prefix, self._field = "custom_tool_call", "ctc", "input"
-            self._told = "response.custom_tool_call_input"
-        self._text: list[str] = []
-        self._item: JsonItem = {
-            "id": new_id(prefix),
-            "type": kind,
-            "call_id": delta.id,
-            "name": delta.name,
-        }
-        self._where = {"item_id": self._item["id"], "output_index": index}
-        self._delta = events.delta(f"{self._told}.delta", self._where)
+        kind = "custom_tool_call" if delta.custom else "function_call"
+        self._field = "input" if delta.custom else "arguments"
+        self._event = f"response.{kind}_{self._field}"
+        self._texts: list[str] = []
+        self._item: JsonItem = {"id": new_id(kind), "type": kind}
+        self._item |= {"call_id": delta.id, "name": delta.name}
+        self._place = {"item_id": self._item["id"], "output_index": index}
+        self._delta = DeltaEvent(events, f"{self._event}.delta", self._place)
 
     def item(self, status: str) -> JsonItem:
-        return {**self._item, self._field: "".join(self._text), "status": status}
+        return {**self._item, self._field: "".join(self._texts), "status": status}
 
     def opened(self) -> bytes:
-        place = {"output_index": self._where["output_index"], "item": self.item("in_progress")}
-        return self._events.frame("response.output_item.added", place)
+        return self._events.item("added", self._place["output_index"], self.item("in_progress"))
 
-    def add(self, text: str) -> bytes:
-        self._text.append(text)
+    def add(self, text: str, logprobs: Scores) -> bytes:
+        """Calls have no log-probabilities."""
+        self._texts.append(text)
         return self._delta.of(text) if text else b""
 
-    def closed(self, status: Status) -> bytes:
-        item = self.item(status)
-        done = {self._field: item[self._field]}
-        if item["type"] == "function_call":
-            done["name"] = item["name"]
-        return self._events.frame(f"{self._told}.done", self._where | done) + self._events.frame(
-            "response.output_item.done",
-            {"output_index": self._where["output_index"], "item": item},
-        )
+    def closed(self) -> bytes:
+        done = {self._field: "".join(self._texts)}
+        if self._field == "arguments":
+            done["name"] = self._item["name"]
+        return self._events.frame(f"{self._event}.done", self._place | done)
 
 
 class OutputItems:
     """The items of one answer, one open at a time, in the order in which the model wrote them."""
 
-    def __init__(self, events: Events, score: Score) -> None:
-        """`score` gives the log-probabilities that the caller wants of the tokens of a part."""
+    def __init__(self, events: Events, score: Callable[[list[ScoredToken]], Scores]) -> None:
+        """`score` returns the log-probabilities that the request asks for."""
         self._events = events
         self._score = score
         self._closed: list[JsonItem] = []
@@ -174,39 +157,35 @@ class OutputItems:
         """All items; the open one has the status in_progress."""
         return self._closed + ([] if self._open is None else [self._open.item("in_progress")])
 
-    def feed(self, part: ParsedChunk) -> bytes:
-        """The frames that tell of a part."""
-        if part.scored:
-            self._waiting += self._score(part.scored)
+    def feed(self, chunk: ParsedChunk) -> bytes:
+        """The frames of a chunk."""
+        if chunk.scored:
+            self._waiting += self._score(chunk.scored)
         data = b""
-        for delta in part.deltas:
-            # Those of content travel with it; reasoning and calls have none.
-            scores, self._waiting = self._waiting, []
-            if isinstance(delta, ToolCallDelta):
-                data += self._call(delta)
-            else:
-                data += self._text(delta, scores)
+        for delta in chunk.deltas:
+            # Those of content are sent with it; reasoning and calls have none.
+            logprobs, self._waiting = self._waiting, []
+            data += self._add(delta, logprobs)
         return data
 
-    def _text(self, delta: Delta, logprobs: Scores) -> bytes:
-        assert not isinstance(delta, ToolCallDelta)
-        kind = "reasoning" if isinstance(delta, ReasoningDelta) else "message"
+    def _add(self, delta: Delta, logprobs: Scores) -> bytes:
+        if isinstance(delta, ToolCallDelta):
+            key, text = delta.index, delta.arguments
+        else:
+            key = "reasoning" if isinstance(delta, ReasoningDelta) else "message"
+            text = delta.text
         data = b""
         item = self._open
-        if not isinstance(item, _TextItem) or item.kind != kind:
+        if item is None or item.key != key:
             data = self.close("completed")
-            item = self._open = _TextItem(self._events, len(self._closed), kind)
+            index = len(self._closed)
+            if isinstance(delta, ToolCallDelta):
+                item = _CallItem(self._events, index, delta)
+            else:
+                item = _TextItem(self._events, index, str(key))
+            self._open = item
             data += item.opened()
-        return data + item.add(delta.text, logprobs)
-
-    def _call(self, delta: ToolCallDelta) -> bytes:
-        data = b""
-        item = self._open
-        if not isinstance(item, _CallItem) or item.call != delta.index:
-            data = self.close("completed")
-            item = self._open = _CallItem(self._events, len(self._closed), delta)
-            data += item.opened()
-        return data + item.add(delta.arguments)
+        return data + item.add(text, logprobs)
 
     def end(self, status: Status) -> bytes:
         """Close the last item.  An answer without any is an empty message."""
@@ -222,8 +201,11 @@ class OutputItems:
         if item is None:
             return b""
         data = b""
-        if isinstance(item, _TextItem) and item.kind == "message" and self._waiting:
+        if item.key == "message" and self._waiting:
             data = item.add("", self._waiting)  # of tokens without text, such as the last
             self._waiting = []
-        self._closed.append(item.item(status))
-        return data + item.closed(status)
+        data += item.closed()
+        done = item.item(status)
+        data += self._events.item("done", len(self._closed), done)
+        self._closed.append(done)
+        return data

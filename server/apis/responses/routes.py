@@ -1,48 +1,52 @@
-"""/v1/responses: answers as items and events, kept for as long as the store has room."""
+"""/v1/responses: answers as items and events, stored for as long as the store has room."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import orjson
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.apis.responses import stored as kept
 from server.apis.responses.answer import ResponseAnswer
 from server.apis.responses.answer_schema import ITEM, RESPONSE, RESPONSE_EVENT
 from server.apis.responses.background import BackgroundResponses
 from server.apis.responses.database import RUNNING, ResponsesDatabase, Stored
-from server.apis.responses.item_schema import ItemId, refuse_foreign_items
-from server.apis.responses.items import JsonItem, input_items
+from server.apis.responses.items import ItemId, JsonItem, input_items, refuse_foreign_items
 from server.apis.responses.output import Events
-from server.apis.responses.prepare import count_tokens, joined, prepare
 from server.apis.responses.schema import (
     COUNTED,
     RESPONSES_UNSUPPORTED,
-    Include,
+    Includes,
     ResponsesRequest,
     refuse_uncounted,
 )
+from server.apis.responses.store import find, history, keep, missing, resolved
 from server.apis.responses.tools_schema import refuse_foreign_tools
-from server.apis.responses.translate import Conversation
+from server.apis.responses.translate import (
+    CHARS_PER_ITEM,
+    Conversation,
+    conversation_of,
+    with_chat_request,
+)
 from server.errors import RequestError, UnsupportedParameter
+from server.generation.chat_request import chat_prompt, prepare_chat
 from server.generation.generation import require_ready
+from server.generation.off_loop import off_loop
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
 from server.http.openapi_parts import COUNT, deleted, object_of, page_schema, word
 from server.http.pagination import page_of
 from server.http.query import NoQuery, parse_query
 from server.http.request_context import owner_digest, prefix_salt
-from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.sse import EventStream, while_connected
 from server.http.validation import Body, parse
 from server.state import state_of
 
 
 class RetrieveQuery(Body):
-    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    include: Includes | None = None
     include_obfuscation: bool | None = None
     starting_after: int | None = Field(None, ge=0, lt=2**31)
     stream: bool | None = None
@@ -64,12 +68,13 @@ class RetrieveQuery(Body):
 
 class ItemsQuery(Body):
     after: ItemId | None = None
-    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    include: Includes | None = None
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
 
 
 endpoints = Endpoints("responses")
+ROUTE = "responses"  # in records of requests
 
 
 @endpoints.post(
@@ -82,26 +87,29 @@ endpoints = Endpoints("responses")
 )
 async def create_response(request: Request) -> Response:
     state = state_of(request)
-    body, items = await _read(request, read_request)
+    body, items = await _read(request)
     require_ready(state)
-    with state.admission.reserve(1) as places:
+    with state.admission.reserve(1) as slots:
         conversation = await _conversation(request, body, items)
         salt = prefix_salt(request, body.cache_salt)
-        turn = await prepare(state, body, conversation, salt, places)
+        turn = await with_chat_request(
+            state,
+            body,
+            conversation,
+            lambda chat: prepare_chat(state, chat, salt, ROUTE, slots=slots),
+        )
 
-    async def keep(response: JsonItem) -> None:
+    async def on_end(response: JsonItem) -> None:
         if body.stored and not body.background:
-            await kept.keep(state.responses, owner_digest(request), response, items)
+            await keep(state.responses, owner_digest(request), response, items)
 
-    answer = ResponseAnswer(state, body, turn, keep)
+    answer = ResponseAnswer(state, body, turn, on_end)
     if body.background:
         return await _in_background(request, answer, body, items)
     if body.stream:
-
-        async def produce(writer: EventWriter) -> None:
-            await answer.stream(writer.write)
-
-        return EventStream(produce, turn.close, answer.events.stream_format())
+        return EventStream(
+            lambda writer: answer.stream(writer.write), turn.close, answer.events.stream_format()
+        )
     whole = await while_connected(request.receive, answer.whole(), turn.close)
     return JsonBody(orjson.dumps(whole))
 
@@ -115,33 +123,38 @@ def read_request(fields: dict[str, Any]) -> ResponsesRequest:
     return body
 
 
-def read_counted(fields: dict[str, Any]) -> ResponsesRequest:
-    """The same of a body whose tokens are counted."""
-    refuse_uncounted(fields)
-    return read_request(fields)
-
-
 async def _read(
-    request: Request, check: Callable[[dict[str, Any]], ResponsesRequest]
+    request: Request, *, count_only: bool = False
 ) -> tuple[ResponsesRequest, list[JsonItem]]:
-    """The checked body, and the items of its input as they are kept."""
+    """The checked body, and the items of its input as they are stored.
+
+    count_only: fields that do not change the prompt are refused
+    """
 
     def checked(fields: dict[str, Any]) -> tuple[ResponsesRequest, list[JsonItem]]:
-        body = check(fields)
-        return body, input_items(body)
+        if count_only:
+            refuse_uncounted(fields)
+        body = read_request(fields)
+        return body, input_items(body.input)
 
     body, items = await read_checked(request, checked)
     state = state_of(request)
     state.check_model(body.model)
-    return body, await kept.resolved(state.responses, owner_digest(request), items)
+    return body, await resolved(state.responses, owner_digest(request), items)
 
 
 async def _conversation(
     request: Request, body: ResponsesRequest, items: list[JsonItem]
 ) -> Conversation:
-    store = state_of(request).responses
-    earlier = await kept.earlier_items(store, owner_digest(request), body.previous_response_id)
-    return await joined(body, earlier, items)
+    """The whole conversation that the request continues."""
+    earlier: list[JsonItem] = []
+    last = body.previous_response_id
+    if last is not None:
+        owner = owner_digest(request)
+        store = state_of(request).responses
+        earlier = await store.call(lambda database: history(database, owner, last))
+    size = CHARS_PER_ITEM * (len(earlier) + len(items))
+    return await off_loop(size, lambda: conversation_of(body, earlier, items))
 
 
 @endpoints.post(
@@ -153,18 +166,21 @@ async def _conversation(
     answer=object_of(object=word("response.input_tokens"), input_tokens=COUNT),
 )
 async def count_input_tokens(request: Request) -> Response:
-    body, items = await _read(request, read_counted)
+    body, items = await _read(request, count_only=True)
     conversation = await _conversation(request, body, items)
-    tokens = await count_tokens(state_of(request), body, conversation)
-    return JsonBody(orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens}))
+    state = state_of(request)
+    _, prompt = await with_chat_request(
+        state, body, conversation, lambda chat: chat_prompt(state, chat)
+    )
+    return JsonBody(orjson.dumps({"object": "response.input_tokens", "input_tokens": len(prompt)}))
 
 
 async def _in_background(
     request: Request, answer: ResponseAnswer, body: ResponsesRequest, items: list[JsonItem]
 ) -> Response:
-    """The response as it is now, or its events; it is made whether anybody listens or not."""
+    """The queued response, or its events; it is generated even if the client disconnects."""
     queued = dict(answer.response)
-    gate = request.app.state.gate
+    gate = request.app.state.drain_state
     streamed = bool(body.stream)
     try:
         await background_of(request).start(answer, items, owner_digest(request), streamed, gate)
@@ -202,7 +218,7 @@ async def delete_response(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
     owner = owner_digest(request)
     if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
-        raise kept.missing(id)
+        raise missing(id)
     return JsonBody(orjson.dumps({"id": id, "object": "response", "deleted": True}))
 
 
@@ -232,10 +248,8 @@ async def list_input_items(request: Request, id: str) -> Response:
     owner = owner_digest(request)
 
     def work(database: ResponsesDatabase) -> bytes:
-        stored = database.get(owner, id)
-        if stored is None:
-            raise kept.missing(id)
-        return orjson.dumps(page_of(orjson.loads(stored.input), query, f"input item of '{id}'"))
+        items = orjson.loads(find(database, owner, id).input)
+        return orjson.dumps(page_of(items, query, f"input item of '{id}'"))
 
     return JsonBody(await state_of(request).responses.call(work))
 
@@ -246,13 +260,14 @@ def background_of(request: Request) -> BackgroundResponses:
 
 
 async def _find(request: Request, id: str) -> Stored:
-    return await kept.find(state_of(request).responses, owner_digest(request), id)
+    owner = owner_digest(request)
+    return await state_of(request).responses.call(lambda database: find(database, owner, id))
 
 
 def _follow(request: Request, id: str, after: int) -> Response:
     background = background_of(request)
-
-    async def produce(writer: EventWriter) -> None:
-        await background.follow(id, after, writer.write)
-
-    return EventStream(produce, lambda: None, Events().stream_format())
+    return EventStream(
+        lambda writer: background.follow(id, after, writer.write),
+        lambda: None,
+        Events().stream_format(),
+    )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import Field, Tag
 
-from server.apis.openai.chat_schema import Effort, Metadata, Scalar
+from server.apis.openai.chat_schema import Effort, Metadata, TemplateOptions
 from server.apis.openai.sampling_schema import INT64, LATER, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName
-from server.apis.responses.item_schema import MAX_ITEMS, Item, ItemId, check_roles
+from server.apis.responses.items import MAX_ITEMS, Item, ItemId, check_roles
 from server.apis.responses.tools_schema import ResponsesToolChoice, ResponseTool, check_tools
 from server.errors import RequestError, UnknownParameter, UnsupportedParameter
 from server.http.validation import (
     Body,
     Unsupported,
     by_kind,
-    few_entries,
     fields_of,
     tagged_union,
 )
@@ -32,7 +31,7 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
+Includes = Annotated[list[Include], Field(max_length=16)]
 
 Input = Annotated[
     Annotated[str, Tag("~text")]
@@ -99,7 +98,7 @@ class ResponsesRequest(Body):
     tool_choice: ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    include: Includes | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = None
     background: bool | None = None
@@ -125,9 +124,7 @@ class ResponsesRequest(Body):
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Scalar], BeforeValidator(few_entries(32))] | None = (
-        None
-    )
+    chat_template_kwargs: TemplateOptions | None = None
 
     @property
     def stored(self) -> bool:
@@ -162,15 +159,10 @@ class ResponsesRequest(Body):
                 param="top_logprobs",
             )
         check_tools(self.tools, self.tool_choice)
-        self._check_summary()
-
-    def _check_summary(self) -> None:
         for name in ("summary", "generate_summary"):
             if getattr(self.reasoning, name, None) not in (None, "auto"):
-                _refuse(
-                    f"reasoning.{name}",
-                    "reasoning is returned whole, without a summary; use auto",
-                )
+                remedy = "reasoning is returned whole, without a summary; use auto"
+                _refuse(f"reasoning.{name}", remedy)
 
 
 def _refuse(path: str, remedy: str) -> None:
@@ -216,7 +208,7 @@ COUNTED = frozenset(
 
 
 def refuse_uncounted(fields: dict[str, Any]) -> None:
-    """Raises UnknownParameter for what does not belong into a request to count tokens."""
+    """Raises UnknownParameter for a field that requests to count tokens do not have."""
     for name in fields:
         if name not in COUNTED:
             raise UnknownParameter(

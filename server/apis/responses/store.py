@@ -1,8 +1,9 @@
-"""The database off the event loop: one thread that does one thing after the other."""
+"""Stored responses: the database in a thread of its own, and what requests look up in it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 import weakref
@@ -10,14 +11,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from server.apis.responses.database import Limits, ResponsesDatabase
-from server.errors import Unavailable
+import orjson
+
+from server.apis.responses.database import Limits, ResponsesDatabase, Stored
+from server.apis.responses.items import JsonItem
+from server.errors import NotFound, RequestError, Unavailable
+
+log = logging.getLogger("wavefill.responses")
 
 T = TypeVar("T")
 
 IN_MEMORY = ":memory:"
 OPENING_TRIES = 50
 OPENING_SECONDS = 5.0
+MAX_CHAIN = 4096  # responses of one conversation
+MAX_CHAIN_BYTES = 32 << 20
 
 
 class StoreUnusable(Exception):
@@ -25,12 +33,15 @@ class StoreUnusable(Exception):
 
 
 class ResponseStore:
-    """Opened when it is first used.  `path` is a file, or IN_MEMORY for one process alone."""
+    """A database that one thread opens when it is first used.
+
+    `path` is a file, or IN_MEMORY for one process alone.
+    """
 
     def __init__(
         self, path: str = IN_MEMORY, limits: Limits | None = None, worker: int = 0, workers: int = 1
     ) -> None:
-        """`worker` is this process's place among `workers` that share the file."""
+        """`worker` is this process's index among `workers` that share the file."""
         self.worker = worker
         self._workers = workers
         self._path = path
@@ -40,12 +51,9 @@ class ResponseStore:
 
     async def call(self, work: Callable[[ResponsesDatabase], T]) -> T:
         """Run `work` in the store's thread.  Raises Unavailable if the file fails."""
-
-        def run() -> T:
-            return work(self._opened())
-
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+            return await loop.run_in_executor(self._thread, lambda: work(self._opened()))
         except (sqlite3.Error, OSError) as error:
             raise Unavailable(
                 f"the store of responses does not work ({error}): try again, or use `store` false",
@@ -65,8 +73,8 @@ class ResponseStore:
                 "may write and that SQLite can read"
             ) from None
 
-    def _patiently(self) -> ResponsesDatabase:
-        """Processes that start together get in each other's way while the file is made."""
+    def _connect(self) -> ResponsesDatabase:
+        """Retry while another process that starts at the same time creates the file."""
         for _ in range(OPENING_TRIES):
             try:
                 return ResponsesDatabase(self._path, self._limits)
@@ -78,8 +86,112 @@ class ResponseStore:
 
     def _opened(self) -> ResponsesDatabase:
         if self._database is None:
-            database = self._patiently()
+            database = self._connect()
             weakref.finalize(self, database.connection.close)
             database.fail_orphans(self.worker, self._workers)
             self._database = database
         return self._database
+
+
+def history(database: ResponsesDatabase, owner: bytes, last: str) -> list[JsonItem]:
+    """The items of the response `last` and of those before it, in order.  Raises RequestError."""
+    chain: list[Stored] = []
+    id: str | None = last
+    size = 0
+    while id is not None:
+        stored = database.get(owner, id)
+        if stored is None:
+            behind = "" if id == last else f", which '{last}' continues,"
+            raise RequestError(
+                f"Previous response with id '{id[:128]}'{behind} not found: it was not stored, "
+                "deleted, or not used for long; send the conversation as `input`",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        if stored.status not in ("completed", "incomplete"):
+            raise RequestError(
+                f"the previous response '{last}' is {stored.status}: only one that is completed or "
+                "incomplete can be continued",
+                param="previous_response_id",
+            )
+        chain.append(stored)
+        size += len(stored.input) + len(stored.response)
+        if len(chain) > MAX_CHAIN or size > MAX_CHAIN_BYTES:
+            raise RequestError(
+                f"the conversation that ends with '{last}' is larger than this server puts "
+                "together: send what matters of it as `input`",
+                param="previous_response_id",
+            )
+        id = stored.previous
+    return [item for row in reversed(chain) for item in _items_of(row.input, row.response)]
+
+
+def find_items(database: ResponsesDatabase, owner: bytes, ids: set[str]) -> dict[str, JsonItem]:
+    """Those of the items that are in any of the owner's responses.
+
+    Raises RequestError if they are in more than MAX_CHAIN_BYTES of them.
+    """
+    found: dict[str, JsonItem] = {}
+    size = 0
+    for id in ids:
+        if id in found:
+            continue
+        row = database.connection.execute(
+            "SELECT r.input, r.response FROM items i JOIN responses r ON r.id = i.response "
+            "WHERE i.id = ? AND r.owner = ? LIMIT 1",
+            (id, owner),
+        ).fetchone()
+        if row is None:
+            continue
+        size += len(row[0]) + len(row[1])
+        if size > MAX_CHAIN_BYTES:
+            raise RequestError(
+                "the items that `input` refers to are in more responses than this server looks "
+                "through: send the items themselves",
+                param="input",
+            )
+        found |= {item["id"]: item for item in _items_of(*row) if item["id"] in ids}
+    return found
+
+
+def _items_of(input: bytes, response: bytes) -> list[JsonItem]:
+    return [*orjson.loads(input), *orjson.loads(response)["output"]]
+
+
+async def resolved(store: ResponseStore, owner: bytes, items: list[JsonItem]) -> list[JsonItem]:
+    """The items, with every item_reference replaced by its item.  Raises RequestError."""
+    ids = {item["id"] for item in items if item["type"] == "item_reference"}
+    if not ids:
+        return items
+    found = await store.call(lambda database: find_items(database, owner, ids))
+    for index, item in enumerate(items):
+        if item["type"] == "item_reference" and item["id"] not in found:
+            raise RequestError(
+                f"Item with id '{item['id']}' not found: only items of stored responses can be "
+                "referred to; send the item itself",
+                param=f"input[{index}].id",
+            )
+    return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
+
+
+async def keep(
+    store: ResponseStore, owner: bytes, response: JsonItem, items: list[JsonItem]
+) -> None:
+    """Store a response that has ended; its `store` becomes False if that fails."""
+    try:
+        response["store"] = await store.call(lambda database: database.add(owner, response, items))
+    except Unavailable as error:
+        log.error("response %s is not stored: %s", response["id"], error.message)
+        response["store"] = False
+
+
+def find(database: ResponsesDatabase, owner: bytes, id: str) -> Stored:
+    """A response of this owner.  Raises NotFound."""
+    stored = database.get(owner, id)
+    if stored is None:
+        raise missing(id)
+    return stored
+
+
+def missing(id: str) -> NotFound:
+    return NotFound(f"Response with id '{id[:128]}' not found.", code="not_found")

@@ -1,18 +1,21 @@
-"""A Responses request as a chat request, and the chat's complaints in this route's words."""
+"""A Responses request as a chat request, and errors of the latter with this route's fields."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
-from server.apis.responses.item_schema import CALLS, OUTPUTS
-from server.apis.responses.items import JsonItem, text_of
+from server.apis.responses.items import CALLS, OUTPUTS, JsonItem, text_of
 from server.apis.responses.schema import ResponsesRequest, ResponsesSchemaFormat
 from server.apis.responses.tools_schema import ResponsesAllowedTools, ResponsesNamedTool
-from server.errors import RequestError
+from server.errors import ContextTooLong, RequestError
+from server.generation.chat_request import chat_prompt
+from server.generation.off_loop import off_loop
 from server.http.validation import parse
+from server.state import ServerState
 
 T = TypeVar("T")
 
@@ -22,10 +25,11 @@ SAME_NAME = (
     "cache_salt", "chat_template_kwargs", "user",
 )  # fmt: skip
 SYSTEM = ("system", "developer")
-MAX_DIGITS = 9  # of a place in a list
-THOUGHT = "reasoning_content"  # what a chat message calls it
+CHARS_PER_ITEM = 256  # characters that take as long to look through as an item
+MAX_DIGITS = 9  # of an index
+REASONING = "reasoning_content"  # the field of a chat message
 START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
-# Fields of the chat request, and what they are called here.
+# Fields of the chat request, and their names in this route.
 RENAMED = [
     (re.compile(START + r"response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(START + r"reasoning_effort\b"), "reasoning.effort"),
@@ -41,19 +45,19 @@ MESSAGE = re.compile(
 
 @dataclass
 class Conversation:
-    """Chat messages, and where in the request each of them comes from."""
+    """Chat messages, and the fields of the request that they come from.
+
+    sources: of each message, the field of its content, then those of its tool calls
+    """
 
     messages: list[JsonItem] = field(default_factory=list[JsonItem])
-    sources: list[str] = field(default_factory=list[str])
-    call_sources: list[list[str]] = field(default_factory=list[list[str]])
+    sources: list[list[str]] = field(default_factory=list[list[str]])
 
     def add(self, message: JsonItem, source: str) -> None:
         self.messages.append(message)
-        self.sources.append(source)
-        self.call_sources.append([])
+        self.sources.append([source])
 
     def add_item(self, item: JsonItem, source: str) -> None:
-        """One item of a conversation."""
         kind = item["type"]
         if kind == "message":
             self._add_message(item, source)
@@ -70,26 +74,26 @@ class Conversation:
         message = {"role": item["role"], "content": text_of(item["content"])}
         if item["role"] == "assistant" and self._only_reasoning():
             self.messages[-1] |= message
-            self.sources[-1] = source
+            self.sources[-1][0] = source
         else:
             self.add(message, source)
 
     def _add_reasoning(self, item: JsonItem, source: str) -> None:
-        """To the answer that follows; the chat template decides what of it the model sees."""
+        """Part of the answer that follows; the chat template decides what the model sees of it."""
         text = text_of(item.get("content") or item["summary"])
         if not text:
             return
         if not self._only_reasoning():
-            self.add({"role": "assistant", "content": "", THOUGHT: []}, source)
-        self.messages[-1][THOUGHT].append(text)
+            self.add({"role": "assistant", "content": "", REASONING: []}, source)
+        self.messages[-1][REASONING].append(text)
 
     def _only_reasoning(self) -> bool:
-        """Whether the last message is a thought whose answer may follow."""
+        """Whether the last message is reasoning whose answer may follow."""
         last = self.messages[-1] if self.messages else {}
-        return THOUGHT in last and not last["content"] and "tool_calls" not in last
+        return REASONING in last and not last["content"] and "tool_calls" not in last
 
     def _add_call(self, item: JsonItem, source: str) -> None:
-        """To the answer that it is part of: what the model said before, or its other calls."""
+        """Part of the answer before it: the model's text, or its other calls."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add({"role": "assistant", "content": None}, source)
         kind, text = "function", "arguments"
@@ -98,54 +102,49 @@ class Conversation:
         named = {"name": item["name"], text: item[text]}
         call = {"id": item["call_id"], "type": kind, kind: named}
         self.messages[-1].setdefault("tool_calls", []).append(call)
-        self.call_sources[-1].append(source)
+        self.sources[-1].append(source)
 
-    def _first(self) -> int:
+    def _num_system(self) -> int:
         """How many messages of system and developer stand in front of the others."""
         roles = [message["role"] for message in self.messages]
         return next((i for i, role in enumerate(roles) if role not in SYSTEM), len(roles))
 
     def cuts(self) -> list[int]:
         """Messages before which the conversation may be cut: calls stay with their outputs."""
-        first = self._first()
-        roles = [message["role"] for message in self.messages]
-        return [index for index in range(first + 1, len(roles)) if roles[index] == "user"]
+        start = self._num_system() + 1
+        users = enumerate(self.messages[start:], start)
+        return [index for index, message in users if message["role"] == "user"]
 
     def without(self, cut: int) -> Conversation:
-        """Without the messages before `cut`, those of the system in front excepted."""
-        first = self._first()
+        """Without the messages before `cut`, except those of the system in front."""
+        first = self._num_system()
         return Conversation(
-            self.messages[:first] + self.messages[cut:],
-            self.sources[:first] + self.sources[cut:],
-            self.call_sources[:first] + self.call_sources[cut:],
+            self.messages[:first] + self.messages[cut:], self.sources[:first] + self.sources[cut:]
         )
 
-    def renamed(self, text: str) -> str:
-        """Names of chat fields in a message or a path, as the caller of this route wrote them."""
+    def rename_fields(self, error: RequestError) -> RequestError:
+        """The error of a chat request, with its fields named as in the Responses API."""
+        error.message = self._renamed(error.message)
+        error.param = error.param and self._renamed(error.param)
+        return error
 
+    def _renamed(self, text: str) -> str:
         def source(found: re.Match[str]) -> str:
             index, call = found[2], found[5]
             if index is None:
                 return "input"
-            if call is None:
-                return _at(self.sources, index) or found[0]
-            # There may be no such call: an error may quote what the caller wrote.
-            return _at(_at(self.call_sources, index) or [], call) or found[0]
+            # There may be no such message or call: an error may quote the request.
+            sources = _at(self.sources, index) or [found[0]]
+            return sources[0] if call is None else _at(sources[1:], call) or found[0]
 
         text = MESSAGE.sub(source, text)
         for pattern, name in RENAMED:
             text = pattern.sub(name, text)
         return text
 
-    def own_words(self, error: RequestError) -> RequestError:
-        """The error with its fields named as in the Responses API."""
-        error.message = self.renamed(error.message)
-        error.param = None if error.param is None else self.renamed(error.param)
-        return error
-
 
 def _at(items: list[T], index: str) -> T | None:
-    """The item of that number, if there is one."""
+    """The item with this index, if there is one."""
     return items[int(index)] if len(index) <= MAX_DIGITS and int(index) < len(items) else None
 
 
@@ -180,44 +179,39 @@ def conversation_of(
             "with this call_id",
             param="input" if source == "previous_response_id" else source,
         )
-    # Only now: a text that grew with every item would be copied as often.
+    # Joined once: a text that grew with every item would be copied as often.
     for message in conversation.messages:
-        if THOUGHT in message:
-            message[THOUGHT] = "\n".join(message[THOUGHT])
+        if REASONING in message:
+            message[REASONING] = "\n".join(message[REASONING])
     return conversation
 
 
 def chat_request(body: ResponsesRequest, conversation: Conversation) -> ChatRequest:
-    """Raises RequestError for what the chat schema refuses, in this route's words."""
+    """Raises RequestError for what the chat schema refuses, with the chat request's fields."""
     fields: dict[str, Any] = {
         "messages": conversation.messages,
         "max_completion_tokens": body.max_output_tokens,
         "stream": body.stream,
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
+        "verbosity": body.text and body.text.verbosity,
         **{name: getattr(body, name) for name in SAME_NAME},
         **_format(body),
         **_tools(body),
     }
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if body.reasoning is not None:
-        fields["reasoning_effort"] = body.reasoning.effort
-    if body.text is not None:
-        fields["verbosity"] = body.text.verbosity
     fields = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
-    except RequestError as error:
-        raise conversation.own_words(error) from None
+    return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any]:
     """`text.format` as chat's response_format."""
-    wanted = body.text.format if body.text is not None else None
-    if wanted is None or wanted.type == "text":
+    format = body.text and body.text.format
+    if format is None or format.type == "text":
         return {}
-    if not isinstance(wanted, ResponsesSchemaFormat):
-        return {"response_format": {"type": wanted.type}}
-    schema = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    if not isinstance(format, ResponsesSchemaFormat):
+        return {"response_format": {"type": format.type}}
+    schema = format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
@@ -227,14 +221,62 @@ def _tools(body: ResponsesRequest) -> dict[str, Any]:
     tools = body.tools or []
     if not tools and choice in (None, "none", "auto"):
         return {}  # OpenAI's clients send both without tools
-    wanted: dict[str, Any] = {"parallel_tool_calls": body.parallel_tool_calls if tools else None}
+    fields: dict[str, Any] = {"parallel_tool_calls": body.parallel_tool_calls if tools else None}
     if isinstance(choice, ResponsesAllowedTools):
         allowed = {tool.name for tool in choice.tools}
         tools = [tool for tool in tools if tool.name in allowed]
-        wanted["tool_choice"] = choice.mode
+        fields["tool_choice"] = choice.mode
     elif isinstance(choice, ResponsesNamedTool):
-        wanted["tool_choice"] = {"type": choice.type, choice.type: {"name": choice.name}}
+        fields["tool_choice"] = {"type": choice.type, choice.type: {"name": choice.name}}
     else:
-        wanted["tool_choice"] = choice
-    wanted["tools"] = [tool.as_chat() for tool in tools]
-    return {name: value for name, value in wanted.items() if value not in (None, [])}
+        fields["tool_choice"] = choice
+    return fields | {"tools": [tool.as_chat() for tool in tools] or None}
+
+
+async def with_chat_request(
+    state: ServerState,
+    body: ResponsesRequest,
+    conversation: Conversation,
+    work: Callable[[ChatRequest], Awaitable[T]],
+) -> T:
+    """work(chat), with `truncation` auto on as many of the last messages as fit.
+
+    Raises the RequestErrors of `work` with the names of this route's fields.
+    """
+    try:
+        chat = await _chat(body, conversation)
+        if body.truncation == "auto" and not await _fits(state, body, chat):
+            conversation = await _cut(state, body, conversation)
+            chat = await _chat(body, conversation)
+        return await work(chat)
+    except RequestError as error:
+        raise conversation.rename_fields(error) from None
+
+
+async def _cut(
+    state: ServerState, body: ResponsesRequest, conversation: Conversation
+) -> Conversation:
+    """Without the fewest of the first messages; each cut is before a message of role user."""
+    cuts = conversation.cuts()
+    low, high = 0, len(cuts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        shorter = conversation.without(cuts[middle])
+        if await _fits(state, body, await _chat(body, shorter)):
+            high = middle
+        else:
+            low = middle + 1
+    return conversation.without(cuts[low]) if cuts else conversation
+
+
+async def _chat(body: ResponsesRequest, conversation: Conversation) -> ChatRequest:
+    size = CHARS_PER_ITEM * len(conversation.messages)
+    return await off_loop(size, lambda: chat_request(body, conversation))
+
+
+async def _fits(state: ServerState, body: ResponsesRequest, chat: ChatRequest) -> bool:
+    try:
+        ready, tokens = await chat_prompt(state, chat)
+    except ContextTooLong:
+        return False
+    return len(tokens) + (body.max_output_tokens or 1) <= ready.max_model_len

@@ -9,15 +9,13 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from server.bench.client import BenchClient, ServerError
+from server.bench.metrics import Objectives, as_json, summarize, table
+from server.bench.share import Load, Share, run_loop, run_together, shares
+from server.bench.workload import Workload
 from server.cli.main import KEY, UsageError, first_key
-
-if TYPE_CHECKING:
-    from server.bench.client import BenchClient
-    from server.bench.metrics import Objectives
-    from server.bench.share import Share
-    from server.bench.workload import Workload
 
 DEFAULT_CONCURRENCY = 8
 UNREPORTED = {"api_key", "command", "version", "what"}  # arguments that a file of figures lacks
@@ -103,9 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.bench.client import ServerError
-    from server.bench.share import run_loop
-
     if args.endpoint == "chat" and args.prompts == "ids":
         raise UsageError("--prompts ids: chat takes text; use --prompts words")
     if not args.base_url.startswith(("http://", "https://")):
@@ -129,8 +124,6 @@ def with_version(url: str) -> str:
 
 def read_objectives(words: list[str]) -> Objectives:
     """`ttft:200 tpot:20` as limits.  Raises UsageError."""
-    from server.bench.metrics import Objectives
-
     limits: dict[str, float] = {}
     for word in words:
         name, _, number = word.partition(":")
@@ -146,57 +139,38 @@ def read_objectives(words: list[str]) -> Objectives:
 
 
 async def _measure(args: argparse.Namespace, objectives: Objectives) -> int:
-    from server.bench.client import BenchClient, ServerError
-    from server.bench.loop import Load
-    from server.bench.metrics import summarize
-    from server.bench.report import as_json, table
-    from server.bench.share import run_share, run_together, shares
-
     async with BenchClient(args.base_url, args.api_key, args.timeout) as client:
         workload = await _workload(args, client)
         progress = BenchProgress(args.num_prompts)
+        concurrency = args.concurrency or DEFAULT_CONCURRENCY
         warm = Load(client, workload, lambda: None)
-        if failure := await warm.warm_up(args.warmup, args.concurrency or DEFAULT_CONCURRENCY):
+        if failure := await warm.warm_up(args.warmup, concurrency):
             raise ServerError(f"warm-up: {failure.kind}: {failure.message}")
-        whole = _share(args, workload)
-        parts = shares(whole, args.processes)
-        if len(parts) > 1:
-            measured = await asyncio.to_thread(run_together, parts)
+        whole = Share(
+            base_url=args.base_url,
+            api_key=args.api_key,
+            timeout_s=args.timeout,
+            workload=workload,
+            indices=range(args.num_prompts),
+            concurrency=concurrency,
+            rate=args.rate,
+        )
+        split = shares(whole, args.processes)
+        if len(split) > 1:
+            measured = await asyncio.to_thread(run_together, split)
         else:
             load = Load(client, workload, progress.step)
-            measured = await run_share(whole, load, time.perf_counter())
+            measured = await whole.run(load, time.perf_counter())
     progress.clear()
     summary = summarize(measured.outcomes, objectives)
     print(table(_title(args, workload), summary, measured.outcomes, measured.lag_s))
     if args.json is not None:
-        await asyncio.to_thread(
-            _write,
-            Path(args.json),
-            as_json(_reported_arguments(args, workload), summary, measured.lag_s),
-        )
+        figures = as_json(_reported_arguments(args, workload), summary, measured.lag_s)
+        await asyncio.to_thread(Path(args.json).write_bytes, figures)
     return 1 if summary.failed else 0
 
 
-def _share(args: argparse.Namespace, workload: Workload) -> Share:
-    """The whole run."""
-    from server.bench.share import Share
-
-    return Share(
-        base_url=args.base_url,
-        api_key=args.api_key,
-        timeout_s=args.timeout,
-        workload=workload,
-        first=0,
-        step=1,
-        count=args.num_prompts,
-        concurrency=args.concurrency or DEFAULT_CONCURRENCY,
-        rate=args.rate,
-    )
-
-
 async def _workload(args: argparse.Namespace, client: BenchClient) -> Workload:
-    from server.bench.workload import Workload
-
     ids = (args.prompts or ("words" if args.endpoint == "chat" else "ids")) == "ids"
     return Workload(
         endpoint=args.endpoint,
@@ -216,15 +190,15 @@ class BenchProgress:
     def __init__(self, total: int) -> None:
         self._total = total
         self._done = 0
-        self._shown = sys.stderr.isatty()
+        self._enabled = sys.stderr.isatty()
 
     def step(self) -> None:
         self._done += 1
-        if self._shown:
+        if self._enabled:
             print(f"\r{self._done} / {self._total}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        if self._shown:
+        if self._enabled:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
@@ -241,16 +215,11 @@ def _title(args: argparse.Namespace, workload: Workload) -> str:
 
 
 def _reported_arguments(args: argparse.Namespace, workload: Workload) -> dict[str, object]:
-    arguments: dict[str, object] = {k: v for k, v in vars(args).items() if k not in UNREPORTED}
-    arguments["model"] = workload.model
-    arguments["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-    return arguments
-
-
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    import orjson
-
-    path.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2) + b"\n")
+    arguments: dict[str, object] = {
+        name: value for name, value in vars(args).items() if name not in UNREPORTED
+    }
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return arguments | {"model": workload.model, "date": date}
 
 
 def _at_least(lowest: int) -> Any:

@@ -37,10 +37,10 @@ class ChatServer:
     """The few HTTP calls that a chat needs.  Every failure is a ChatServerError."""
 
     def __init__(self, url: str, key: str) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._address = parts.netloc
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        split = urlsplit(url if "//" in url else f"http://{url}")
+        self._kind = HTTPSConnection if split.scheme == "https" else HTTPConnection
+        self._address = split.netloc
+        self._path = split.path.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
 
     def _open(self, method: str, path: str, body: object = None) -> Iterator[bytes]:
@@ -82,7 +82,7 @@ class ChatServer:
 
 
 class ChatServerError(Exception):
-    """The server could not be asked, or said no."""
+    """The server cannot be reached, or refused a request."""
 
 
 def _message(body: bytes) -> str:
@@ -92,21 +92,18 @@ def _message(body: bytes) -> str:
         return ""
 
 
-def _model(server: ChatServer, asked: str) -> str:
-    """The model to talk to.  Raises ChatServerError before a question is typed in vain."""
-    served = server.models()
-    if not served or (asked and asked not in served):
-        raise ChatServerError(f"--model {asked}: the server has {', '.join(served) or 'none'}")
-    return asked or served[0]
-
-
 def run(args: argparse.Namespace) -> int:
     server = ChatServer(args.base_url, first_key(os.environ) or "none")
     try:
-        model = _model(server, args.model)
+        served = server.models()
+        if not served or (args.model and args.model not in served):
+            raise ChatServerError(
+                f"--model {args.model}: the server has {', '.join(served) or 'none'}"
+            )
     except ChatServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    model = args.model or served[0]
     print(f"{model} at {args.base_url}: {HELP}")
     options = {} if args.temperature is None else {"temperature": args.temperature}
     system = args.system

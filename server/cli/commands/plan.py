@@ -11,6 +11,9 @@ import sys
 import msgspec
 
 from runtime.config import EngineConfig
+from server.cli.flags import add_engine_flags, add_model_arguments, read_engine_flags
+from server.cli.main import UsageError
+from server.cli.model_source import BUILT_IN, CONFIG_ONLY, resolve_model
 
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
 FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
@@ -23,20 +26,12 @@ MIN_CARD, MAX_CARD = 2**30, 16 * 2**40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from server.cli.flags import add_engine_flags
-
     parser.description = (
         "Say what memory a model would take, how many tokens and requests the rest holds, and what "
         "would hold more.  Only config.json is read.  Weights and KV are exact, the rest is "
         "estimated: a start measures it."
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
+    add_model_arguments(parser)
     parser.add_argument(
         "--card",
         metavar="SIZE",
@@ -47,30 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.cli.flags import read_engine_flags
-    from server.cli.main import UsageError
-    from server.cli.model_source import BUILT_IN, CONFIG_ONLY, ModelNotFound, resolve_model
-
     requested = read_engine_flags(args, os.environ, FLAGS)
     card = card_bytes(args.card) if args.card else 0
     if card and requested.get("device") == "cpu":
         raise UsageError("--card and --device cpu: a card is a GPU's, leave one of them out")
     name = args.model or os.environ.get("WAVEFILL_MODEL") or BUILT_IN
-    try:
-        directory, _ = resolve_model(name, args.revision, CONFIG_ONLY)
-    except ModelNotFound as error:
-        raise UsageError(str(error)) from None
+    directory, _ = resolve_model(name, args.revision, CONFIG_ONLY)
     config = EngineConfig(model=str(directory), **requested)
-    if not 0 < config.gpu_memory <= 1:
-        raise UsageError(f"--gpu-memory {config.gpu_memory}: it must be above 0 and at most 1")
     question = msgspec.json.encode({"config": config, "card": card})
     return subprocess.run(FIT_REPORT_COMMAND, input=question + b"\n").returncode
 
 
 def card_bytes(text: str) -> int:
     """80GiB, 80g, 80: gibibytes unless it says otherwise.  Raises UsageError; never 0."""
-    from server.cli.main import UsageError
-
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mgt]?)(?:i?b)?", text.strip().lower())
     if found is None or not float(found[1]):
         raise UsageError(f"--card {text}: a size such as 24GiB or 80g is needed")

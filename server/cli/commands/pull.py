@@ -13,14 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from server.cli.main import UsageError
-    from server.cli.model_source import HUB_ID, ModelNotFound, download
+    from server.cli.model_source import HUB_ID, download
     from server.process.logs import set_up_logging
 
     if not HUB_ID.fullmatch(args.name):
         raise UsageError(f"{args.name}: a Hub id such as Qwen/Qwen3-0.6B is needed")
     set_up_logging("info", "text")
-    try:
-        print(download(args.name, args.revision))
-    except ModelNotFound as error:
-        raise UsageError(str(error)) from None
+    print(download(args.name, args.revision))
     return 0

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from runtime.config import EngineConfig
-from server.cli.flags import add_flags, read_flags, unknown_variables
+from server.cli.flags import add_flags, add_model_arguments, read_flags, unknown_variables
 from server.cli.main import UsageError
-from server.cli.model_source import BUILT_IN
+from server.cli.model_source import BUILT_IN, resolve_model
 from server.config import ServerConfig
 
 log = logging.getLogger("wavefill.launcher")
@@ -31,13 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "WAVEFILL_MAX_QUEUE, and MODEL is WAVEFILL_MODEL.  Whole numbers may end in k, m or g: "
         "32k is 32768."
     )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a directory, a Hub id, or the built-in model (default: tiny-chat)",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of a Hub model")
+    add_model_arguments(parser)
     parser.add_argument(
         "--api-key",
         action="append",
@@ -51,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.cli.model_source import ModelNotFound, resolve_model
-    from server.process.launcher import AddressInUse, NoSocketDirectory, StoreInUse, bind, launch
+    from server.process.launcher import AddressInUse, LaunchError, bind, launch
     from server.process.logs import set_up_logging
 
     config = requested_config(args, os.environ)
@@ -63,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return PORT_IN_USE
     except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise UsageError(
-            f"--host {config.host} --port {config.port}: {_reason(error)}: choose an address of "
-            "this machine and a port you may open"
+            f"--host {config.host} --port {config.port}: {reason}: choose an address of this "
+            "machine and a port you may open"
         ) from None
     warn_if_open(config)
     for variable in unknown_variables(os.environ):
@@ -75,13 +71,8 @@ def run(args: argparse.Namespace) -> int:
             revision = args.revision or os.environ.get("WAVEFILL_REVISION")
             directory, name = resolve_model(config.engine.model, revision)
             return launch(with_model(config, str(directory), name), listener)
-        except (ModelNotFound, NoSocketDirectory, StoreInUse) as error:
+        except LaunchError as error:
             raise UsageError(str(error)) from None
-
-
-def _reason(error: OSError) -> str:
-    """The system's message, without the address that Python adds."""
-    return str(error.strerror).partition(" (while")[0]
 
 
 def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
@@ -102,10 +93,6 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
             f"--api-workers {config.api_workers}: choose from 1 to {MAX_API_WORKERS}, at most one "
             "for each core"
         )
-    if not 0 < config.engine.gpu_memory <= 1:
-        raise UsageError(
-            f"--gpu-memory {config.engine.gpu_memory}: it must be above 0 and at most 1"
-        )
     _check_formats(config)
     _check_limits(config)
     if config.batch_concurrency < 1:
@@ -121,7 +108,7 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
 
 
 def _check_limits(config: ServerConfig) -> None:
-    from server.http.browser_guard import split_host
+    from server.http.access import split_host
 
     if config.max_queue < 1:
         raise UsageError("--max-queue 0: every request would be rejected: choose at least 1")
@@ -157,21 +144,19 @@ def _check_limits(config: ServerConfig) -> None:
 
 
 def _check_formats(config: ServerConfig) -> None:
-    from server.tool_calls.detect import UnknownFormat, detect
+    from server.tool_calls.formats import UnknownFormat, detect
 
-    try:
-        detect(None, tools=config.tool_format)
-    except UnknownFormat as error:
-        raise UsageError(f"--tool-format: {error}, or auto or none") from None
-    try:
-        detect(None, reasoning=config.reasoning_format)
-    except UnknownFormat as error:
-        raise UsageError(f"--reasoning-format: {error}, or auto or none") from None
+    for option, formats in (
+        ("--tool-format", {"tools": config.tool_format}),
+        ("--reasoning-format", {"reasoning": config.reasoning_format}),
+    ):
+        try:
+            detect(None, **formats)
+        except UnknownFormat as error:
+            raise UsageError(f"{option}: {error}, or auto or none") from None
 
 
 def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
-    from msgspec.structs import replace
-
     return replace(
         config,
         served_names=config.served_names or (name,),
@@ -202,7 +187,7 @@ def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple
 
 def warn_if_open(config: ServerConfig) -> None:
     """Warn if other machines, or any web page in a browser, can use the server without a key."""
-    from server.http.browser_guard import accepted_hosts, is_loopback
+    from server.http.access import accepted_hosts, is_loopback
 
     if config.api_keys:
         return

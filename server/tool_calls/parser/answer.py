@@ -45,13 +45,13 @@ class AnswerParser:
         """
         self._source = TextSource()
         ids = "call" if tool_format is None else tool_format.ids
-        self._output = ParserOutput(self._source.taken, ids, parallel=parallel)
+        self._output = ParserOutput(self._source.taken, ids, 1 << 62 if parallel else 1)
         self._reasoning = reasoning_format
         self._within = starts_in_reasoning
         self._calls: CallReader | None = None
         self._opens: tuple[str, ...] = ()
         if tool_format is not None:
-            self._calls = CallReader(tool_format, self._source, self._output, tools)
+            self._calls = CallReader(tool_format.for_parser, self._source, self._output, tools)
             self._opens = self._calls.format.opens
         if Formats(tool_format, reasoning_format).harmony:
             self._reader = HarmonyReader(

@@ -1,10 +1,9 @@
-"""CallReader: what the readers of all styles of calls share
-(server/tool_calls/parser/styles.py).
-"""
+"""CallReader: what the readers of all styles of calls share (styles.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from server.tool_calls.format_types import ToolFormat
 from server.tool_calls.parser.literal import as_json, copy_value
@@ -13,31 +12,26 @@ from server.tool_calls.parser.source import Reader, Sink, TextSource, Unexpected
 from server.tool_calls.parser.values import Schema, decoded
 
 
+@dataclass(slots=True)
 class CallReader:
     """The calls of one answer: their source and output, and whether one is unfinished."""
 
-    def __init__(
-        self,
-        format: ToolFormat,
-        source: TextSource,
-        output: ParserOutput,
-        tools: Mapping[str, Schema],
-    ) -> None:
-        """`tools` are the parameter schemas of the functions that may be called."""
-        self.format = format.for_parser
-        self.inside = False  # a call was begun and has not ended
-        self.source = source
-        self.output = output
-        self.tools = tools
+    format: ToolFormat  # for_parser
+    source: TextSource
+    output: ParserOutput
+    tools: Mapping[str, Schema]  # parameters of the functions that may be called
+    inside: bool = False  # a call was begun and has not ended
 
     def may_start(self, char: str) -> bool:
         """Whether an answer that begins with this character may be a call without a delimiter."""
         first = "{" if self.format.style == "object" else "["
         return self.format.bare and char == first
 
-    def begin(self, name: str, id: str | None = None) -> None:
+    def begin(self, name: str, id: str | None = None, arguments: str = "") -> None:
+        """Begin a call; `arguments` are those that were read before its name."""
         self.inside = True
         self.output.begin_call(name, id)
+        self.output.arguments(arguments)
 
     def end(self) -> None:
         self.inside = False

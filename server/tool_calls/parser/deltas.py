@@ -11,14 +11,14 @@ class ContentDelta(NamedTuple):
 
 
 class ReasoningDelta(NamedTuple):
-    """What the model thinks before it answers; its delimiters are left out."""
+    """Reasoning before the answer, without its delimiters."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A part of one call: the first has its id and name, all add to its arguments, JSON text.
+    """Text of one call: the first delta has its id and name, all add to its arguments, JSON text.
 
     Or a whole call of a custom tool, whose input is no JSON.
     """

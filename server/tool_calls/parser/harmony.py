@@ -11,6 +11,7 @@ stand before the channel.  The delimiter that ends the answer is missing where i
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from server.tool_calls.formats import HARMONY_ENDS
 from server.tool_calls.parser.calls import CallReader
@@ -26,31 +27,19 @@ FUNCTIONS = "functions."
 MAX_HEAD = 512  # characters
 
 
+@dataclass(frozen=True, slots=True)
 class HarmonyReader:
     """Reads the messages of an answer; without a CallReader calls are content."""
 
-    def __init__(
-        self,
-        source: TextSource,
-        output: ParserOutput,
-        calls: CallReader | None,
-        *,
-        reasoning: bool,
-        within: bool,
-    ) -> None:
-        """
-        reasoning whether analysis is reasoning; False: it is content
-        within    the prompt ends with the head of an analysis message
-        """
-        self._source = source
-        self._output = output
-        self._calls = calls
-        self._reasoning_sink = output.reasoning if reasoning else output.content
-        self._within = within
+    source: TextSource
+    output: ParserOutput
+    calls: CallReader | None
+    reasoning: bool  # whether analysis is reasoning; False: it is content
+    within: bool  # the prompt ends with the head of an analysis message
 
     def answer(self) -> Reader[None]:
-        source, output = self._source, self._output
-        if self._within:
+        source, output = self.source, self.output
+        if self.within:
             output.delimiter()
             word = yield from self._text(reasoning=True)
         else:
@@ -66,51 +55,51 @@ class HarmonyReader:
 
     def _message(self, word: str) -> Reader[str]:
         """Read a message whose head begins with `word`; returns the next one's delimiter, or ""."""
-        self._source.taken[:] = [word]
+        self.source.taken[:] = [word]
         try:
             head = yield from self._head(word)
-            self._output.delimiter()
+            self.output.delimiter()
             recipient = RECIPIENT.search(head)
             name = recipient[1] if recipient else ""
             is_call = name.startswith(FUNCTIONS) and name != FUNCTIONS
-            if self._calls is not None and is_call:
-                return (yield from self._call(self._calls, name.removeprefix(FUNCTIONS)))
+            if self.calls is not None and is_call:
+                return (yield from self._call(self.calls, name.removeprefix(FUNCTIONS)))
             channel = CHANNEL.search(head)
             is_reasoning = channel is not None and channel[1] == "analysis"
             return (yield from self._text(reasoning=is_reasoning))
         except UnexpectedText:
-            if self._calls is not None:
-                self._calls.give_up()
+            if self.calls is not None:
+                self.calls.give_up()
             else:
-                self._output.content("".join(self._source.taken))
+                self.output.content("".join(self.source.taken))
             return ""
 
     def _head(self, word: str) -> Reader[str]:
         chunks = [word]
         length = 0
         while word != "<|message|>":
-            text = yield from self._source.read(ANGLE, MAX_HEAD - length)
+            text = yield from self.source.read(ANGLE, MAX_HEAD - length)
             length += len(text)
-            word = yield from self._source.one_of(*HEAD_DELIMITERS)
+            word = yield from self.source.one_of(*HEAD_DELIMITERS)
             if not word:
                 raise UnexpectedText
             chunks += (text, word)
         return "".join(chunks)
 
     def _text(self, *, reasoning: bool) -> Reader[str]:
-        sink = self._reasoning_sink if reasoning else self._output.content
-        word = yield from self._source.copy_until(delimiters(*HARMONY_ENDS, *BEGINNINGS), sink)
+        sink = self.output.reasoning if reasoning and self.reasoning else self.output.content
+        word = yield from self.source.copy_until(delimiters(*HARMONY_ENDS, *BEGINNINGS), sink)
         return (yield from self._after(word))
 
     def _call(self, calls: CallReader, name: str) -> Reader[str]:
-        source = self._source
+        source = self.source
         yield from source.skip_space()
         word = yield from source.one_of(*HARMONY_ENDS)
         calls.begin(name)
         if word:
-            self._output.arguments("{}")
+            self.output.arguments("{}")
         else:
-            yield from calls.arguments(self._output.arguments)
+            yield from calls.arguments(self.output.arguments)
             yield from source.skip_space()
             word = yield from source.one_of(*HARMONY_ENDS, *BEGINNINGS)
         calls.inside = False
@@ -118,9 +107,9 @@ class HarmonyReader:
 
     def _after(self, word: str) -> Reader[str]:
         if word:
-            self._output.delimiter()
+            self.output.delimiter()
         if word in HARMONY_ENDS:
-            yield from self._source.skip_space()
-            word = yield from self._source.one_of(*BEGINNINGS)
-            self._output.delimiter()
+            yield from self.source.skip_space()
+            word = yield from self.source.one_of(*BEGINNINGS)
+            self.output.delimiter()
         return word

@@ -22,7 +22,6 @@ SCALAR_END = re.compile(r"[^A-Za-z0-9_.+-]")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 LOOSE_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eE][+-]?[0-9]+)?")
 MAX_SCALAR = 4096  # characters
-
 MAX_KEY = 256
 
 # Where a string stops that can be copied as it is.
@@ -38,7 +37,7 @@ def quoted(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A part of a JSON string: the parts of a text, joined, are the whole's."""
+    """A text within a JSON string; those of text chunks, joined, are that of the whole text."""
     return quoted(text)[1:-1]
 
 

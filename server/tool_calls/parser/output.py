@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from dataclasses import dataclass, field
 from typing import Literal
 
 from server.tool_calls.format_types import IdStyle
@@ -22,50 +23,35 @@ def new_call_id(style: IdStyle, name: str, index: int) -> str:
     return before + "".join(secrets.choice(ALPHANUMERICS) for _ in range(length))
 
 
+@dataclass(slots=True)
 class ParserOutput:
-    """What readers found, joined to few deltas.
+    """The text of readers, joined to few deltas.
 
     White space next to a delimiter is dropped, and content (or reasoning) on both sides of one is
     joined by one line end.  All other text comes out as it is.
     """
 
-    __slots__ = (
-        "_after_delimiter",
-        "_begun",
-        "_blanks",
-        "_chunks",
-        "_deltas",
-        "_ids",
-        "_kind",
-        "_most",
-        "_said",
-        "_taken",
-        "num_calls",
-    )
-
-    def __init__(self, taken: list[str], ids: IdStyle, *, parallel: bool) -> None:
-        """`taken` is emptied whenever a text has become part of a delta."""
-        self._taken = taken
-        self._ids: IdStyle = ids
-        self._most = 1 << 62 if parallel else 1
-        self.num_calls = 0  # begun, those beyond the first included where only one is requested
-        self._deltas: list[Delta] = []
-        self._kind: Kind = "content"  # of the delta that is being joined
-        self._chunks: list[str] = []
-        self._begun: tuple[str, str] | None = None  # id and name, if it begins a call
-        self._blanks: list[str] = []  # white space that a delimiter may follow
-        self._after_delimiter = False
-        self._said: set[Kind] = set()
+    taken: list[str]  # emptied whenever a text has become part of a delta
+    ids: IdStyle
+    max_calls: int
+    num_calls: int = 0  # begun, those beyond max_calls included
+    _deltas: list[Delta] = field(default_factory=list[Delta])
+    _kind: Kind = "content"  # of the delta that is being joined
+    _chunks: list[str] = field(default_factory=list[str])
+    _begun: tuple[str, str] | None = None  # id and name, if it begins a call
+    _blanks: list[str] = field(default_factory=list[str])  # white space before a delimiter, maybe
+    _after_delimiter: bool = False
+    _kinds_before: set[Kind] = field(default_factory=set[Kind])
 
     def text(self, kind: Kind, text: str) -> None:
         """Add content or reasoning."""
-        self._taken.clear()
+        self.taken.clear()
         if self._after_delimiter:
             text = text.lstrip(BLANKS)
             if not text:
                 return
             self._after_delimiter = False
-            if kind in self._said:
+            if kind in self._kinds_before:
                 text = "\n" + text
         solid = text.rstrip(BLANKS)
         if not solid:
@@ -76,7 +62,7 @@ class ParserOutput:
             self._kind = kind
         self._chunks += self._blanks
         self._chunks.append(solid)
-        self._said.add(kind)
+        self._kinds_before.add(kind)
         self._blanks = [text[len(solid) :]] if len(solid) < len(text) else []
 
     def content(self, text: str) -> None:
@@ -87,22 +73,22 @@ class ParserOutput:
 
     def delimiter(self) -> None:
         """A delimiter was passed: white space before and after it goes."""
-        self._taken.clear()
+        self.taken.clear()
         self._blanks = []
         self._after_delimiter = True
 
     def begin_call(self, name: str, id: str | None = None) -> None:
         self.delimiter()
-        if self.num_calls < self._most:
+        if self.num_calls < self.max_calls:
             self._finish_delta()
             self._kind = "call"
-            self._begun = (id or new_call_id(self._ids, name, self.num_calls), name)
+            self._begun = (id or new_call_id(self.ids, name, self.num_calls), name)
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
         """Add JSON text to the call that was begun last."""
-        self._taken.clear()
-        if self.num_calls <= self._most:
+        self.taken.clear()
+        if self.num_calls <= self.max_calls:
             self._chunks.append(text)
 
     def take(self, *, last: bool) -> list[Delta]:
@@ -121,11 +107,9 @@ class ParserOutput:
         if self._kind == "call":
             if text or self._begun:
                 id, name = self._begun or (None, None)
-                self._deltas.append(ToolCallDelta(self._index(), text, id, name))
+                index = min(self.num_calls, self.max_calls) - 1
+                self._deltas.append(ToolCallDelta(index, text, id, name))
                 self._begun = None
         elif text:
             delta = ContentDelta(text) if self._kind == "content" else ReasoningDelta(text)
             self._deltas.append(delta)
-
-    def _index(self) -> int:
-        return min(self.num_calls, self._most) - 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 
@@ -53,17 +54,15 @@ def delimiters(*words: str) -> Delimiters:
     return Delimiters(words)
 
 
+@dataclass(slots=True)
 class TextSource:
     """The text that has come and was not taken yet."""
 
-    __slots__ = ("_half_word", "_pos", "_text", "ended", "taken")
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._pos = 0
-        self._half_word = False  # the text ends within a word that would have been right
-        self.ended = False
-        self.taken: list[str] = []  # what was taken and is not yet part of any delta
+    ended: bool = False
+    taken: list[str] = field(default_factory=list[str])  # and not yet part of any delta
+    _text: str = ""
+    _pos: int = 0
+    _half_word: bool = False  # the text ends within a word that would have been right
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._pos :] + text
@@ -81,15 +80,15 @@ class TextSource:
         return self.take(self._pos + 1)
 
     def exhausted(self) -> bool:
-        """Nothing is left and nothing will come."""
+        """Whether all text has been taken and no more will come."""
         return self.ended and self._pos == len(self._text)
 
     def cut_off(self) -> bool:
-        """Nothing will come, and nothing is left but half a word that was expected."""
+        """Whether all that remains is half a word that was expected, and no text will come."""
         return self.exhausted() or (self.ended and self._half_word)
 
     def drop(self) -> None:
-        """Give up what is left and what was taken."""
+        """Give up what remains and what was taken."""
         self._pos = len(self._text)
         self.taken.clear()
 

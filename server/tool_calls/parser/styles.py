@@ -35,9 +35,9 @@ def read_section(calls: CallReader, delimiter: str) -> Reader[None]:
     format, source = calls.format, calls.source
     in_objects = format.objects and (yield from source.skip_space()) in ("[", "{")
     if in_objects or format.style == "object":
-        yield from _objects(calls, delimiter)
+        yield from _list(calls, delimiter, python=False)
     elif format.style == "python":
-        yield from _python_calls(calls, delimiter)
+        yield from _list(calls, delimiter, python=True)
     else:
         yield from _each(calls, delimiter, READ_CALL[format.style])
     yield from source.skip_space()
@@ -45,18 +45,23 @@ def read_section(calls: CallReader, delimiter: str) -> Reader[None]:
     calls.output.delimiter()
 
 
-# Style "object": a call, or several in a list or one after the other.
+# Styles "object" and "python": a call, or several in a list or one after the other.
 
 
-def _objects(calls: CallReader, delimiter: str) -> Reader[None]:
+def _list(calls: CallReader, delimiter: str, *, python: bool) -> Reader[None]:
     source = calls.source
     yield from source.skip_space()
     in_list = yield from source.one_of("[")
+    separators = (",",) if in_list or python else (",", ";")
     while True:
         yield from source.skip_space()
-        yield from _object(calls, delimiter)
+        yield from (_python_call if python else _object)(calls, delimiter)
         yield from source.skip_space()
-        if not (yield from source.one_of(*(",", ";")[: 1 if in_list else 2])):
+        separator = yield from source.one_of(*separators)
+        if python:  # olmo3 writes a call a line
+            if not (yield from source.skip_space()).isidentifier():
+                break
+        elif not separator:
             break
     if in_list:
         yield from source.one_of("]")
@@ -66,20 +71,22 @@ def _object(calls: CallReader, delimiter: str) -> Reader[None]:
     source = calls.source
     name = ""
     held: list[str] | None = None  # arguments that came before the name
-    begun = False
     yield from source.expect("{")
     while (yield from source.skip_space()) != "}":
-        key = yield from _key(calls)
+        key = yield from _string(calls)
+        yield from source.skip_space()
+        yield from source.expect(":")
+        yield from source.skip_space()
         if key == "name" and not name:
             name = yield from _string(calls)
             calls.check(delimiter, name)
             if held is not None:
-                begun = _begin_with(calls, name, held)
-        elif key in ARGUMENT_KEYS and not begun and held is None:
+                calls.begin(name, arguments="".join(held))
+        elif key in ARGUMENT_KEYS and not calls.inside and held is None:
             if not delimiter and (yield from source.peek()) != "{":
                 raise UnexpectedText
             if name:
-                begun = _begin_with(calls, name, [])
+                calls.begin(name)
                 yield from calls.arguments(calls.output.arguments)
             else:
                 held = []
@@ -91,26 +98,12 @@ def _object(calls: CallReader, delimiter: str) -> Reader[None]:
         yield from source.skip_space()
         if not (yield from source.one_of(",")):
             break
-    if not begun:
+    if not calls.inside:
         calls.check(delimiter, name)
-        _begin_with(calls, name, ["{}"])
+        calls.begin(name, arguments="{}")
     while (yield from source.skip_space()) == "}":  # models miscount the closing ones
         source.take_one()
     calls.end()
-
-
-def _begin_with(calls: CallReader, name: str, arguments: list[str]) -> bool:
-    calls.begin(name)
-    calls.output.arguments("".join(arguments))
-    return True
-
-
-def _key(calls: CallReader) -> Reader[str]:
-    key = yield from _string(calls)
-    yield from calls.source.skip_space()
-    yield from calls.source.expect(":")
-    yield from calls.source.skip_space()
-    return key
 
 
 def _string(calls: CallReader) -> Reader[str]:
@@ -213,30 +206,11 @@ def _argument(calls: CallReader, kinds: frozenset[str]) -> Reader[None]:
     output.arguments(as_argument("".join(chunks), kinds))
 
 
-# Style "python".
-
-
-def _python_calls(calls: CallReader, delimiter: str) -> Reader[None]:
-    source = calls.source
-    yield from source.skip_space()
-    in_list = yield from source.one_of("[")
-    while True:
-        yield from source.skip_space()
-        yield from _python_call(calls, delimiter)
-        yield from source.skip_space()
-        yield from source.one_of(",")
-        if not (yield from source.skip_space()).isidentifier():
-            break
-    if in_list:
-        yield from source.one_of("]")
-
-
 def _python_call(calls: CallReader, delimiter: str) -> Reader[None]:
     source, output = calls.source, calls.output
     name = yield from source.read(NO_NAME, MAX_NAME)
     calls.check(delimiter, name)
     yield from source.expect("(")
-    begun = False
     while (yield from source.skip_space()) != ")":
         key = yield from source.read(NO_IDENTIFIER, MAX_NAME)
         yield from source.skip_space()
@@ -244,18 +218,19 @@ def _python_call(calls: CallReader, delimiter: str) -> Reader[None]:
             raise UnexpectedText
         yield from source.expect("=")
         yield from source.skip_space()
-        if not begun:
+        before = ", " if calls.inside else "{"
+        if not calls.inside:
             calls.begin(name)
-        output.arguments(f"{', ' if begun else '{'}{quoted(key)}: ")
-        begun = True
+        output.arguments(f"{before}{quoted(key)}: ")
         yield from calls.value(output.arguments, output.arguments)
         yield from source.skip_space()
         if not (yield from source.one_of(",")):
             break
     yield from source.expect(")")
-    if not begun:
-        calls.begin(name)
-    output.arguments("}" if begun else "{}")
+    if calls.inside:
+        output.arguments("}")
+    else:
+        calls.begin(name, arguments="{}")
     calls.end()
 
 

@@ -1,15 +1,16 @@
-"""Arguments written as plain text, as JSON of the types that the tool's schema gives."""
+"""Arguments written as plain text, as JSON of the types in the tool's schema."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
+from server.constrained.json_schema import resolved
+from server.http.validation import fields_of, items_of
 from server.tool_calls.parser.literal import as_json, quoted
 
-Schema = Mapping[str, Any]
+Schema = dict[str, Any]
 
 STRING = frozenset({"string"})
 MAX_DEPTH = 8  # of references and unions
@@ -21,43 +22,28 @@ BY_FIRST = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "bo
 
 def argument_kinds(parameters: Schema, name: str) -> frozenset[str]:
     """The JSON types that an argument may have; none if the schema does not say."""
-    properties = parameters.get("properties")
-    if not isinstance(properties, dict):
-        return frozenset()
-    schema = cast("dict[str, Any]", properties).get(name)
+    schema = fields_of(parameters.get("properties")).get(name)
     return frozenset(_kinds(schema, parameters, 0))
 
 
 def _kinds(schema: object, root: Schema, depth: int) -> set[str]:
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+    fields = fields_of(schema)
+    if depth > MAX_DEPTH:
         return set()
-    fields = cast("dict[str, Any]", schema)
-    named: object = fields.get("type")
-    if isinstance(named, str):
-        return {named}
-    if isinstance(named, list):
-        return {kind for kind in cast("list[object]", named) if isinstance(kind, str)}
-    options: object = [fields["const"]] if "const" in fields else fields.get("enum")
-    if isinstance(options, list):
-        return {KINDS.get(type(option), "object") for option in cast("list[object]", options)}
-    if isinstance(reference := fields.get("$ref"), str):
-        return _kinds(_resolved(root, reference), root, depth + 1)
+    named = fields.get("type")
+    if isinstance(named, str | list):
+        names = [named] if isinstance(named, str) else items_of(fields["type"])
+        return {kind for kind in names if isinstance(kind, str)}
+    if "const" in fields or isinstance(fields.get("enum"), list):
+        options: list[object] = [fields["const"]] if "const" in fields else items_of(fields["enum"])
+        return {KINDS.get(type(option), "object") for option in options}
+    if isinstance(fields.get("$ref"), str):
+        return _kinds(resolved(fields, root), root, depth + 1)
     found: set[str] = set()
     for key in ("anyOf", "oneOf", "allOf"):
-        branches: object = fields.get(key)
-        for branch in cast("list[object]", branches) if isinstance(branches, list) else ():
+        for branch in items_of(fields.get(key)):
             found |= _kinds(branch, root, depth + 1)
     return found
-
-
-def _resolved(root: Schema, reference: str) -> object:
-    """What a reference within the schema, such as #/$defs/unit, points at."""
-    place: object = root
-    for part in reference.removeprefix("#/").split("/"):
-        if not isinstance(place, dict):
-            return None
-        place = cast("dict[str, object]", place).get(part)
-    return place
 
 
 def as_argument(text: str, kinds: frozenset[str]) -> str:

@@ -20,9 +20,9 @@ from attention.batch_invariant.plan import (
     UNIT_ROWS,
     WHOLE,
     BatchInvariantSpec,
-    plan_batch_invariant,
 )  # fmt: skip
 from attention.batch_invariant.plan_device import BatchInvariantPlanner
+from tests.support.attention.host_batch_invariant_plan import plan_batch_invariant
 
 Step = list[tuple[int, int]]  # (q_len, kv_len) of each row
 

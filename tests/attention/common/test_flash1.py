@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,10 +24,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
 def run(case: OracleCase) -> None:
     out, lse = case.results()
-    flash1(
-        case.q, case.k, case.v, case.page_table, case.cu_seqlens_q, case.cache_seqlens,
-        out, lse, window=case.window, **case.features,
-    )  # fmt: skip
+    flash1(case.inputs(out, lse), case.cu_seqlens_q, case.cache_seqlens, window=case.window)
     check(case, out, lse)
 
 
@@ -79,10 +78,8 @@ def test_tokens_that_belong_to_no_row_are_left_alone(device: str):
     out, lse = case.results()
     q = torch.cat([case.q, case.q])
     padded_out, padded_lse = torch.cat([out, out]), torch.cat([lse, lse])
-    flash1(
-        q, case.k, case.v, case.page_table, case.cu_seqlens_q, case.cache_seqlens,
-        padded_out, padded_lse, **case.features,
-    )  # fmt: skip
+    inputs = replace(case, q=q).inputs(padded_out, padded_lse)
+    flash1(inputs, case.cu_seqlens_q, case.cache_seqlens)
     check(case, padded_out[:3], padded_lse[:3])
     assert padded_out[3:].isnan().all() and padded_lse[3:].isnan().all()
 
@@ -97,11 +94,11 @@ def test_a_captured_graph_replays_rows_of_other_lengths(device: str):
     """Nothing in the launch depends on a position or a length."""
     big = make_case([(1, 300), (7, 90), (0, 0), (1, 12)], device=device)
     out, lse = big.results()
-    tensors = [big.q, big.k, big.v, big.page_table, big.cu_seqlens_q, big.cache_seqlens]
-    flash1(*tensors, out, lse, **big.features)
+    arguments = big.inputs(out, lse), big.cu_seqlens_q, big.cache_seqlens
+    flash1(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        flash1(*tensors, out, lse, **big.features)
+        flash1(*arguments)
     for seed, rows in enumerate(
         [[(2, 9), (1, 1), (1, 300), (4, 4)], [(1, 0), (0, 5), (1, 40)] * 1]
     ):

@@ -68,7 +68,7 @@ class Merge:
         """out [3, 2, HEADS, GROUP, DIM], lse [3, 2, HEADS, GROUP]; NaN where nothing was written"""
         case = self.case
         out, lse = case.results()
-        decode(case.q, case.k, case.v, case.page_table, self.plan, out, lse, **case.features)
+        decode(case.inputs(out, lse), self.plan)
         return out.view(3, 2, HEADS, GROUP, DIM), lse.view(3, 2, HEADS, GROUP)
 
     def check(self) -> None:

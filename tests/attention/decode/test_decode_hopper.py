@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gpu
 
 def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     out, lse = case.results()
-    decode_hopper(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
+    decode_hopper(case.inputs(out, lse), plan)
     return out, lse
 
 
@@ -202,7 +202,7 @@ def test_a_layer_reads_what_the_kernel_before_it_wrote():
     case = make_case(rows, group=4, head_dim=128, device="cuda")
     spec = SplitPlanSpec(kv_heads=2, programs=132, block=64)
     planner = DevicePlanner(
-        spec, "uneven", max_rows=40, group=4, head_dim=128, device=torch.device("cuda")
+        spec, "stream-k", max_rows=40, group=4, head_dim=128, device=torch.device("cuda")
     )
     last = case.cache_seqlens.long() - 1
     slots = case.page_table.gather(1, (last // 16)[:, None])[:, 0].long() * 16 + last % 16
@@ -213,9 +213,7 @@ def test_a_layer_reads_what_the_kernel_before_it_wrote():
         plan = planner.plan(case.cu_seqlens_q, case.cache_seqlens)
         for layer in range(20):
             write_kv(new[layer, 0], new[layer, 1], case.k, case.v, slots)
-            decode_hopper(
-                case.q, case.k, case.v, case.page_table, plan, outs[layer], **case.features
-            )
+            decode_hopper(case.inputs(outs[layer]), plan)
 
     layers()
     torch.cuda.synchronize()

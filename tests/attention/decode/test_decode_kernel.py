@@ -25,7 +25,8 @@ MIXED = [(1, 40), (3, 50), (0, 30), (1, 0), (8, 8), (2, 33), (1, 1), (9, 20)]
 
 
 @pytest.mark.parametrize(
-    ("planner", "dtype"), [*((name, BF16) for name in PLANNERS), ("uneven", FP16), ("uneven", FP32)]
+    ("planner", "dtype"),
+    [*((name, BF16) for name in PLANNERS), ("stream-k", FP16), ("stream-k", FP32)],
 )
 def test_rows_of_every_length_equal_dense_attention(device: str, planner: str, dtype: torch.dtype):
     case = make_case(EDGES, dtype=dtype, group=4, kv_heads=1, device=device)
@@ -66,7 +67,7 @@ def test_rows_of_few_queries_are_served_and_others_left_untouched(device: str, m
 @pytest.mark.parametrize(
     "window", [1, 33, 128, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16, 127, 4096))]
 )
-@pytest.mark.parametrize("planner", ["thin", "uneven"])
+@pytest.mark.parametrize("planner", ["thin", "stream-k"])
 def test_a_window_hides_what_is_before_it(device: str, window: int, planner: str):
     rows = [(1, 70), (5, 150), (1, 1), (4, 4), (1, 0)]
     case = make_case(rows, window=window, group=1, device=device)
@@ -113,8 +114,8 @@ def test_features_alone_and_in_pairs(device: str, names: tuple[str, ...]):
     check(case, *decoded(case, max_q_len=3))
 
 
-@pytest.mark.parametrize("planner", ["whole", "thin", "uneven"])
-def test_a_sink_counts_once_however_many_splits_a_row_has(device: str, planner: str):
+@pytest.mark.parametrize("planner", ["whole", "thin", "stream-k"])
+def test_a_sink_counts_once_however_many_pieces_a_row_has(device: str, planner: str):
     case = make_case([(1, 100), (2, 60), (1, 0)], sinks=True, device=device)
     assert case.sinks is not None
     case.sinks.add_(3)  # most of the weight
@@ -123,7 +124,7 @@ def test_a_sink_counts_once_however_many_splits_a_row_has(device: str, planner: 
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_a_cut_changes_no_result_by_more_than_rounding(device: str, planner: str):
-    """In float32, where weights are not rounded: bfloat16's depend on a split's maximum."""
+    """In float32, where weights are not rounded: bfloat16's depend on a piece's maximum."""
     case = make_case([(1, 130), (2, 77), (1, 0)], kv_heads=1, dtype=FP32, device=device)
     whole, whole_lse = decoded(case, "whole", max_q_len=2)
     out, lse = decoded(case, planner, max_q_len=2)
@@ -142,15 +143,15 @@ def test_the_same_plan_twice_gives_the_same_bits(device: str, planner: str):
     assert plan.queue.item() == 0
 
 
-@pytest.mark.parametrize("planner", ["fa3", "thin", "uneven"])
+@pytest.mark.parametrize("planner", ["fa3", "thin", "stream-k"])
 def test_only_the_partial_results_of_cut_rows_are_written(device: str, planner: str):
     rows = [(1, 100), (2, 20), (3, 90), (1, 16), (1, 0)]
     case = make_case(rows, group=3, window=20, kv_heads=1, device=device)
     plan, host = make_plan(case, planner, max_q_len=3, programs=9)
     run(case, plan)
     partial = torch.zeros(plan.partial_lse.shape, dtype=torch.bool)
-    for tile, (*_, q_len, _, is_partial) in enumerate(host.work.tolist()):
-        partial[tile, : q_len * case.group * is_partial] = True
+    for piece, (*_, q_len, _, is_partial) in enumerate(host.work.tolist()):
+        partial[piece, : q_len * case.group * is_partial] = True
     assert partial.any() and not partial.all()
     assert torch.equal(~plan.partial_lse.isnan().cpu(), partial)
     assert torch.equal(~plan.partial_out.isnan().all(-1).cpu(), partial)
@@ -169,14 +170,14 @@ def test_results_need_no_lse_and_may_be_views(device: str):
     plan, _ = make_plan(case, max_q_len=2)
     wide = torch.full((3, 7, 80), float("nan"), dtype=BF16, device=device)
     out = wide[:, 1:5, 8:72]
-    decode(case.q, case.k, case.v, case.page_table, plan, out, **case.features)
+    decode(case.inputs(out), plan)
     check(case, out)
     out.fill_(float("nan"))
     assert wide.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize("planner", ["whole", "uneven"])
+@pytest.mark.parametrize("planner", ["whole", "stream-k"])
 class TestExtremeLogits:
     ROWS = ((1, 70), (2, 40), (1, 1))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from attention.common.kernel_inputs import KernelInputs
 from attention.decode.decode import decode
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.split_plan import SplitPlanSpec
@@ -46,7 +47,7 @@ class RobustnessStep:
         )
         self.planner = DevicePlanner(
             spec,
-            "uneven",
+            "stream-k",
             max_rows=self.ROWS,
             group=GROUP,
             head_dim=DIM,
@@ -77,7 +78,10 @@ class RobustnessStep:
 
     def run(self) -> None:
         plan = self.planner.plan(self.cu_seqlens_q, self.cache_seqlens)
-        decode(self.q, self.k, self.v, self.table, plan, self.out, self.lse, scale=DIM**-0.5)
+        inputs = KernelInputs(
+            self.q, self.k, self.v, self.table, self.out, self.lse, scale=DIM**-0.5
+        )
+        decode(inputs, plan)
 
     def results(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.out.clone(), self.lse.clone()
@@ -138,7 +142,7 @@ def test_a_captured_step_replays_a_thousand_batches_as_if_run_anew():
             check(step.case(rows), *replayed, served=most(step.MAX_Q_LEN))
 
 
-@pytest.mark.parametrize("planner", ["uneven", "fa3", "greedy"])
+@pytest.mark.parametrize("planner", ["stream-k", "fa3", "greedy"])
 def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: str):
     """The next layer's kernel may start while the combine kernel before it still reads."""
     rows = [(1, 5000), *[(1, n * 40) for n in range(12)], (3, 2000)]
@@ -152,7 +156,7 @@ def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: s
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for layer, (out, lse) in zip(layers, together, strict=True):
-            decode(layer.q, layer.k, layer.v, layer.page_table, plan, out, lse, **layer.features)
+            decode(layer.inputs(out, lse), plan)
     for _ in range(50):
         for out, lse in together:
             out.fill_(float("nan"))
@@ -188,7 +192,7 @@ def test_a_row_of_a_million_tokens(rows: list[tuple[int, int]]):
     check(case, *decoded(case, max_q_len=2, programs=396, block=64))
 
 
-@pytest.mark.parametrize("planner", ["uneven", "fa3"])
+@pytest.mark.parametrize("planner", ["stream-k", "fa3"])
 @pytest.mark.parametrize("count", [256, 1500])
 def test_many_rows_of_one_token(planner: str, count: int):
     case = make_case([(1, 1)] * count, head_dim=128, device="cuda")
@@ -210,7 +214,7 @@ def test_two_streams_at_once_do_not_disturb_each_other():
     ]
     plans = [
         make_plan(case, name, programs=264)[0]
-        for case, name in zip(cases, ("uneven", "fa3"), strict=True)
+        for case, name in zip(cases, ("stream-k", "fa3"), strict=True)
     ]
     expected = [run(case, plan) for case, plan in zip(cases, plans, strict=True)]
     streams = [torch.cuda.Stream() for _ in cases]
@@ -271,9 +275,9 @@ def test_a_hundred_random_cases_of_a_random_kernel(number: int):
             "q_factor": rng.choice([1.0, 1.0, 8.0]),
             "seed": seed + i,
         }
-        planner = rng.choice(["whole", "thin", "fa3", "uneven", "uneven"])
+        planner = rng.choice(["whole", "thin", "fa3", "stream-k", "stream-k"])
         if planner == "thin" and sum(kv_len for _, kv_len in rows) > 1000:
-            planner = "uneven"  # buffers of a partial result a block would fill the device
+            planner = "stream-k"  # buffers of a partial result a block would fill the device
         spec = {"programs": rng.choice([1, 7, 132, 264]), "block": rng.choice([16, 64, 128])}
         case = make_case(rows, **kernel, **arguments, device="cuda")
         print(f"case {i}: {rows} {kernel} {arguments} {planner} {spec} max_q_len {max_q_len}")

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from attention.planner.device_planner import PLANNERS, DevicePlanner
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
-from attention.planner.stream_k import plan_stream_k
+from attention.planner.tuning import PLANNERS as HOST
 
-HOST: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitPlan]] = {
-    "uneven": plan_stream_k,
-    "greedy": plan_greedy,
-    "fa3": plan_fa3,
-}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 # One compilation each.  Programs: of 78, 108 and 132 SMs, and several a SM; one that cuts nothing.
@@ -32,7 +23,7 @@ SPECS = [
     SplitPlanSpec(3, 108, window=64, work_tile_cost=30, min_blocks=4),
     SplitPlanSpec(4, 1),
 ]
-# (kv_heads, programs): from 1 plan (5 heads) to 12 at once, of 22 to 264 programs.
+# (kv_heads, programs): from 1 plan (5 heads) to 12 beside each other, of 22 to 264 programs.
 HEADS = [(heads, programs) for heads in (1, 2, 5, 8, 12) for programs in (78, 132, 264)]
 FEW_HEADS = {(1, 264), (5, 78), (12, 132)}
 
@@ -95,19 +86,19 @@ def test_device_plan_equals_the_host_plan(planner: str, spec: SplitPlanSpec, dev
     ("kv_heads", "programs"),
     [pytest.param(*one, marks=() if one in FEW_HEADS else pytest.mark.slow) for one in HEADS],
 )
-def test_interleaved_heads_are_planned_alike_on_both(
+def test_heads_that_are_interleaved_are_planned_alike_on_both(
     kv_heads: int, programs: int, device: str
 ) -> None:
     random = np.random.default_rng(kv_heads * programs)
     spec = SplitPlanSpec(kv_heads, programs, max_q_len=4)
-    device_planner = make("uneven", spec, 32, device)
+    device_planner = make("stream-k", spec, 32, device)
     for num_rows in [1, 5, 32] * (1 if device == "cpu" else 20):
         cu_seqlens_q, kv_lens = batch(random, num_rows)
-        host = plan_stream_k(cu_seqlens_q, kv_lens, spec)
+        host = HOST["stream-k"](cu_seqlens_q, kv_lens, spec)
         device_planner._plan.work.fill_(-1)
         plan = run(device_planner, device, cu_seqlens_q, kv_lens)
         assert_same(plan, host)
-        assert (plan.work[len(host.work) :] == -1).all(), "written past the work tiles"
+        assert (plan.work[len(host.work) :] == -1).all(), "written past the pieces"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +155,7 @@ def test_more_rows_than_the_capacity_are_refused_by_number(planner: str) -> None
 
 def test_an_unknown_planner_is_refused_by_name() -> None:
     assert set(PLANNERS) == set(HOST)
-    with pytest.raises(ValueError, match=r"`fa9`: use uneven, greedy or fa3"):
+    with pytest.raises(ValueError, match=r"`fa9`: use stream-k, greedy or fa3"):
         make("fa9", SplitPlanSpec(2, 78), 4, "cpu")
 
 

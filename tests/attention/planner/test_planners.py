@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention.planner.fa3 import fa3_counts, plan_fa3, split_cap
-from attention.planner.greedy import greedy_counts, largest_part, price
+from attention.planner.queued_plans import (
+    fa3_counts,
+    greedy_counts,
+    largest_part,
+    plan_fa3,
+    price,
+    split_cap,
+)
 from attention.planner.split_plan import (
     END,
     FIRST,

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from attention.planner import prefill_tiles as columns
-from attention.planner.prefill_tiles import Int32Array, TileSpec, plan_tiles
+from attention.planner.prefill_tiles import TileSpec
 from attention.planner.prefill_tiles_device import DeviceTiler
+from attention.planner.split_plan import Int32Array
+from tests.support.attention.host_tiles import plan_tiles
 
 SPECS = {
     "group 4": TileSpec(kv_heads=2, group=4, programs=40),

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
+from attention.planner.queued_plans import plan_fa3, plan_greedy, plan_of_counts
 from attention.planner.simulation import combine_time, lower_bound, makespan, work_tile_blocks
-from attention.planner.split_counts import plan_of_counts
 from attention.planner.split_plan import HostSplitPlan, SplitPlanSpec, planned_rows
 from attention.planner.stream_k import plan_stream_k
 from benchmarks.attention import bench_planner

@@ -12,6 +12,7 @@ from torch import Tensor
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.prefill_hopper import prefill_hopper
 from tests.support.attention.attention_oracle import OracleCase, check, make_case
+from tests.support.attention.host_tiles import load
 from tests.support.attention.prefill_kernel_runner import host_plan
 from tests.support.attention.prefill_kernel_runner import run as run_prefill
 
@@ -83,9 +84,8 @@ def test_a_captured_graph_replays_rows_of_other_lengths() -> None:
     out, lse, tiles = run(case)
     first = out.clone()
     graph = torch.cuda.CUDAGraph()
-    arguments = (case.q, case.k, case.v, case.page_table, tiles, out, lse)
     with torch.cuda.graph(graph):
-        prefill_hopper(*arguments, **case.features)
+        prefill_hopper(case.inputs(out, lse), tiles)
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(first, out)
@@ -93,7 +93,7 @@ def test_a_captured_graph_replays_rows_of_other_lengths() -> None:
     count, pages, width = len(other.q), len(other.k), other.page_table.shape[1]
     case.q[:count], case.k[:pages], case.v[:pages] = other.q, other.k, other.v
     case.page_table[:, :width] = other.page_table
-    tiles.load(host_plan(other, tiles.spec))
+    load(tiles, host_plan(other, tiles.spec))
     out.fill_(float("nan"))
     graph.replay()
     check(other, out[:count], lse[:count])

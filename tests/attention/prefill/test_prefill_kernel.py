@@ -10,6 +10,7 @@ import torch
 
 from attention.prefill.prefill import prefill, prefill_config
 from tests.support.attention.attention_oracle import check, make_case
+from tests.support.attention.host_tiles import load
 from tests.support.attention.prefill_kernel_runner import host_plan, run
 
 FP8 = torch.float8_e4m3fn
@@ -107,9 +108,9 @@ def test_a_plan_is_reused_by_a_step_of_fewer_and_shorter_rows(device: str) -> No
     _, _, tiles = run(long)
     short = make_case([(5, 6), (1, 1)], head_dim=16, device=device)
     for case in (short, long):
-        tiles.load(host_plan(case, tiles.spec))
+        load(tiles, host_plan(case, tiles.spec))
         out, lse = case.results()
-        prefill(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+        prefill(case.inputs(out, lse), tiles)
         check(case, out, lse)
 
 

@@ -25,7 +25,7 @@ from model_zoo.tiny_chat.training.phrases import CHOICE, read_sections
 from model_zoo.tiny_chat.training.rendering import CHAT_TEMPLATE, answer_text, segments_of
 from model_zoo.tiny_chat.training.skills import is_held
 from server.prompt.chat_template import ChatTemplate
-from server.tool_calls.detect import detect
+from server.tool_calls.formats import detect
 from server.tool_calls.parser.answer import AnswerParser
 from tests.support.parsing.parsed_answer import Split, joined
 

@@ -8,7 +8,7 @@ import pytest
 
 from model_zoo.layers.gemm.implementations import BUCKETS
 from model_zoo.layers.gemm.swiglu import SIZES
-from runtime.cuda_graph.buckets import MAX_MIXED, TILE, Bucket, Buckets, mixed_sizes
+from runtime.cuda_graph.launch import MAX_MIXED, TILE, Bucket, Buckets, mixed_sizes
 
 SERVERS = [(256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100)]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.cuda_graph.buffers import RING, OutputRing
 from runtime.cuda_graph.driver import CudaEvent, CudaStream
-from runtime.cuda_graph.output_ring import RING, OutputRing
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

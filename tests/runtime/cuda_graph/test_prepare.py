@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +10,12 @@ import torch
 
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
+from runtime.cuda_graph import buffers as buffers_module
 from runtime.cuda_graph import prepare
-from runtime.cuda_graph.buckets import Bucket
-from runtime.cuda_graph.input_block import HostBlock, Layout, StepBuffers
+from runtime.cuda_graph.buffers import HostBlock, Layout, StepBuffers
+from runtime.cuda_graph.launch import Bucket
 from runtime.executor.inputs import build_input
-from runtime.executor.slots import SequenceSlots
+from runtime.executor.slots import SlotTables
 from runtime.messages import SamplingParams
 from runtime.sampling.state import ROW_WORDS, SamplerState
 from runtime.scheduler.batch import LAST, Batch, NewRow, make_batch
@@ -79,7 +79,7 @@ class NewSequences:
 
 
 def padded(
-    device: torch.device, bucket: Bucket, slots: SequenceSlots, buffers: StepBuffers, batch: Batch
+    device: torch.device, bucket: Bucket, slots: SlotTables, buffers: StepBuffers, batch: Batch
 ):
     """Send the batch and prepare its step; everything is junk before.  Checks what the sampler
     has learnt of new sequences."""
@@ -88,7 +88,7 @@ def padded(
         return torch.full(shape, JUNK, dtype=dtype, device=device)
 
     layout = Layout.of(bucket)
-    before = slots.begin_on_host(batch)
+    before = slots.count_pages(batch)
     sampler = SamplerState(SLOTS, VOCAB, device)
     sampler.rows.fill_(JUNK)
     known = sampler.rows.clone()
@@ -124,7 +124,7 @@ def padded(
 @pytest.mark.parametrize("decode", [True, False])
 def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode: bool) -> None:
     sequences = NewSequences(seed=decode)
-    slots, plain = (SequenceSlots(SLOTS, MAX_PAGES, VOCAB, device) for _ in range(2))
+    slots, plain = (SlotTables(SLOTS, MAX_PAGES, device) for _ in range(2))
     kv = KVPool.allocate(
         layers=1, pages=1, kv_heads=1, page_size=PAGE, head_dim=2, dtype=torch.float32,
         device=device,
@@ -142,12 +142,12 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         rows = sequences.draw.randint(count, SLOTS)
         tokens = rows if decode else sequences.draw.randint(total, 96)
         found = padded(device, Bucket(tokens, rows, decode), slots, buffers, batch)
-        plain.begin(batch)
-        expected = build_input(batch, plain, kv, ReferenceBackend())
-        meta = expected.meta
+        plain.append_pages(batch, plain.count_pages(batch))
+        wanted = build_input(batch, plain, kv, ReferenceBackend())
+        meta = wanted.meta
         padding, empty = tokens - total, rows - count
-        assert found["tokens"] == expected.tokens.tolist() + [0] * padding
-        assert found["positions"] == expected.positions.tolist() + [0] * padding
+        assert found["tokens"] == wanted.tokens.tolist() + [0] * padding
+        assert found["positions"] == wanted.positions.tolist() + [0] * padding
         assert found["slot_mapping"] == meta.slot_mapping.tolist() + [-1] * padding
         sums = meta.cu_seqlens_q.tolist()
         assert found["cu_q"] == sums + [total] * empty
@@ -162,7 +162,7 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
 
 
 def test_step_without_rows_changes_nothing(device: torch.device) -> None:
-    slots = SequenceSlots(SLOTS, MAX_PAGES, VOCAB, device)
+    slots = SlotTables(SLOTS, MAX_PAGES, device)
     slots.page_table.fill_(JUNK)
     nothing = make_batch()
     for bucket in (Bucket(4, 4, True), Bucket(16, 3, False)):
@@ -176,17 +176,19 @@ def test_step_without_rows_changes_nothing(device: torch.device) -> None:
     assert (slots.page_table == JUNK).all()
 
 
-def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(device: torch.device) -> None:
+def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     total = 2 * prepare.BLOCK + 3
     pages = list(range(5, 5 + total))
     batch = make_batch([1], [0], [total], [7] * total, [total], pages, [True], 0, [])
-    slots = SequenceSlots(2, total + 5, VOCAB, device)
+    slots = SlotTables(2, total + 5, device)
     bucket = Bucket(total + prepare.BLOCK + 1, 2, False)
+    monkeypatch.setattr(buffers_module, "EXTRA_PAGES", total)
     layout = Layout.of(bucket)
-    layout = replace(layout, end=layout.pages_at + total)
-    block = torch.full((layout.end,), -1, dtype=torch.int32)
+    block = torch.full((layout.packed.num_bytes // 4,), -1, dtype=torch.int32)
     sampler = SamplerState(2, VOCAB, device)
-    host_block = HostBlock(block.numpy(), layout)
+    host_block = HostBlock(block.view(torch.uint8), layout)
     host_block.fill(batch, np.zeros(1, np.int32), np.ones(1, np.int32))
     tokens, positions, slot_mapping = torch.zeros(
         3, bucket.tokens, dtype=torch.int64, device=device

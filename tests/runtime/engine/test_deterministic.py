@@ -18,7 +18,7 @@ from runtime.startup.loading import Loaded, load
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
 VOCAB = 5003
-# Widths at which bfloat16 answers do differ by the rest of the batch.
+# Widths at which bfloat16 answers do differ by what runs beside them.
 SHAPE = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
@@ -40,17 +40,17 @@ SHAPE = {
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, top_k=50, seed=7)
 SCORED = replace(GREEDY, logprobs=3)
-PARAMS = (GREEDY, SEEDED, SCORED, replace(SEEDED, logprobs=3), replace(GREEDY, prompt_logprobs=2))
+WISHES = (GREEDY, SEEDED, SCORED, replace(SEEDED, logprobs=3), replace(GREEDY, prompt_logprobs=2))
 LENGTHS = (5, 700, 90, 1300, 300)
 Answer = tuple[list[int], list[TokenLogprob], list[TokenLogprob | None]]
 
 
 def requests() -> list[EngineRequest]:
-    """One for each of PARAMS; the second is longer than a split of keys."""
+    """One for each of WISHES; the second is longer than a piece of keys."""
     draw = random.Random(1)
     return [
         EngineRequest(id, 0, [draw.randrange(2, VOCAB) for _ in range(length)], params)
-        for id, (params, length) in enumerate(zip(PARAMS, LENGTHS, strict=True))
+        for id, (params, length) in enumerate(zip(WISHES, LENGTHS, strict=True))
     ]
 
 
@@ -66,10 +66,10 @@ def crowd(*tokens: int) -> list[EngineRequest]:
     ]  # fmt: skip
 
 
-def answers(loaded: Loaded, submitted: Iterable[EngineRequest]) -> tuple[dict[int, Answer], Engine]:
+def answers(loaded: Loaded, asked: Iterable[EngineRequest]) -> tuple[dict[int, Answer], Engine]:
     engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
     found: dict[int, Answer] = {}
-    for request in submitted:
+    for request in asked:
         engine.add(request)
         found[request.id] = [], [], []
     while engine.has_work:
@@ -85,10 +85,10 @@ def take(output: RequestOutput, answer: Answer) -> None:
     answer[2].extend(output.prompt_logprobs or [])
 
 
-def loaded(model: Path, **options: object) -> Loaded:
+def loaded(model: Path, **wishes: object) -> Loaded:
     config = EngineConfig(
         model=str(model), device="cuda", load_format="dummy", deterministic=True,
-        **{"kv_tokens": 1 << 17, "max_num_seqs": 64, "max_model_len": 4096, **options},
+        **{"kv_tokens": 1 << 17, "max_num_seqs": 64, "max_model_len": 4096, **wishes},
     )  # fmt: skip
     return load(config, lambda phase, done, total: None)
 
@@ -117,7 +117,7 @@ def alone(large: Loaded) -> dict[int, Answer]:
 def same(found: dict[int, Answer], alone: dict[int, Answer]) -> None:
     for id, answer in alone.items():
         assert len(answer[0]) == 40
-        assert found[id] == answer, PARAMS[id]
+        assert found[id] == answer, WISHES[id]
 
 
 @pytest.mark.gpu
@@ -157,11 +157,11 @@ def test_small_chunks_and_preemptions_change_no_bit(
 ):
     """Answers that were preempted are computed again as prompts."""
     narrow = loaded(model, max_batched_tokens=tokens, max_model_len=3000, kv_tokens=3000)
-    submitted = [*crowd(100, 150)[:40], *requests()]
-    found, engine = answers(narrow, submitted)
+    asked = [*crowd(100, 150)[:40], *requests()]
+    found, engine = answers(narrow, asked)
     same(found, alone)
     assert engine.stats().preemptions > 0
-    assert found == answers(large, submitted)[0], "with room for all"
+    assert found == answers(large, asked)[0], "with room for all"
 
 
 @pytest.mark.gpu
@@ -174,21 +174,18 @@ def test_another_kernel_of_fixed_order_serves_too(model: Path):
 
 def test_a_cpu_is_refused(tmp_path: Path):
     write_checkpoint("qwen3", tmp_path)
-    engine_config = EngineConfig(model=str(tmp_path), device="cpu", deterministic=True)
+    wish = EngineConfig(model=str(tmp_path), device="cpu", deterministic=True)
     with pytest.raises(ConfigError, match="--deterministic needs a CUDA GPU"):
-        load(engine_config, lambda phase, done, total: None)
+        load(wish, lambda phase, done, total: None)
 
 
 def test_what_is_not_known_to_be_invariant_is_refused():
-    engine_config = EngineConfig(model="", deterministic=True)
+    wish = EngineConfig(model="", deterministic=True)
     hopper = (9, 0)
-    assert requested_attention(engine_config, hopper) == "fixed"
-    assert requested_attention(replace(engine_config, attention="flash1"), hopper) == "flash1"
+    assert requested_attention(wish, hopper) == "batch-invariant"
+    assert requested_attention(replace(wish, attention="flash1"), hopper) == "flash1"
     with pytest.raises(ConfigError, match="--attention flash2 is not batch-invariant"):
-        requested_attention(replace(engine_config, attention="flash2"), hopper)
+        requested_attention(replace(wish, attention="flash2"), hopper)
     with pytest.raises(ConfigError, match=r"capability 8\.0 to 9\.0, this one has 10\.0"):
-        requested_attention(engine_config, (10, 0))
-    assert (
-        requested_attention(replace(engine_config, deterministic=False, attention="mha"), hopper)
-        == "mha"
-    )
+        requested_attention(wish, (10, 0))
+    assert requested_attention(replace(wish, deterministic=False, attention="mha"), hopper) == "mha"

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.support.engine.fuzz_mutations import (
     MISTAKES,
-    SCHEDULERS,
+    TABLES,
     held_for_ever,
     hit_of_a_page_not_yet_written,
-    last_computed_stale_after_preemption,
+    last_fed_stale_after_preemption,
     late_mask_not_waited_for,
     left_out_row_committed,
     means_without_their_prefix,
@@ -30,7 +30,7 @@ def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: FuzzWorkl
 
 # What takes longest to find: hundreds of workloads.
 SLOW = {held_for_ever, hit_of_a_page_not_yet_written, left_out_row_committed}
-SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_computed_stale_after_preemption}
+SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_fed_stale_after_preemption}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_oracle_sees_a_mistake(
 
     def fails(workload: FuzzWorkload) -> bool:
         play = Play(workload)
-        SCHEDULERS[:] = [play.engine.scheduler]
+        TABLES[:] = [play.engine.requests]
         try:
             play.run()
         except Exception:

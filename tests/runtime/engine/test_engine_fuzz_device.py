@@ -143,10 +143,10 @@ def play(engine: Engine, visits: list[DeviceVisit]) -> dict[int, list[RequestOut
         for output in engine.step():
             assert not (got[output.id] and got[output.id][-1].finish), "something after the end"
             got[output.id].append(output)
-        engine.scheduler.check_integrity()
+        engine.requests.check_integrity()
         step += 1
         assert step < last + 20 * tokens, "no end in sight"
-    assert engine.scheduler.pool.num_used == 0
+    assert engine.requests.pool.num_used == 0
     return got
 
 
@@ -223,8 +223,8 @@ def run_workload(
     resolved = random_sizes(draw, page_sizes)
     visits = random_visits(draw, resolved, count)
     engine, runner = device_engine(checkpoint, device, resolved, graph_steps=graph_steps)
-    if runner.steps is not None and draw.random() < 0.7:
-        while runner.steps.graphs.capture_next():  # without a GPU there is nothing to capture
+    if graph_steps and draw.random() < 0.7:
+        while runner.prepare():  # without a GPU there is nothing to capture
             pass
     got = play(engine, visits)
     alone = Alone(checkpoint, device, resolved)
@@ -234,7 +234,7 @@ def run_workload(
         except AssertionError as error:
             error.add_note(f"FUZZ_SEED={seed} {visit} {resolved}")
             raise
-    return engine.scheduler.num_preemptions
+    return engine.requests.num_preemptions
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(25, marks=pytest.mark.slow)])

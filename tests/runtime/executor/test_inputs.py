@@ -10,7 +10,8 @@ from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.executor.inputs import build_input
-from runtime.executor.slots import SequenceSlots
+from runtime.executor.prompt_outputs import PromptOutputs
+from runtime.executor.slots import SlotTables
 from runtime.messages import PoolingParams, SamplingParams
 from runtime.scheduler.batch import LAST, Batch, NewRow, make_batch
 
@@ -22,16 +23,16 @@ KV = KVPool.allocate(
 )
 
 
-def make_slots() -> SequenceSlots:
-    return SequenceSlots(8, 8, 97, CPU)
+def make_slots() -> SlotTables:
+    return SlotTables(8, 8, CPU)
 
 
 def start(*slots: int) -> list[NewRow]:
     return [NewRow(slot, PARAMS, 0, 1, []) for slot in slots]
 
 
-def build(batch: Batch, slots: SequenceSlots) -> ModelInput:
-    slots.begin(batch)
+def build(batch: Batch, slots: SlotTables) -> ModelInput:
+    slots.append_pages(batch, slots.count_pages(batch))
     return build_input(batch, slots, KV, ReferenceBackend())
 
 
@@ -117,29 +118,31 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
         tokens, sample = [0] * sum(q_lens), [True] * len(rows)
         batch = make_batch(rows, starts, q_lens, tokens, num_new, new_pages, sample, 0, new)
         meta = build(batch, slots).meta
-        expected = [
+        wanted = [
             pages[slot][position // PAGE] * PAGE + position % PAGE
             for slot, first, q_len in zip(rows, starts, q_lens, strict=True)
             for position in range(first, first + q_len)
         ]
-        assert meta.slot_mapping.tolist() == expected
+        assert meta.slot_mapping.tolist() == wanted
         for row, slot in enumerate(rows):
             assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
 
 
-def test_all_states_are_computed_for_prompts_that_run_and_not_for_aborted_ones() -> None:
-    slots = make_slots()
+def test_all_states_are_wanted_of_prompts_that_run_and_not_of_those_that_were_given_up() -> None:
+    prompts = PromptOutputs()
     mean = SamplingParams(0, pooling=PoolingParams("mean"))
     scored = SamplingParams(4, prompt_logprobs=1)
     rows = [NewRow(0, mean, 0, 9, []), NewRow(1, scored, 0, 5, []), NewRow(2, PARAMS, 0, 4, [])]
     first = make_batch(
         [0, 1, 2], [0] * 3, [4] * 3, [7] * 12, [1] * 3, [3, 4, 5], [False, False, True], 0, rows
     )
-    slots.begin(first)
-    assert slots.needs_all_hidden_states(first)
+    assert prompts.needs_all_hidden_states(first), "of sequences that are new"
+    for row in rows:
+        prompts.reset(row)
+    assert prompts.needs_all_hidden_states(first)
     of_mean, of_scored, plain = (
         make_batch([slot], [4], [1], [7], [1], [6 + slot], [True]) for slot in (0, 1, 2)
     )
-    assert slots.needs_all_hidden_states(of_mean) and slots.needs_all_hidden_states(of_scored)
-    assert not slots.needs_all_hidden_states(plain), "though the others lie in their slots"
-    assert not slots.needs_all_hidden_states(make_batch([1], [5], [1], [7], [1], [8], [True]))
+    assert prompts.needs_all_hidden_states(of_mean) and prompts.needs_all_hidden_states(of_scored)
+    assert not prompts.needs_all_hidden_states(plain), "though the others lie in their slots"
+    assert not prompts.needs_all_hidden_states(make_batch([1], [5], [1], [7], [1], [8], [True]))

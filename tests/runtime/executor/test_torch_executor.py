@@ -21,7 +21,7 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.scheduler.batch import LAST, NewRow, make_batch
 from tests.support.examples import examples
@@ -111,7 +111,7 @@ def make_engine(
         layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
         dtype=torch.float32, device=where.device,
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = TorchExecutor(
         model,
         resolved=resolved,
         vocab_size=VOCAB,
@@ -131,7 +131,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
         for output in engine.step():
             got[output.id].append(output)
         if not engine.has_work:
-            assert engine.scheduler.pool.num_used == 0
+            assert engine.requests.pool.num_used == 0
             return got
     raise AssertionError("no progress")
 
@@ -267,7 +267,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_n
         outputs += engine.step()
     assert [output.finish for output in outputs] == ["error"]
     assert outputs[0].error == "the model's output is not a number for this request"
-    pool = engine.scheduler.pool
+    pool = engine.requests.pool
     assert pool.num_used == 0 and not pool._page_of
 
 

@@ -163,7 +163,7 @@ def test_preempted_answers_go_on_where_they_were(
     roomy = run(make_engine(grammars, overlap=overlap), requests)
     engine = make_engine(grammars, overlap=overlap, pages=12)
     tight = run(engine, requests)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.requests.num_preemptions > 0
     for id, outputs in tight.items():
         assert tokens_of(outputs) == tokens_of(roomy[id])
         json.loads(texts.of(outputs))

@@ -94,7 +94,7 @@ def test_an_aborted_request_is_forgotten(grammars: GrammarManager, early: bool) 
         outputs += engine.step()
     assert [output.finish for output in outputs if output.finish] == ["abort"]
     assert not grammars.has_live and not grammars.compiling
-    assert engine.scheduler.pool.num_used == 0
+    assert engine.requests.pool.num_used == 0
 
 
 @pytest.mark.parametrize(("id", "regex"), [(1003, "[a-z]{50}"), (1004, "[")])
@@ -111,10 +111,10 @@ def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
     outputs: list[RequestOutput] = []
     while engine.has_work:
         outputs += engine.step()
-        assert id not in [one.request_id for one in engine.scheduler.running.all()]
+        assert id not in [one.request_id for one in engine.requests.running()]
     received = [(output.finish, output.tokens) for output in outputs if output.id == id]
     assert received == [("abort", [])]
-    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live and not grammars.compiling
+    assert engine.requests.pool.num_used == 0 and not grammars.has_live and not grammars.compiling
 
 
 def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(

@@ -13,7 +13,7 @@ import pytest
 from runtime.engine.loop import Engine
 from runtime.grammar.manager import REPLY_TIMEOUT_SECONDS, SILENT, STEP_WAIT_SECONDS, GrammarManager
 from runtime.messages import EngineRequest, RequestOutput
-from runtime.scheduler.scheduler import HELD_SECONDS
+from runtime.scheduler.admission import HELD_SECONDS
 from tests.support.engine.fake_grammar_process import FakeGrammars
 from tests.support.engine.fake_model import (
     VOCAB_SIZE,
@@ -28,7 +28,6 @@ from tests.support.engine.grammar_engine import (
     make_engine,
     regex_grammar,
     run,
-    step_until,
     tokens_of,
 )
 from tests.support.server.fake_engine import VOCAB
@@ -43,14 +42,21 @@ def grammars(tmp_path: Path) -> Iterator[GrammarManager]:
     grammars.close()
 
 
+def step_until(engine: Engine, id: int, count: int) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
+    while sum(output.id == id for output in outputs) < count:
+        outputs += engine.step()
+    return outputs
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     grammars: GrammarManager, overlap: bool
 ) -> None:
-    requests = [ask(id, regex_grammar("[a-z]{60}"), repetition_penalty=1.2) for id in (1, 2)]
-    undisturbed = run(make_engine(grammars, overlap=overlap), requests)
+    wanted = [ask(id, regex_grammar("[a-z]{60}"), repetition_penalty=1.2) for id in (1, 2)]
+    undisturbed = run(make_engine(grammars, overlap=overlap), wanted)
     engine = make_engine(grammars, overlap=overlap)
-    for one in requests:
+    for one in wanted:
         engine.add(one)
     outputs = step_until(engine, 1, 3)
     process = grammars._process
@@ -64,8 +70,8 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     os.kill(process.popen.pid, signal.SIGCONT)
     while engine.has_work:
         outputs += engine.step()
-    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live
-    for one in requests:
+    assert engine.requests.pool.num_used == 0 and not grammars.has_live
+    for one in wanted:
         got = [output for output in outputs if output.id == one.id]
         assert tokens_of(got) == tokens_of(undisturbed[one.id])
 
@@ -94,7 +100,7 @@ def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
 
 
 class Late:
-    """An engine on the fake model whose grammar process replies after a set time."""
+    """An engine on the fake model whose grammar process takes as long as it is told."""
 
     def __init__(self, delays: list[float], *, slots: int = 4, pages: int = 64) -> None:
         self.config = resolved(max_num_seqs=slots, num_pages=pages)
@@ -109,7 +115,7 @@ class Late:
     def step(self, seconds: float = 0.0) -> None:
         self.clock.now += seconds
         self.outputs += self.engine.step()
-        self.engine.scheduler.check_integrity()
+        self.engine.requests.check_integrity()
 
     def end(self, id: int) -> RequestOutput | None:
         ends = [output for output in self.outputs if output.id == id and output.finish]
@@ -188,7 +194,7 @@ def test_a_held_request_that_gave_up_its_slot_goes_on_when_its_mask_comes() -> N
     while late.end(1) is None:
         late.step(0.2)
     assert late.is_right(plain) and late.is_right(bound)
-    assert late.engine.scheduler.num_preemptions == 1
+    assert late.engine.requests.num_preemptions == 1
 
 
 @pytest.mark.parametrize("slots", [1, 4], ids=["without a slot", "in its slot"])
@@ -207,7 +213,7 @@ def test_a_held_request_can_be_aborted(slots: int) -> None:
     assert late.engine.idle and late.engine.stats().pages_used == 0
 
 
-def test_a_process_that_compiles_for_ever_is_abandoned_after_a_second_attempt() -> None:
+def test_a_process_that_compiles_for_ever_is_given_up_after_a_second_attempt() -> None:
     late = Late([HUNG])
     late.engine.add(request(1, [1, 2], max_tokens=9, grammar="a form"))
     for _ in range(200):

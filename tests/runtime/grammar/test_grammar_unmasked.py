@@ -47,7 +47,7 @@ def test_one_whose_mask_is_missing_ends_before_the_next_token(
     # One more may have been chosen under the mask before.
     assert sum(len(output.tokens) for output in outputs if output.id == 1) <= known + overlap
     assert (ends[2].finish, ends[3].finish) == ("stop", "length")
-    assert engine.scheduler.pool.num_used == 0 and not grammars.has_live
+    assert engine.requests.pool.num_used == 0 and not grammars.has_live
 
 
 def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: GrammarManager) -> None:

@@ -76,9 +76,8 @@ knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.
 driver.set_active(CompileOnly())
 step, tiles = ShippedStep(128, BF16), tile_plan(tile_spec(128, 128), 128)
 with compiling_only(threads=2):
-    prefill_hopper(
-        step.q, step.k, step.k, step.table, tiles, step.out, scale=0.1, overlap=True
-    )
+    inputs = KernelInputs(step.q, step.k, step.k, step.table, step.out, scale=0.1)
+    prefill_hopper(inputs, tiles, overlap=True)
     logits, last_token = tensor(ROWS, 151936), tensor(ROWS, dtype=torch.int64)
     numbers, usable = tensor(ROWS, dtype=INT32), tensor(ROWS, dtype=torch.int8)
     state = SamplerState(ROWS, 151936, META)

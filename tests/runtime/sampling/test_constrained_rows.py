@@ -1,5 +1,4 @@
-"""Constrained rows get the tokens and scores that runtime/sampling/eager.py
-gives.
+"""Constrained rows get the tokens and scores that TorchSampler gives.
 
 It is asked on a CPU, where tests/runtime/sampling/test_sampler.py holds it to the definitions.
 """
@@ -17,16 +16,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams, TokenLogprob
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.logprobs import LogprobsTensors, token_logprobs
-from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
 from runtime.sampling.state import is_constrained
-from runtime.scheduler.batch import LAST, make_batch
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import LAST
 from tests.support.examples import examples
 from tests.support.kernels.constrained_rows_cases import ConstrainedSampler, Masks
-from tests.support.kernels.sampler_cases import SamplerRow, is_right, params
+from tests.support.kernels.sampler_cases import SamplerRow, is_right, params, torch_sampler
 
 VOCAB = 1111  # some groups of 256, the last one cut, as is the last byte of a mask
 MANY = tuple(range(40, 60))  # stop ids, more than a step can hold
@@ -46,13 +44,13 @@ KINDS = [
 
 def draw_eagerly(
     rows: list[SamplerRow], logits: Tensor, masks: Masks
-) -> tuple[SamplerOutput, SequenceSlots]:
-    slots = SequenceSlots(len(rows), 4, logits.shape[1], torch.device("cpu"))
-    slots.begin(make_batch(new_rows=[row.new(slot) for slot, row in enumerate(rows)]))
+) -> tuple[SamplerOutput, TorchSampler]:
+    sampler = torch_sampler([row.new(slot) for slot, row in enumerate(rows)], logits.shape[1])
     ends = np.array([len(row.history) for row in rows])
     bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
     allowed = AllowedMasks(np.array(list(masks)), np.stack(bits)) if masks else None
-    return sample_tokens(logits.float().clone(), slots, np.arange(len(rows)), ends, allowed), slots
+    output = sampler.sample_slots(logits.float().clone(), np.arange(len(rows)), ends, allowed)
+    return output, sampler
 
 
 def noise(rows: int, vocab: int = VOCAB, seed: int = 0) -> Tensor:
@@ -64,8 +62,8 @@ def some_masks(rows: list[SamplerRow], vocab: int, seed: int = 0) -> Masks:
     chance = np.random.default_rng(seed)
     masks = {
         row: chance.random(vocab) < chance.choice([0.02, 0.5, 0.99])
-        for row, case in enumerate(rows)
-        if case.params.grammar
+        for row, wanted in enumerate(rows)
+        if wanted.params.grammar
     }
     for flags in masks.values():
         flags[0] = True
@@ -84,31 +82,31 @@ def changed(
     row: SamplerRow, logits: Tensor, mask: NDArray[np.bool_] | None
 ) -> tuple[SamplerRow, Tensor]:
     """The row without what makes it constrained, and logits to the same effect."""
-    values, case = logits.double().clone(), row.params
-    for token, bias in case.logit_bias.items():
+    values, wanted = logits.double().clone(), row.params
+    for token, bias in wanted.logit_bias.items():
         values[token] += bias
-    for ids in case.banned:
+    for ids in wanted.banned:
         said, before = row.history[row.prompt_len :], ids[:-1]
         if not before or said[-len(before) :] == before:
             values[ids[-1]] = -1e30
-    below_min_tokens = len(row.history) - row.prompt_len < case.min_tokens and mask is None
-    if below_min_tokens and len(case.stop_ids) > 8:
-        values[list(case.stop_ids)] = -math.inf
-    if case.allowed_ids:
-        others = np.setdiff1d(np.arange(len(values)), case.allowed_ids)
+    below_min_tokens = len(row.history) - row.prompt_len < wanted.min_tokens and mask is None
+    if below_min_tokens and len(wanted.stop_ids) > 8:
+        values[list(wanted.stop_ids)] = -math.inf
+    if wanted.allowed_ids:
+        others = np.setdiff1d(np.arange(len(values)), wanted.allowed_ids)
         values[others] = -math.inf
     if mask is not None:
         values[torch.from_numpy(~mask)] = -math.inf
     fields = {
-        name: getattr(case, name)
+        name: getattr(wanted, name)
         for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty")
     }
     fields |= {
-        "frequency_penalty": case.frequency_penalty,
-        "repetition_penalty": case.repetition_penalty,
+        "frequency_penalty": wanted.frequency_penalty,
+        "repetition_penalty": wanted.repetition_penalty,
     }
-    if len(case.stop_ids) <= 8 and mask is None:
-        fields |= {"min_tokens": case.min_tokens, "stop_ids": case.stop_ids}
+    if len(wanted.stop_ids) <= 8 and mask is None:
+        fields |= {"min_tokens": wanted.min_tokens, "stop_ids": wanted.stop_ids}
     return replace(row, params=params(**fields)), values
 
 
@@ -118,11 +116,11 @@ def likeliest(logits: Tensor, mask: NDArray[np.bool_] | None, count: int) -> lis
     return np.argsort(-values, kind="stable")[:count].tolist()
 
 
-def logprobs_of(sampled: SamplerOutput) -> dict[int, TokenLogprob]:
-    if sampled.scores is None:
+def told(drawn: SamplerOutput) -> dict[int, TokenLogprob]:
+    if drawn.scores is None:
         return {}
-    arrived = [tensor.cpu() for tensor in sampled.scores.tensors()]
-    return dict(zip(sampled.scored, token_logprobs(arrived, sampled.widths), strict=True))
+    arrived = [tensor.cpu() for tensor in drawn.scores.tensors()]
+    return dict(zip(drawn.scored, token_logprobs(arrived, drawn.widths), strict=True))
 
 
 def vocab_on(device: str) -> int:
@@ -134,46 +132,43 @@ def test_rows_of_all_kinds_get_their_tokens_and_scores(device: str, dtype: torch
     rows = rows_of(KINDS, 4 if device == "cuda" else 1)
     vocab = vocab_on(device)
     logits, masks = noise(len(rows), vocab).to(dtype), some_masks(rows, vocab)
-    sampler = ConstrainedSampler(rows, vocab, device)
-    eager, eager_slots = draw_eagerly(rows, logits, masks)
+    behind = ConstrainedSampler(rows, vocab, device)
+    eager, on_cpu = draw_eagerly(rows, logits, masks)
     # Those that are only scored have their tokens.
-    sampler.slots.last_token.copy_(eager.tokens)
+    behind.last_token.copy_(eager.tokens)
     before = logits.clone()
-    sampled, order = sampler.sample_tokens(logits, [6] * len(rows), masks)
+    drawn, order = behind.sample_tokens(logits, [6] * len(rows), masks)
     assert torch.equal(logits, before), "a step's logits are only read"
-    assert sampled.usable.all()
+    assert drawn.usable.all()
     constrained = [row for row in range(len(rows)) if is_constrained(rows[row].params)]
     assert order[: len(constrained)] == constrained
     differ: set[int] = set()
-    for row, token in zip(constrained, sampled.tokens.tolist(), strict=True):
-        assert sampler.slots.last_token[row] == token
+    for row, token in zip(constrained, drawn.tokens.tolist(), strict=True):
+        assert behind.last_token[row] == token
         if token != eager.tokens[row]:
             differ.add(row)
             assert is_right(token, *changed(rows[row], logits[row], masks.get(row))), rows[row]
         elif rows[row].params.banned:
-            recent = sampler.slots.constraints.recent[row].tolist()
-            assert recent == eager_slots.constraints.recent[row].tolist()
+            recent = behind.constrained_rows._banned.recent[row].tolist()
+            assert recent == on_cpu.banned.recent[row].tolist()
     assert len(differ) <= len(rows) // 10, "where rounding decides"
-    expected, found = logprobs_of(eager), logprobs_of(sampled)
-    assert {order[place] for place in found} == expected.keys()
-    for place, score in found.items():
-        row = order[place]
+    wanted, found = told(eager), told(drawn)
+    assert found.keys() == wanted.keys()
+    for row, score in found.items():
         if row not in differ:
-            check_score(score, expected[row], rows[row], logits[row], masks.get(row))
+            check_score(score, wanted[row], rows[row], logits[row], masks.get(row))
 
 
 def check_score(
     score: TokenLogprob,
-    expected: TokenLogprob,
+    wanted: TokenLogprob,
     row: SamplerRow,
     logits: Tensor,
     mask: NDArray[np.bool_] | None,
 ) -> None:
     ids, values = [id for id, _ in score.top], [value for _, value in score.top]
-    assert score.rank == expected.rank and score.logprob == pytest.approx(
-        expected.logprob, abs=2e-5
-    )
-    assert values == pytest.approx([value for _, value in expected.top], abs=2e-5)
+    assert score.rank == wanted.rank and score.logprob == pytest.approx(wanted.logprob, abs=2e-5)
+    assert values == pytest.approx([value for _, value in wanted.top], abs=2e-5)
     if row.params.logprob_ids:
         assert ids == list(row.params.logprob_ids)
     else:  # of equal ones, a CPU takes any
@@ -219,16 +214,16 @@ def test_every_row_gets_the_token_that_the_definitions_give(
     logits, masks = noise(len(rows), seed=seed).to(torch.bfloat16), some_masks(rows, VOCAB, seed)
     for row, flags in masks.items():  # a list and a grammar that have nothing in common are errors
         flags[list(rows[row].params.allowed_ids[:1])] = True
-    sampler = ConstrainedSampler(rows, VOCAB, device)
-    sampled, order = sampler.sample_tokens(logits, [len(row.history) for row in rows], masks)
-    assert sampled.usable.all()
-    for token, row in zip(sampled.tokens.tolist(), order[: len(sampled.tokens)], strict=True):
+    behind = ConstrainedSampler(rows, VOCAB, device)
+    drawn, order = behind.sample_tokens(logits, [len(row.history) for row in rows], masks)
+    assert drawn.usable.all()
+    for token, row in zip(drawn.tokens.tolist(), order[: len(drawn.tokens)], strict=True):
         assert is_right(token, *changed(rows[row], logits[row], masks.get(row))), rows[row]
-        assert sampler.slots.last_token[row] == token
+        assert behind.last_token[row] == token
         if rows[row].params.has_penalties:
             counted = (token in rows[row].history[: rows[row].prompt_len]) * (1 << 14)
             counted += rows[row].history[rows[row].prompt_len :].count(token) + 1
-            assert sampler.state.counts[row, token] == counted
+            assert behind.state.counts[row, token] == counted
 
 
 def test_a_row_alone_gets_the_same_token_and_scores_as_in_a_batch(device: str) -> None:
@@ -239,53 +234,53 @@ def test_a_row_alone_gets_the_same_token_and_scores_as_in_a_batch(device: str) -
         logits, [6] * len(rows), masks
     )
     tokens = dict(zip(order, together.tokens.tolist(), strict=False))
-    scores = {order[place]: score for place, score in logprobs_of(together).items()}
+    scores = told(together)
     alone = ConstrainedSampler(rows, vocab, device)
     for row in range(0, len(rows), 3):
         mask = {0: masks[row]} if row in masks else {}
-        sampled, _ = alone.sample_tokens(logits[row : row + 1], [6], mask, slots=[row])
-        assert sampled.tokens.tolist() == ([tokens[row]] if row in tokens else [])
-        assert logprobs_of(sampled) == ({0: scores[row]} if row in scores else {})
+        drawn, _ = alone.sample_tokens(logits[row : row + 1], [6], mask, slots=[row])
+        assert drawn.tokens.tolist() == ([tokens[row]] if row in tokens else [])
+        assert told(drawn) == ({0: scores[row]} if row in scores else {})
 
 
 def one(
-    device: str, case: SamplingParams, logits: Tensor, masks: Masks
+    device: str, wanted: SamplingParams, logits: Tensor, masks: Masks
 ) -> tuple[ConstrainedSampler, SamplerOutput]:
-    sampler = ConstrainedSampler([SamplerRow(case)], logits.shape[1], device)
-    return sampler, sampler.sample_tokens(logits, [1], masks)[0]
+    behind = ConstrainedSampler([SamplerRow(wanted)], logits.shape[1], device)
+    return behind, behind.sample_tokens(logits, [1], masks)[0]
 
 
-def scores_of(sampled: SamplerOutput) -> LogprobsTensors:
-    assert sampled.scores is not None
-    return sampled.scores
+def scores_of(drawn: SamplerOutput) -> LogprobsTensors:
+    assert drawn.scores is not None
+    return drawn.scores
 
 
-def test_of_equally_likely_tokens_those_of_the_least_ids_are_reported(device: str) -> None:
+def test_of_equally_likely_tokens_those_of_the_least_ids_are_told(device: str) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [1110, 300, 301]] = 2.0
-    case = params(temperature=0, logprobs=6, logit_bias={301: 1.0})
-    sampled = scores_of(one(device, case, logits, {})[1])
-    assert sampled.top_ids.tolist() == [[300, 301, 1110, 0, 1, 2]]
-    assert sampled.ranks.tolist() == [1], "none is likelier than the first three"
+    wanted = params(temperature=0, logprobs=6, logit_bias={301: 1.0})
+    drawn = scores_of(one(device, wanted, logits, {})[1])
+    assert drawn.top_ids.tolist() == [[300, 301, 1110, 0, 1, 2]]
+    assert drawn.ranks.tolist() == [1], "none is likelier than the first three"
 
 
 def test_scores_are_of_what_a_grammar_allows_and_not_of_a_bias(device: str) -> None:
     logits = noise(1)
     flags = np.zeros(VOCAB, dtype=np.bool_)
     flags[[3, 256, 1110]] = True
-    case = params(temperature=0, logprobs=5, logit_bias={256: 50.0, 4: 99.0}, grammar="any")
-    sampled = one(device, case, logits, {0: flags})[1]
+    wanted = params(temperature=0, logprobs=5, logit_bias={256: 50.0, 4: 99.0}, grammar="any")
+    drawn = one(device, wanted, logits, {0: flags})[1]
     among = logits[0, [3, 256, 1110]].log_softmax(-1)
-    assert sampled.tokens.tolist() == [256]
-    assert scores_of(sampled).logprobs.item() == pytest.approx(among[1].item(), abs=1e-5)
-    assert scores_of(sampled).ranks.item() == int((among > among[1]).sum()) + 1
-    assert scores_of(sampled).top_logprobs[0, 3:].tolist() == [-math.inf] * 2
-    [score] = token_logprobs([tensor.cpu() for tensor in scores_of(sampled).tensors()], [5])
+    assert drawn.tokens.tolist() == [256]
+    assert scores_of(drawn).logprobs.item() == pytest.approx(among[1].item(), abs=1e-5)
+    assert scores_of(drawn).ranks.item() == int((among > among[1]).sum()) + 1
+    assert scores_of(drawn).top_logprobs[0, 3:].tolist() == [-math.inf] * 2
+    [score] = token_logprobs([tensor.cpu() for tensor in scores_of(drawn).tensors()], [5])
     order = among.argsort(descending=True).tolist()
     assert [id for id, _ in score.top] == [[3, 256, 1110][place] for place in order]
 
 
-# No request reads the scores of such rows; the interpreter warns of them, through NumPy.
+# Nobody looks at scores of such rows, and the interpreter, by NumPy, says what they are.
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -297,12 +292,12 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     logits = noise(6, seed=3)
     clean, _ = ConstrainedSampler(rows, VOCAB, device).sample_tokens(logits, [6] * 6, {})
     logits[3:5, place] = bad
-    sampled, order = ConstrainedSampler(rows, VOCAB, device).sample_tokens(logits, [6] * 6, {})
+    drawn, order = ConstrainedSampler(rows, VOCAB, device).sample_tokens(logits, [6] * 6, {})
     assert order == list(range(6))
-    assert sampled.usable.tolist() == [True] * 3 + [False] * 2 + [True]
+    assert drawn.usable.tolist() == [True] * 3 + [False] * 2 + [True]
     same = [0, 1, 2, 5]
-    assert sampled.tokens[same].tolist() == clean.tokens[same].tolist()
-    assert all(0 <= token < VOCAB for token in sampled.tokens.tolist())
+    assert drawn.tokens[same].tolist() == clean.tokens[same].tolist()
+    assert all(0 <= token < VOCAB for token in drawn.tokens.tolist())
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -314,33 +309,34 @@ def test_a_row_that_may_take_nothing_is_usable_unless_its_logits_are_nan(
 ) -> None:
     flags = np.zeros(VOCAB, dtype=np.bool_)
     flags[5] = True
-    case = params(grammar="any", allowed_ids=(6, 7), logprobs=3)
+    wanted = params(grammar="any", allowed_ids=(6, 7), logprobs=3)
     logits = torch.full((1, VOCAB), math.nan) if bad else noise(1)
-    sampled = one(device, case, logits, {0: flags})[1]
-    assert sampled.usable.tolist() == [not bad]
-    assert bad or sampled.tokens.item() == LAST
+    drawn = one(device, wanted, logits, {0: flags})[1]
+    assert drawn.usable.tolist() == [not bad]
+    assert bad or drawn.tokens.item() == LAST
 
 
 def test_many_stop_ids_are_masked_until_min_tokens_and_no_longer(device: str) -> None:
-    case = params(temperature=0, min_tokens=2, stop_ids=MANY, logit_bias={41: 1.0, 7: 0.5})
-    sampler = ConstrainedSampler([SamplerRow(case, history=(1, 2, 3), prompt_len=3)], VOCAB, device)
+    wanted = params(temperature=0, min_tokens=2, stop_ids=MANY, logit_bias={41: 1.0, 7: 0.5})
+    behind = ConstrainedSampler(
+        [SamplerRow(wanted, history=(1, 2, 3), prompt_len=3)], VOCAB, device
+    )
     taken = [
-        sampler.sample_tokens(torch.zeros(1, VOCAB), [end], {})[0].tokens.item()
-        for end in (3, 4, 5)
+        behind.sample_tokens(torch.zeros(1, VOCAB), [end], {})[0].tokens.item() for end in (3, 4, 5)
     ]
     assert taken == [7, 7, 41]
 
 
-def test_what_is_banned_depends_on_the_tokens_sampled_before(device: str) -> None:
-    case = params(temperature=0, banned=((9, 9), (9, 8, 9), (8, 8), (5,)))
-    sampler = ConstrainedSampler([SamplerRow(case)], VOCAB, device)
+def test_what_is_banned_depends_on_the_tokens_drawn_before(device: str) -> None:
+    wanted = params(temperature=0, banned=((9, 9), (9, 8, 9), (8, 8), (5,)))
+    behind = ConstrainedSampler([SamplerRow(wanted)], VOCAB, device)
     logits = torch.zeros(1, VOCAB)
     logits[0, [5, 9, 8, 7]] = torch.tensor([9.0, 3.0, 2.0, 1.0])
-    taken = [sampler.sample_tokens(logits, [1 + step], {})[0].tokens.item() for step in range(6)]
+    taken = [behind.sample_tokens(logits, [1 + step], {})[0].tokens.item() for step in range(6)]
     assert taken == [9, 8, 7, 9, 8, 7]
 
 
 def test_where_all_that_is_allowed_is_banned_the_ban_yields(device: str) -> None:
-    case = params(banned=((8,), (9,), (9,)), allowed_ids=(8, 9), repetition_penalty=1.5)
-    sampled = one(device, case, noise(1), {})[1]
-    assert sampled.usable.tolist() == [True] and sampled.tokens.item() == 8, "banned only once"
+    wanted = params(banned=((8,), (9,), (9,)), allowed_ids=(8, 9), repetition_penalty=1.5)
+    drawn = one(device, wanted, noise(1), {})[1]
+    assert drawn.usable.tolist() == [True] and drawn.tokens.item() == 8, "banned only once"

@@ -12,49 +12,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import ResolvedConfig
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import MAX_BANNED_TOKENS, EngineRequest, SamplingParams
-from runtime.sampling.eager import sample_tokens
 from runtime.sampling.logprobs import token_logprobs
-from runtime.scheduler.batch import NewRow, make_batch
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import NewRow
 from runtime.scheduler.waiting_queue import validation_error
 from tests.support.engine.fake_model import Bench, request
+from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 7
 
 
-def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) -> SequenceSlots:
+def slots_of(*rows: SamplingParams, histories: list[list[int]] | None = None) -> TorchSampler:
     """The prompt of each row is the token 0, unless a history says otherwise."""
-    slots = SequenceSlots(len(rows), 4, VOCAB, torch.device("cpu"))
-    move_in(slots, list(rows), histories or [[0]] * len(rows))
-    return slots
+    return torch_sampler(new_rows(list(rows), histories or [[0]] * len(rows)), VOCAB)
 
 
-def move_in(slots: SequenceSlots, rows: list[SamplingParams], histories: list[list[int]]) -> None:
-    new = [NewRow(slot, row, 7, 1, histories[slot]) for slot, row in enumerate(rows)]
-    slots.begin(make_batch(new_rows=new))
+def new_rows(rows: list[SamplingParams], histories: list[list[int]]) -> list[NewRow]:
+    return [NewRow(slot, row, 7, 1, histories[slot]) for slot, row in enumerate(rows)]
 
 
 def greedy(**fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, temperature=0.0, **fields)
 
 
-def say(slots: SequenceSlots, count: int, *, first: int = 1, rows: int = 1) -> list[list[int]]:
+def say(slots: TorchSampler, count: int, *, first: int = 1, rows: int = 1) -> list[list[int]]:
     """What each row says when the model likes 6 best, then 5, and so on."""
     said: list[list[int]] = [[] for _ in range(rows)]
     for place in range(first, first + count):
         logits = torch.arange(VOCAB, dtype=torch.float32).repeat(rows, 1)
-        sampled = sample_tokens(logits, slots, np.arange(rows), np.full(rows, place))
-        assert sampled.usable.all()
-        for row, token in enumerate(sampled.tokens.tolist()):
+        drawn = slots.sample_slots(logits, np.arange(rows), np.full(rows, place))
+        assert drawn.usable.all()
+        for row, token in enumerate(drawn.tokens.tolist()):
             said[row].append(token)
     return said
 
 
 def test_only_allowed_tokens_are_taken() -> None:
-    sampled = SamplingParams(max_tokens=100, temperature=2.0, allowed_ids=(1, 3))
+    drawn = SamplingParams(max_tokens=100, temperature=2.0, allowed_ids=(1, 3))
     [best, other, drawn_row] = say(
-        slots_of(greedy(allowed_ids=(2, 4)), greedy(), sampled), 30, rows=3
+        slots_of(greedy(allowed_ids=(2, 4)), greedy(), drawn), 30, rows=3
     )
     assert best == [4] * 30
     assert other == [6] * 30
@@ -88,16 +85,16 @@ def test_a_preempted_row_remembers_what_it_said() -> None:
 def test_the_next_sequence_in_a_slot_inherits_nothing() -> None:
     slots = slots_of(greedy(banned=((6, 6),), allowed_ids=(6, 5)))
     say(slots, 1)
-    move_in(slots, [greedy()], [[0]])
+    slots.reset(new_rows([greedy()], [[0]]))
     assert say(slots, 2) == [[6, 6]]
-    move_in(slots, [greedy(banned=((6, 6),))], [[0]])
+    slots.reset(new_rows([greedy(banned=((6, 6),))], [[0]]))
     assert say(slots, 2) == [[6, 5]]
 
 
 def test_where_nothing_else_is_allowed_the_ban_yields() -> None:
     assert say(slots_of(greedy(allowed_ids=(3,), banned=((3, 3),))), 4) == [[3] * 4]
-    sampled = SamplingParams(max_tokens=9, temperature=1.0, allowed_ids=(2, 3), banned=((2,), (3,)))
-    assert set(say(slots_of(sampled), 30)[0]) == {2, 3}
+    drawn = SamplingParams(max_tokens=9, temperature=1.0, allowed_ids=(2, 3), banned=((2,), (3,)))
+    assert set(say(slots_of(drawn), 30)[0]) == {2, 3}
 
 
 def test_the_longest_sequence_that_is_taken_is_found() -> None:
@@ -120,23 +117,23 @@ def test_an_answer_is_the_likeliest_that_the_definition_permits(
 ) -> None:
     row = greedy(banned=tuple(banned), allowed_ids=tuple(sorted(allowed)))
     [said] = say(slots_of(row), 8)
-    expected: list[int] = []
+    wanted: list[int] = []
     for _ in range(8):
-        ends = [b[-1] for b in banned if tuple(expected[len(expected) - len(b) + 1 :]) == b[:-1]
-                and len(b) <= len(expected) + 1]  # fmt: skip
+        ends = [b[-1] for b in banned if tuple(wanted[len(wanted) - len(b) + 1 :]) == b[:-1]
+                and len(b) <= len(wanted) + 1]  # fmt: skip
         choices = sorted(allowed or range(VOCAB), reverse=True)
         free = [token for token in choices if token not in ends]
-        expected.append((free or [said[len(expected)]])[0])
-    assert said == expected
+        wanted.append((free or [said[len(wanted)]])[0])
+    assert said == wanted
     assert all(token in (allowed or range(VOCAB)) for token in itertools.chain(said))
 
 
 def test_the_tokens_asked_for_are_reported_instead_of_the_likeliest() -> None:
     rows = (greedy(logprobs=3, logprob_ids=(1, 6, 0)), greedy(logprobs=2), greedy(logprobs=0))
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
-    sampled = sample_tokens(logits.clone(), slots_of(*rows), np.arange(3), np.full(3, 1))
-    assert sampled.scores is not None
-    asked, likeliest, alone = token_logprobs(sampled.scores.tensors(), sampled.widths)
+    drawn = slots_of(*rows).sample_slots(logits.clone(), np.arange(3), np.full(3, 1))
+    assert drawn.scores is not None
+    asked, likeliest, alone = token_logprobs(drawn.scores.tensors(), drawn.widths)
     exact = logits.double().log_softmax(-1)
     assert [token for token, _ in asked.top] == [1, 6, 0]
     for token, logprob in asked.top:
@@ -153,7 +150,7 @@ def test_a_preempted_sequence_brings_its_answer_for_what_it_bans() -> None:
         *(request(id, prompt, max_tokens=12, banned=((1, 2),)) for id, prompt in prompts.items())
     )
     rows = [row for batch in bench.batches for row in batch.new_rows]
-    assert bench.engine.scheduler.num_preemptions == len(rows) - 2 > 0
+    assert bench.engine.requests.num_preemptions == len(rows) - 2 > 0
     for row in rows:
         assert row.history[:5] in prompts.values()
     assert any(len(row.history) > 5 for row in rows)

@@ -11,37 +11,34 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
 from runtime.sampling import cpu
 from runtime.sampling.cpu import few_allowed_rows
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.rng import PREFETCH, UniformCache, uniform
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import LAST, NewRow, make_batch
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import LAST, NewRow
+from tests.support.kernels.sampler_cases import torch_sampler
 
-CPU = torch.device("cpu")
 FILTERED = SamplingParams(9, temperature=0.9, top_p=0.8, logprobs=2)
 
 
-def slots_of(params: list[SamplingParams], vocab: int) -> SequenceSlots:
-    slots = SequenceSlots(len(params), 4, vocab, CPU)
+def slots_of(params: list[SamplingParams], vocab: int) -> TorchSampler:
     rows = [NewRow(slot, one, 7 * slot, 2, [3, 4]) for slot, one in enumerate(params)]
-    slots.begin(make_batch(new_rows=rows))
-    return slots
+    return torch_sampler(rows, vocab)
 
 
 def both(
     logits: torch.Tensor, params: list[SamplingParams], position: int, allowed: AllowedMasks | None
 ) -> tuple[SamplerOutput, SamplerOutput]:
-    """The sampled tokens, and those sampled if no row were known to be plain."""
+    """What is drawn, and what would be if no row were known to be plain."""
     slots, other = (slots_of(params, logits.shape[-1]) for _ in range(2))
     other.params["plain"] = False
     ids, positions = np.arange(len(params)), np.full(len(params), position)
-    found = sample_tokens(logits.clone(), slots, ids, positions, allowed)
-    expected = sample_tokens(logits.clone(), other, ids, positions, allowed)
+    found = slots.sample_slots(logits.clone(), ids, positions, allowed)
+    wanted = other.sample_slots(logits.clone(), ids, positions, allowed)
     assert torch.equal(slots.last_token, found.tokens.clamp(min=0))
-    return found, expected
+    return found, wanted
 
 
 @settings(max_examples=120, deadline=None)
@@ -64,15 +61,15 @@ def test_a_plain_row_gets_the_token_that_the_definition_gives(
     allowed = AllowedMasks(masked, bits) if data.draw(st.booleans()) else None
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     with patch.object(cpu, "SMALL", data.draw(st.sampled_from([0, cpu.SMALL]))):
-        found, expected = both(torch.from_numpy(logits).to(dtype), params, 2, allowed)
-    assert found.usable.tolist() == expected.usable.tolist()
+        found, wanted = both(torch.from_numpy(logits).to(dtype), params, 2, allowed)
+    assert found.usable.tolist() == wanted.usable.tolist()
     fine = found.usable
-    assert found.tokens[fine].tolist() == expected.tokens[fine].tolist()
+    assert found.tokens[fine].tolist() == wanted.tokens[fine].tolist()
     assert int(found.tokens.min()) >= LAST and int(found.tokens.max()) < vocab
-    assert (found.scored, found.widths) == (expected.scored, expected.widths)
+    assert (found.scored, found.widths) == (wanted.scored, wanted.widths)
     scored = fine.all() and bool((found.tokens != LAST).all())
-    if found.scores is not None and expected.scores is not None and scored:
-        pairs = zip(found.scores.tensors(), expected.scores.tensors(), strict=True)
+    if found.scores is not None and wanted.scores is not None and scored:
+        pairs = zip(found.scores.tensors(), wanted.scores.tensors(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -123,8 +120,8 @@ def test_numbers_made_beforehand_are_those_of_their_seed_and_position() -> None:
     positions = np.array([0, 1, 300, 2**31, 77])
     for step in range(3 * PREFETCH):
         slots = draws.permutation(5)[: step % 6]
-        expected = uniform(seeds[slots], positions[slots])
-        assert numbers.take(slots, seeds[slots], positions[slots]).tolist() == expected.tolist()
+        wanted = uniform(seeds[slots], positions[slots])
+        assert numbers.take(slots, seeds[slots], positions[slots]).tolist() == wanted.tolist()
         positions[slots] += draws.integers(0, 3)
         if step % 50 == 49:
             seeds[step % 5] += np.uint64(1)

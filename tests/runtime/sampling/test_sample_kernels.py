@@ -1,4 +1,4 @@
-"""The sampler's kernels give the tokens of runtime/sampling/eager.py, whatever else is in the
+"""The sampler's kernels give the tokens of TorchSampler, whatever else is in the
 batch.
 """
 

@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import AllowedMasks, sample_tokens
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.rng import philox, uniform
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import LAST, NewRow, make_batch
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import LAST, NewRow
 from tests.support.examples import examples
+from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 97  # odd, so that no padding can hide
-CPU = torch.device("cpu")
 
 
 def params(**fields: object) -> SamplingParams:
@@ -32,21 +31,18 @@ def params(**fields: object) -> SamplingParams:
 def fill(
     rows: list[tuple[SamplingParams, int, list[int], int]],
     vocab: int = VOCAB,
-    device: torch.device = CPU,
-) -> SequenceSlots:
-    """Slots that hold (params, seed, history, prompt_len) in order."""
-    slots = SequenceSlots(len(rows), 4, vocab, device)
+) -> TorchSampler:
+    """A sampler whose slots hold (params, seed, history, prompt_len) in order."""
     new_rows = [
         NewRow(slot, params, seed, prompt_len, history)
         for slot, (params, seed, history, prompt_len) in enumerate(rows)
     ]
-    slots.begin(make_batch(new_rows=new_rows))
-    return slots
+    return torch_sampler(new_rows, vocab)
 
 
-def draw_all(logits: Tensor, slots: SequenceSlots, positions: list[int]) -> SamplerOutput:
+def draw_all(logits: Tensor, slots: TorchSampler, positions: list[int]) -> SamplerOutput:
     ids = np.arange(len(positions), dtype=np.int64)
-    return sample_tokens(logits.clone(), slots, ids, np.asarray(positions, dtype=np.int64))
+    return slots.sample_slots(logits.clone(), ids, np.asarray(positions, dtype=np.int64))
 
 
 def expected(
@@ -120,9 +116,9 @@ def test_every_row_gets_the_token_that_the_definitions_give(
 ) -> None:
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(noise)) * 3
     rows = [(p, seed, history, min(n, len(history))) for p, seed, history, n in rows]
-    sampled = draw_all(logits, fill(rows), [len(history) for _, _, history, _ in rows])
-    assert sampled.usable.all()
-    for row, token in enumerate(sampled.tokens.tolist()):
+    drawn = draw_all(logits, fill(rows), [len(history) for _, _, history, _ in rows])
+    assert drawn.usable.all()
+    for row, token in enumerate(drawn.tokens.tolist()):
         assert token in expected(logits[row].tolist(), *rows[row])
 
 
@@ -182,11 +178,9 @@ def test_numbers_are_uniform_and_do_not_follow_each_other(along: str) -> None:
     single = np.bincount((numbers * 256).astype(int), minlength=256)
     pairs = (numbers[:-1] * 32).astype(int) * 32 + (numbers[1:] * 32).astype(int)
     for observed in (single, np.bincount(pairs, minlength=1024)):
-        reference = observed.sum() / len(observed)
+        wanted = observed.sum() / len(observed)
         freedom = len(observed) - 1
-        assert ((observed - reference) ** 2 / reference).sum() < freedom + 5 * math.sqrt(
-            2 * freedom
-        )
+        assert ((observed - wanted) ** 2 / wanted).sum() < freedom + 5 * math.sqrt(2 * freedom)
 
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
@@ -194,10 +188,10 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
     count = 20_000
     slots = fill([(params(temperature=0.5), seed, [0], 1) for seed in range(count)], vocab=5)
     logits = probabilities.log().div(2).expand(count, 5)  # halved: temperature 0.5 restores them
-    sampled = draw_all(logits, slots, [1] * count).tokens
-    observed = np.bincount(sampled.numpy(), minlength=5)
-    reference = probabilities.numpy() * count
-    assert ((observed - reference) ** 2 / reference).sum() < 4 + 5 * math.sqrt(8)
+    drawn = draw_all(logits, slots, [1] * count).tokens
+    observed = np.bincount(drawn.numpy(), minlength=5)
+    wanted = probabilities.numpy() * count
+    assert ((observed - wanted) ** 2 / wanted).sum() < 4 + 5 * math.sqrt(8)
 
 
 @pytest.mark.parametrize("peak", [0.0, 30.0])
@@ -205,16 +199,16 @@ def test_nucleus_of_a_large_vocabulary_is_exact(peak: float) -> None:
     logits = torch.randn(3, 150_001, generator=torch.Generator().manual_seed(5))
     logits[:, 7] += peak
     rows = [(params(top_p=p, top_k=k), 3, [0], 1) for p, k in [(0.9, 0), (0.5, 0), (0.9, 4000)]]
-    sampled = draw_all(logits, fill(rows, 150_001), [1, 1, 1]).tokens
+    drawn = draw_all(logits, fill(rows, 150_001), [1, 1, 1]).tokens
     for row in range(3):
-        assert sampled[row].item() in expected(logits[row].tolist(), *rows[row])
+        assert drawn[row].item() in expected(logits[row].tolist(), *rows[row])
 
 
 def test_tokens_of_equal_probability_stay_or_go_together() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0]]).expand(400, 4)
     rows = [(params(top_k=2), seed, [0], 1) for seed in range(400)]
-    sampled = draw_all(logits, fill(rows, 4), [1] * 400).tokens
-    assert set(sampled.tolist()) == {0, 1, 2}
+    drawn = draw_all(logits, fill(rows, 4), [1] * 400).tokens
+    assert set(drawn.tolist()) == {0, 1, 2}
 
 
 def test_penalties_count_the_tokens_sampled_since() -> None:
@@ -230,7 +224,7 @@ def test_a_slot_that_starts_over_forgets_its_counts_and_bias() -> None:
     old = params(temperature=0, frequency_penalty=2.0, logit_bias={5: 50.0})
     slots = fill([(old, 0, [1, 2, 2], 1)])
     new = NewRow(0, params(temperature=0, frequency_penalty=2.0), 0, 1, [9])
-    slots.begin(make_batch([], [], [], [], [], [], [], 0, [new]))
+    slots.reset([new])
     logits = torch.zeros(1, VOCAB)
     logits[0, 2] = 1.0
     assert draw_all(logits, slots, [1]).tokens.tolist() == [2]
@@ -245,16 +239,16 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     clean = draw_all(logits, fill(rows), [1, 1, 1]).tokens
     logits[1, 40] = bad
-    sampled = draw_all(logits, fill(rows), [1, 1, 1])
-    assert sampled.usable.tolist() == [True, False, True]
-    assert sampled.tokens[[0, 2]].tolist() == clean[[0, 2]].tolist()
-    assert 0 <= int(sampled.tokens[1]) < VOCAB
+    drawn = draw_all(logits, fill(rows), [1, 1, 1])
+    assert drawn.usable.tolist() == [True, False, True]
+    assert drawn.tokens[[0, 2]].tolist() == clean[[0, 2]].tolist()
+    assert 0 <= int(drawn.tokens[1]) < VOCAB
 
 
-@pytest.mark.parametrize("vocab", [VOCAB, 40_000])  # sampled as defined, and by blocks
+@pytest.mark.parametrize("vocab", [VOCAB, 40_000])  # drawn as defined, and by blocks
 @pytest.mark.parametrize("bad", [False, True])
 @pytest.mark.parametrize(
-    "reference",
+    "wanted",
     [
         params(temperature=0),
         params(),
@@ -263,20 +257,18 @@ def test_logits_that_are_not_finite_spoil_only_their_own_row(
     ],
 )
 def test_a_row_that_may_take_no_token_gets_none_and_is_usable_unless_its_logits_are_nan(
-    reference: SamplingParams, bad: bool, vocab: int
+    wanted: SamplingParams, bad: bool, vocab: int
 ) -> None:
-    slots = fill([(reference, 1, [0], 1)] * 4, vocab)
+    slots = fill([(wanted, 1, [0], 1)] * 4, vocab)
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(1))
     if bad:
         logits[2] = math.nan
     bits = np.zeros((1, -(-vocab // 8)), dtype=np.uint8)
     ids = np.arange(4)
-    sampled = sample_tokens(
-        logits, slots, ids, np.ones(4, np.int64), AllowedMasks(np.array([2]), bits)
-    )
-    assert sampled.usable.tolist() == [True, True, not bad, True]
-    got_none = {row for row in range(4) if sampled.usable[row] and sampled.tokens[row] == LAST}
-    assert got_none == (set(range(4)) if reference.min_tokens else {2}) - ({2} if bad else set())
+    drawn = slots.sample_slots(logits, ids, np.ones(4, np.int64), AllowedMasks(np.array([2]), bits))
+    assert drawn.usable.tolist() == [True, True, not bad, True]
+    got_none = {row for row in range(4) if drawn.usable[row] and drawn.tokens[row] == LAST}
+    assert got_none == (set(range(4)) if wanted.min_tokens else {2}) - ({2} if bad else set())
     assert 0 <= int(slots.last_token.min()) <= int(slots.last_token.max()) < vocab
 
 
@@ -291,19 +283,17 @@ def test_values_beyond_every_limit_still_give_a_token_of_the_vocabulary() -> Non
         (params(min_p=math.nan, top_p=-1.0, top_k=-5), 1, [0], 1),
     ]
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(4))
-    sampled = draw_all(logits, fill(rows), [1] * len(rows))
-    assert (
-        sampled.usable.all() and 0 <= int(sampled.tokens.min()) <= int(sampled.tokens.max()) < VOCAB
-    )
-    assert sampled.tokens[1:3].tolist() == logits[1:3].argmax(-1).tolist()
+    drawn = draw_all(logits, fill(rows), [1] * len(rows))
+    assert drawn.usable.all() and 0 <= int(drawn.tokens.min()) <= int(drawn.tokens.max()) < VOCAB
+    assert drawn.tokens[1:3].tolist() == logits[1:3].argmax(-1).tolist()
 
 
 def test_a_tiny_temperature_neither_overflows_nor_wanders() -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2)) * 1e4
     rows = [(params(temperature=t), 1, [0], 1) for t in (1e-30, 1e-6, 1e-4, 1e-3)]
-    sampled = draw_all(logits, fill(rows), [1] * 4)
-    assert sampled.usable.all()
-    assert sampled.tokens.tolist() == logits.argmax(-1).tolist()
+    drawn = draw_all(logits, fill(rows), [1] * 4)
+    assert drawn.usable.all()
+    assert drawn.tokens.tolist() == logits.argmax(-1).tolist()
 
 
 def test_logprobs_are_those_of_the_model_before_any_change() -> None:
@@ -313,38 +303,13 @@ def test_logprobs_are_those_of_the_model_before_any_change() -> None:
         (params(temperature=2.0), 0, [0], 1),
         (params(temperature=0.1, frequency_penalty=1.0, logprobs=0), 0, [0], 1),
     ]
-    sampled = draw_all(logits, fill(rows), [1, 1, 1])
-    assert sampled.scores is not None and sampled.scored == [0, 2]
-    first, last = token_logprobs(sampled.scores.tensors(), sampled.widths)
+    drawn = draw_all(logits, fill(rows), [1, 1, 1])
+    assert drawn.scores is not None and drawn.scored == [0, 2]
+    first, last = token_logprobs(drawn.scores.tensors(), drawn.widths)
     raw = logits.double().log_softmax(-1)
-    assert sampled.tokens[0] == 11
+    assert drawn.tokens[0] == 11
     assert first.logprob == pytest.approx(raw[0, 11].item(), abs=1e-5)
     assert first.rank == int((raw[0] > raw[0, 11]).sum()) + 1
     assert [token for token, _ in first.top] == raw[0].argsort(descending=True)[:3].tolist()
-    assert last.logprob == pytest.approx(raw[2, sampled.tokens[2]].item(), abs=1e-5)
+    assert last.logprob == pytest.approx(raw[2, drawn.tokens[2]].item(), abs=1e-5)
     assert last.top == []
-
-
-@pytest.mark.gpu
-def test_a_gpu_chooses_the_tokens_that_a_cpu_chooses() -> None:
-    rows = [
-        (params(temperature=0.0, repetition_penalty=1.3), 1, [3, 4, 3], 1),
-        (params(temperature=1.0, top_p=0.9), 2, [3, 4, 3], 1),
-        (params(temperature=0.7, top_k=20, min_p=0.02, frequency_penalty=0.4), 3, [7, 7], 1),
-        (
-            params(min_tokens=3, stop_ids=(5, 6), logit_bias={5: 60.0, 9: 2.0}, logprobs=4),
-            4,
-            [1],
-            1,
-        ),
-        (params(temperature=1.5), 5, [1], 1),
-        (params(banned=((8, 9), (3,)), allowed_ids=(3, 8, 9)), 6, [1, 8], 1),
-    ] * 8
-    logits = torch.randn(len(rows), 5003, generator=torch.Generator().manual_seed(8)) * 3
-    positions = [len(history) for _, _, history, _ in rows]
-    here = draw_all(logits, fill(rows, 5003), positions)
-    there = draw_all(logits.cuda(), fill(rows, 5003, torch.device("cuda")), positions)
-    assert there.tokens.tolist() == here.tokens.tolist()
-    assert here.scores is not None and there.scores is not None
-    assert torch.equal(there.scores.ranks.cpu(), here.scores.ranks)
-    assert torch.allclose(there.scores.logprobs.cpu(), here.scores.logprobs, atol=1e-5)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling import eager
-from runtime.sampling.eager import AllowedMasks, sample_tokens
-from runtime.sampling.sampler_output import SamplerOutput
-from runtime.scheduler.batch import NewRow, make_batch
+from runtime.sampling import torch_sampler as module
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import NewRow
+from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 97
 KINDS = (
@@ -24,55 +24,30 @@ KINDS = (
 )
 
 
-def sample(device: torch.device, rows: int) -> tuple[SamplerOutput, SequenceSlots]:
-    slots = SequenceSlots(rows, 4, VOCAB, device)
+def drawn(rows: int) -> tuple[SamplerOutput, TorchSampler]:
     new_rows = [NewRow(slot, KINDS[slot % 6], slot, 2, [3, 4]) for slot in range(rows)]
-    slots.begin(make_batch(new_rows=new_rows))
+    sampler = torch_sampler(new_rows, VOCAB)
     noise = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     masked = np.arange(3, rows, 4)
     bits = np.random.default_rng(1).integers(0, 256, (len(masked), -(-VOCAB // 8)), dtype=np.uint8)
     ids = np.arange(rows)
-    found = sample_tokens(
-        noise.half().to(device), slots, ids, np.full(rows, 2), AllowedMasks(masked, bits)
-    )
-    return found, slots
+    allowed = AllowedMasks(masked, bits)
+    return sampler.sample_slots(noise.half(), ids, np.full(rows, 2), allowed), sampler
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("at_once", [1, 4, 22])
-def test_rows_sampled_a_few_at_a_time_equal_rows_sampled_together(
-    device: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+def test_rows_drawn_a_few_at_a_time_are_those_drawn_together(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
-    together, slots = sample(where, 23)
-    monkeypatch.setattr(eager, "CHUNK_LOGITS", at_once * VOCAB + 5)
-    apart, other_slots = sample(where, 23)
+    together, slots = drawn(23)
+    monkeypatch.setattr(module, "CHUNK_LOGITS", at_once * VOCAB + 5)
+    apart, other_slots = drawn(23)
     assert apart.tokens.tolist() == together.tokens.tolist()
     assert apart.usable.tolist() == together.usable.tolist()
     assert apart.scored == together.scored and apart.widths == together.widths
     assert apart.scores is not None and together.scores is not None
-    for found, expected in zip(apart.scores.tensors(), together.scores.tensors(), strict=True):
-        torch.testing.assert_close(found, expected)
+    for found, wanted in zip(apart.scores.tensors(), together.scores.tensors(), strict=True):
+        torch.testing.assert_close(found, wanted)
     assert torch.equal(slots.last_token, other_slots.last_token)
     assert torch.equal(slots.counts, other_slots.counts)
-    assert torch.equal(slots.constraints.recent, other_slots.constraints.recent)
-
-
-@pytest.mark.gpu
-def test_drawing_256_rows_of_a_large_vocabulary_takes_little_memory():
-    device = torch.device("cuda", torch.cuda.current_device())
-    rows, vocab = 256, 151_936
-    slots = SequenceSlots(rows, 4, vocab, device)
-    params = SamplingParams(
-        9, temperature=0.5, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20
-    )
-    new_rows = [NewRow(slot, params, slot, 2, [3, 4]) for slot in range(rows)]
-    slots.begin(make_batch(new_rows=new_rows))
-    logits = torch.randn(rows, vocab, device=device).to(torch.bfloat16)
-    masks = AllowedMasks(np.arange(rows), np.full((rows, -(-vocab // 8)), 255, dtype=np.uint8))
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    sample_tokens(logits, slots, np.arange(rows), np.full(rows, 2), masks)
-    torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before < 3 * 4 * rows * vocab
+    assert torch.equal(slots.banned.recent, other_slots.banned.recent)

@@ -23,7 +23,7 @@ from runtime.scheduler.step_time import StepLoad, StepTimes
 
 
 class SimulatedServer:
-    """An engine on the simulated device, and its batches."""
+    """An engine on the reckoned device, and what it has done."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SimulatedServer:
             for output in self.engine.step():
                 self.outputs.append(output)
                 self.first.setdefault(output.id, self.clock.now)
-            self.engine.scheduler.check_integrity()
+            self.engine.requests.check_integrity()
 
     def run(self) -> None:
         for _ in range(20_000):
@@ -82,7 +82,7 @@ def warmed(server: SimulatedServer, rows: int) -> None:
     for id in range(1000, 1010):
         server.add(id, 6000, max_tokens=2)
         server.step(8)
-    while server.engine.scheduler.running.prefilling or len(server.engine.scheduler.waiting):
+    while server.engine.requests.prefilling or server.engine.requests.waiting.count:
         server.step()
     server.batches.clear()
 
@@ -128,7 +128,7 @@ def test_prompts_that_come_together_do_not_wait_for_each_other_to_the_end() -> N
     assert server.first[0] < 0.4 * server.first[7]
 
 
-def test_the_automatic_target_gives_prompts_their_share_while_many_rows_decode() -> None:
+def test_the_automatic_target_gives_prompts_their_share_beside_many_rows() -> None:
     """More of a step, the longer the work that waits."""
     longer: list[float] = []
     for prompts in (1, 20):
@@ -144,7 +144,7 @@ def test_the_automatic_target_gives_prompts_their_share_while_many_rows_decode()
 
 
 def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() -> None:
-    """Without them the time of decoding alone is unknown, and chunks could stay too small."""
+    """Else nothing tells what decoding alone takes, and prompts could stay in too small parts."""
     server = SimulatedServer()
     warmed(server, 64)
     for id in range(1000):
@@ -153,7 +153,7 @@ def test_prompts_without_end_leave_a_step_to_those_that_decode_now_and_then() ->
     began = len(server.batches)
     server.step(2 * MAX_MIXED_STEPS)
     loads = [load_of(batch) for batch in server.batches[began:]]
-    assert server.engine.scheduler.running.prefilling
+    assert server.engine.requests.prefilling
     assert 1 <= sum(load.rows > 0 and not load.prompt_tokens for load in loads) <= 6
 
 
@@ -183,7 +183,7 @@ def test_the_automatic_target_grows_with_what_waits() -> None:
     assert most[1] > 1.8 * most[0]
 
 
-def test_few_decoding_rows_and_very_many_prompts_do_not_keep_the_steps_small() -> None:
+def test_few_rows_beside_very_many_prompts_do_not_keep_the_steps_small() -> None:
     most: list[int] = []
     for rows in (2, 100):
         server = SimulatedServer()
@@ -225,7 +225,7 @@ def test_a_cpu_that_is_asked_for_a_target_takes_small_steps() -> None:
     assert all(load.prompt_tokens < 64 for load in mixed(server.batches))
 
 
-def test_the_first_chunk_in_a_step_with_decoding_rows_is_a_small_one() -> None:
+def test_the_first_chunk_beside_rows_that_decode_is_a_small_one() -> None:
     budget = ChunkBudget(structs.replace(fake_config(256, 9000), device="cuda"), StepTimes())
     assert budget.tokens(10, 1000, PrefillLoad(1, 100_000, 0)) <= 4 * GPU.min_prefill_tokens
 
@@ -241,7 +241,7 @@ def test_what_waits_is_spread_over_steps() -> None:
     assert max(load.prompt_tokens for load in loads) <= 3 * 1024 / MIN_PREFILL_STEPS
 
 
-def test_chunks_lengthen_the_steps_of_few_decoding_rows_by_little() -> None:
+def test_steps_beside_few_rows_take_hardly_longer_than_without_a_prompt() -> None:
     server = SimulatedServer()
     warmed(server, 32)
     server.add(2000, 1024)
@@ -334,7 +334,7 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
     requests: list[tuple[int, int, int, int]], target_ms: float, num_pages: int, slots: int
 ) -> None:
     server = SimulatedServer(target_ms=target_ms, num_pages=num_pages, max_num_seqs=slots)
-    scheduler = server.engine.scheduler
+    table = server.engine.requests
     expected = 0
     for id, (at, length, answer, priority) in enumerate(requests):
         while len(server.batches) < at and not server.engine.idle:
@@ -342,21 +342,21 @@ def test_every_request_ends_and_the_first_in_rank_gets_half(
         server.add(id, length, answer, priority)
         expected += answer
     while not server.engine.idle:
-        under_way = dict(scheduler.running.prefilling)
-        preempted, made = scheduler.num_preemptions, len(server.batches)
+        under_way = dict(table.prefilling)
+        preempted, made = table.num_preemptions, len(server.batches)
         first = min(under_way.values(), key=lambda one: one.priority_key, default=None)
-        first_chunk = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
-        ahead = scheduler.waiting.head()
+        wanted = (first.num_new_tokens, first.slot) if first is not None else (0, -1)
+        ahead = table.waiting.head()
         server.step()
         batches = server.batches[made:]
-        if first is None or preempted != scheduler.num_preemptions or not batches:
+        if first is None or preempted != table.num_preemptions or not batches:
             continue
         if ahead is not None and ahead.priority_key < first.priority_key:
             continue
         batch = batches[0]
-        prefilled = dict(zip(batch.slots, batch.q_lens, strict=True)).get(first_chunk[1], 0)
+        fed = dict(zip(batch.slots, batch.q_lens, strict=True)).get(wanted[1], 0)
         prompt_tokens = batch.num_tokens - batch.decode_rows
-        assert 2 * prefilled >= prompt_tokens or prefilled == first_chunk[0]
+        assert 2 * fed >= prompt_tokens or fed == wanted[0]
     ended = [output for output in server.outputs if output.finish is not None]
     assert len(ended) == len(requests)
     answered = {output.id for output in ended if output.finish == "length"}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from runtime.scheduler.batch import LAST, Batch
-from runtime.scheduler.batch_builder import BatchBuilder
 from runtime.scheduler.decode_columns import DecodeRows, RequestColumns
+from runtime.scheduler.scheduler import BatchBuilder
 from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
 
 
@@ -38,7 +38,7 @@ def test_a_stop_token_of_one_row_ends_no_other_row() -> None:
     for one in long:
         assert bench.tokens(one.id) == bench.plain(one) and bench.end(one.id).finish == "length"
     assert bench.end(3).finish == "stop"
-    assert not bench.engine.scheduler.running.decoding._is_stop_id[:VOCAB_SIZE].any()
+    assert not bench.engine.requests.decoding._is_stop_id[:VOCAB_SIZE].any()
 
 
 def test_an_id_that_is_used_again_gets_nothing_of_the_one_before() -> None:

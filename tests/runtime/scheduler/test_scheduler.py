@@ -111,7 +111,7 @@ def test_the_newest_of_the_lowest_priority_is_preempted_first() -> None:
     )
     while not bench.engine.stats().preemptions:
         bench.step()
-    decoding = bench.engine.scheduler.running.decoding
+    decoding = bench.engine.requests.decoding
     assert {sequence.request_id for sequence in decoding.all()} == {1, 2}
     bench.run()
     assert order_of_ends(bench)[0] in (1, 2)
@@ -123,7 +123,7 @@ def test_a_preempted_sequence_comes_back_before_those_that_came_later() -> None:
     while not bench.engine.stats().preemptions:
         bench.step()
     bench.add(request(3, prompt(2)))
-    head = bench.engine.scheduler.waiting.head()
+    head = bench.engine.requests.waiting.head()
     assert head is not None and head.request_id == 2
     bench.run()
 

@@ -50,5 +50,5 @@ def test_the_front_is_the_first_in_rank_whatever_came_went_or_ended(
             queue.mark_finished(ended)
         waiting.sort(key=lambda one: one.priority_key)
         assert queue.front() == waiting[:front]
-        assert len(queue) == len(waiting)
+        assert queue.count == len(waiting)
         assert queue.num_tokens == sum(len(one.tokens) for one in waiting)

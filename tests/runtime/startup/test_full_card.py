@@ -16,6 +16,7 @@ import torch
 from benchmarks.shapes import SHAPES
 from model_zoo.config import read_config
 from runtime.config import ConfigError, EngineConfig
+from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.startup.loading import Loaded, load
@@ -132,9 +133,9 @@ def test_a_card_of_three_gigabytes_serves_with_graphs(model: Path) -> None:
         report = dict(found.ready.memory)
         assert report["unused"] >= 0 and report["KV"] > 256 * MIB
         check_answers(found, worst_requests(64, 3000))
-        steps = found.executor.steps
-        assert steps is not None
-        assert steps.graphs.captured.keys() >= set(steps.graphs._buckets.startup_set())
+        executor = found.executor
+        assert isinstance(executor, GraphExecutor)
+        assert executor.graphs.captured.keys() >= set(executor._buckets.startup_set())
 
 
 def test_a_card_that_is_too_small_ends_the_start_with_numbers_to_change(model: Path) -> None:

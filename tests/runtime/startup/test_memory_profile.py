@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,8 +92,8 @@ def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory)
     made = loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
     batch = next(all_batch_kinds(made.resolved))
     batch = replace(batch, new_pages=[made.kv.num_pages - 1] * len(batch.new_pages))
-    made.runner.forward(batch)
-    assert made.runner.sample(batch).wait().tokens[0] >= 0
+    made.executor.forward(batch)
+    assert made.executor.sample(batch).wait().tokens[0] >= 0
     assert made.kv.k[:, -1].any() and not made.kv.k[:, :-1].any()
 
 
@@ -161,8 +160,7 @@ def test_graphs_that_do_not_fit_name_numbers_too(
     loaded = memory_profile.MemoryProfiler(
         plan, engine_spec, engine_spec.begin_loading(64 * MIB).model
     )
-    graphs = SimpleNamespace(graphs=SimpleNamespace(measure=measure))
-    monkeypatch.setattr(loaded.runner, "steps", graphs)
+    monkeypatch.setattr(loaded.executor, "measure_graphs", measure)
     with pytest.raises(ConfigError, match=r"try --max-batched-tokens \d+, --max-num-seqs \d+"):
         loaded.measure()
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from server.apis.error_format import in_error_format
-from server.app import PARTS, create_app
+from server.app import ROUTES, create_app
 from server.errors import error_body
 from tests.support.server.batch_server import BatchServer, line
 
@@ -232,7 +232,7 @@ async def test_docs_offer_requests_that_are_answered(server: BatchServer):
 async def test_the_document_names_each_endpoint_under_the_heading_of_its_file(server: BatchServer):
     paths = create_app(server.state).openapi()["paths"]
     found = {(tag, path) for path, each in paths.items() for tag in tags_of(each)}
-    groups = [part.endpoints for part in PARTS]
+    groups = [part.endpoints for part in ROUTES]
     declared = {(group.tag, endpoint.path) for group in groups for endpoint in group.documented}
     assert found == declared and len(found) > 40
 

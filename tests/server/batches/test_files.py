@@ -199,8 +199,15 @@ def test_what_died_in_the_middle_is_swept_away(tmp_path: Path):
     store.path(died).write_bytes(b"ha")
     half_deleted = store.begin("", 10)
     store.path(half_deleted).write_bytes(b"x")
-    store.finish(half_deleted, filename="a", purpose="batch", num_bytes=1, keep_seconds=None)
     with store.database.transaction() as connection:
+        store.finish(
+            connection,
+            half_deleted,
+            filename="a",
+            purpose="batch",
+            num_bytes=1,
+            keep_seconds=None,
+        )
         connection.execute("UPDATE files SET state = 'deleting' WHERE id = ?", (half_deleted,))
     with pytest.raises(NotFound):
         store.find("", half_deleted)

@@ -157,13 +157,13 @@ def test_several_processes_send_each_request_once(
 
 def test_a_run_is_cut_into_no_more_parts_than_it_has_callers() -> None:
     whole = Share(
-        base_url="", api_key=None, timeout_s=1.0, workload=workload(), first=0, step=1,
-        count=100, concurrency=7, rate=None,
+        base_url="", api_key=None, timeout_s=1.0, workload=workload(), indices=range(100),
+        concurrency=7, rate=None,
     )  # fmt: skip
     for processes, callers in ((1, [7]), (3, [3, 2, 2]), (50, [1] * 7)):
         parts = shares(whole, processes)
         assert [part.concurrency for part in parts] == callers
-        indices = [i for part in parts for i in range(part.first, part.count, part.step)]
+        indices = [index for part in parts for index in part.indices]
         assert sorted(indices) == list(range(100))
 
 

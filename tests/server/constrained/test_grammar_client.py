@@ -6,7 +6,7 @@ import pytest
 
 from server.constrained import grammar_client
 from server.constrained.grammar_client import GrammarChecker
-from server.constrained.response_format import Grammar
+from server.constrained.grammar_text import Grammar
 from server.errors import RequestError
 from server.prompt.tokenizer import ChatTokenizer
 from tests.support.server.fake_engine import write_tokenizer

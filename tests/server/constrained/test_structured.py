@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from runtime.grammar.matchers import Matchers, Vocabulary
 from runtime.grammar.messages import Compile, Compiled
-from server.constrained.grammar_worker import Check, Checker, GrammarCheckArgs
+from server.constrained.grammar_text import Grammar
+from server.constrained.grammar_worker import Checker, GrammarCheckArgs
 from server.constrained.response_format import json_grammar
 from tests.support.server.fake_engine import VOCAB, FakeServer, write_tokenizer
 
@@ -227,6 +228,6 @@ def test_gbnf_is_translated_where_it_stands_inside_another_grammar() -> None:
     checker = Checker(GrammarCheckArgs(VOCAB, {}))
     outer = {"lark_grammar": 'start: "x::=y " @answer'}
     inner = {"name": "answer", "lark_grammar": 'root ::= "a" b\nb ::= [0-9]+'}
-    verdict = checker.check(Check([outer, inner], ebnf=True))
+    verdict = checker.check(Grammar([outer, inner], ebnf=True))
     assert verdict.error is None
     assert [each["name"] for each in json.loads(verdict.grammar)["grammars"][1:]] == ["answer"]

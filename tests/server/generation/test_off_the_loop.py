@@ -83,7 +83,7 @@ def test_a_large_request_is_worked_on_elsewhere(
 def test_a_long_list_of_files_is_written_elsewhere(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
-    calls = watched(monkeypatch, "orjson.dumps")
+    calls = watched(monkeypatch, "msgspec.json.encode")
     answer = httpx.get(f"{fake.url}/v1/files")
     nothing = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
     assert answer.json() == nothing

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from server.process.child import MAX_DEATHS, Child
-from server.process.launcher import StoreInUse, store_lock
+from server.process.launcher import LaunchError, store_lock
 from tests.support.paths import ROOT
 from tests.support.server.server_process import free_port
 
@@ -274,7 +274,7 @@ def test_one_server_has_its_response_store_to_itself_until_it_dies(start: Start,
     launched.wait_until(store.exists)
     (tmp_path / "link").symlink_to(store)
     for name in (store, tmp_path / "link"):
-        with pytest.raises(StoreInUse, match="another server"), store_lock(str(name)):
+        with pytest.raises(LaunchError, match="another server"), store_lock(str(name)):
             pass
     assert len(launched.children()) == 3, "its two API processes and the engine share the file"
     launched.process.kill()
@@ -286,7 +286,7 @@ def test_one_server_has_its_response_store_to_itself_until_it_dies(start: Start,
 def test_a_response_store_where_no_file_can_be_made_is_named_at_the_start(tmp_path: Path):
     store = str(tmp_path / "no" / "folder")
     with (
-        pytest.raises(StoreInUse, match=f"--response-store {store}: No such file"),
+        pytest.raises(LaunchError, match=f"--response-store {store}: No such file"),
         store_lock(store),
     ):
         pass

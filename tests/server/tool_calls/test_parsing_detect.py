@@ -3,9 +3,8 @@
 
 import pytest
 
-from server.tool_calls.detect import NONE, UnknownFormat, detect
 from server.tool_calls.format_types import Formats
-from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
+from server.tool_calls.formats import NONE, REASONING_FORMATS, TOOL_FORMATS, UnknownFormat, detect
 from tests.support.parsing.format_cases import FORMAT_CASES
 from tests.support.parsing.parsing_cases import CASES
 from tests.support.paths import ROOT

@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from server.apis.openai.response_format_schema import StructuredOutputs
+from server.constrained.grammar_text import Grammar
 from server.constrained.reasoning_grammar import after_reasoning
-from server.constrained.response_format import Grammar, format_grammar, json_grammar
+from server.constrained.response_format import format_grammar, json_grammar
 from server.errors import RequestError
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar

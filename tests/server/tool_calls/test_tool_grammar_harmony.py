@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
+from server.constrained.grammar_text import Grammar
 from server.constrained.reasoning_grammar import after_reasoning, in_final_message
-from server.constrained.response_format import Grammar, json_grammar
+from server.constrained.response_format import json_grammar
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta

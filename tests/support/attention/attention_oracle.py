@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from attention.common.kernel_inputs import KernelInputs
 from tests.support.attention.poisoned_kv_pool import FP8, SPARE, fill, place, poisoned_layers, read
 
 
@@ -44,16 +44,12 @@ class OracleCase:
     keys: list[Tensor] = field(repr=False)  # a row: [kv_len, kv_heads, D], as the pool stores them
     values: list[Tensor] = field(repr=False)
 
-    @property
-    def features(self) -> dict[str, Any]:
-        """The keyword arguments that every kernel takes; `window` comes by plan or by itself."""
-        return {
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "sinks": self.sinks,
-            "k_scale": self.k_scale,
-            "v_scale": self.v_scale,
-        }
+    def inputs(self, out: Tensor, lse: Tensor | None = None) -> KernelInputs:
+        """Of a kernel that writes out and lse; `window` comes by plan or by itself."""
+        return KernelInputs(
+            self.q, self.k, self.v, self.page_table, out, lse, scale=self.scale,
+            softcap=self.softcap, sinks=self.sinks, k_scale=self.k_scale, v_scale=self.v_scale,
+        )  # fmt: skip
 
     @property
     def kv_heads(self) -> int:

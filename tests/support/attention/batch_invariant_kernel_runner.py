@@ -46,9 +46,8 @@ def run_parts(
     table = case.page_table[[row for row, _, _ in parts]]
     out = torch.full_like(q, float("nan"))
     lse = out.new_full(out.shape[:2], float("nan"), dtype=torch.float32)
-    batch_invariant_attention(
-        q, case.k, case.v, table, plan, out, lse, config=config, **case.features
-    )
+    inputs = replace(case, q=q, page_table=table).inputs(out, lse)
+    batch_invariant_attention(inputs, plan, config=config)
     return out, lse, plan
 
 

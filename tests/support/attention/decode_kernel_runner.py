@@ -8,9 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from attention.decode.decode import decode
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
-from attention.planner.split_counts import plan_of_counts
+from attention.planner.queued_plans import plan_fa3, plan_greedy, plan_of_counts
 from attention.planner.split_plan import (
     HostSplitPlan,
     Int32Array,
@@ -43,13 +41,13 @@ PLANNERS: dict[str, Callable[[Int32Array, Int32Array, SplitPlanSpec], HostSplitP
     "thin": plan_thin,
     "fa3": plan_fa3,
     "greedy": plan_greedy,
-    "uneven": plan_stream_k,
+    "stream-k": plan_stream_k,
 }
 
 
 def make_plan(
     case: OracleCase,
-    planner: str = "uneven",
+    planner: str = "stream-k",
     *,
     max_q_len: int = 1,
     programs: int = 7,
@@ -96,11 +94,11 @@ def poison(plan: SplitPlan) -> None:
 def run(case: OracleCase, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     """(out, lse) of the rows that the plan serves; NaN in the others."""
     out, lse = case.results()
-    decode(case.q, case.k, case.v, case.page_table, plan, out, lse, **case.features)
+    decode(case.inputs(out, lse), plan)
     return out, lse
 
 
-def decoded(case: OracleCase, planner: str = "uneven", **spec: int) -> tuple[Tensor, Tensor]:
+def decoded(case: OracleCase, planner: str = "stream-k", **spec: int) -> tuple[Tensor, Tensor]:
     return run(case, make_plan(case, planner, **spec)[0])
 
 

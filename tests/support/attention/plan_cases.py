@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from attention.planner.fa3 import plan_fa3
-from attention.planner.greedy import plan_greedy
 from attention.planner.split_plan import HEAD, ROW, HostSplitPlan, SplitPlanSpec
-from attention.planner.stream_k import plan_stream_k
+from attention.planner.tuning import PLANNERS
 
-PLANNERS = {"fa3": plan_fa3, "greedy": plan_greedy, "uneven": plan_stream_k}
+__all__ = ["PLANNERS", "batches", "specs", "units_of"]
 
 
 @st.composite

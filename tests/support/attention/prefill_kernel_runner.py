@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from attention.planner.prefill_tiles import HostTiles, TilePlan, TileSpec, plan_tiles
+from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.prefill.prefill import prefill
 from tests.support.attention.attention_oracle import OracleCase
+from tests.support.attention.host_tiles import HostTiles, load, plan_tiles
 
 # Small tiles, so that a few tokens make several of them and the interpreter stays quick.
 SMALL = {"block_m": 32, "block_n": 32, "min_q_len": 1, "programs": 3, "min_blocks": 1}
@@ -40,8 +41,8 @@ def run(
     tiles.partial_out.fill_(float("nan"))
     tiles.partial_lse.fill_(float("nan"))
     tiles.items.fill_(-1)
-    tiles.load(host_plan(case, spec))
+    load(tiles, host_plan(case, spec))
     out, lse = case.results()
-    kernel(case.q, case.k, case.v, case.page_table, tiles, out, lse, **case.features)
+    kernel(case.inputs(out, lse), tiles)
     assert int(tiles.queue) == 0
     return out, lse, tiles

@@ -34,12 +34,7 @@ def decode(case: OracleCase) -> None:
 
 def flash(case: OracleCase) -> None:
     out, lse = case.results()
-    flash1(
-        *(case.q, case.k, case.v, case.page_table, case.cu_seqlens_q, case.cache_seqlens),
-        *(out, lse),
-        window=case.window,
-        **case.features,
-    )
+    flash1(case.inputs(out, lse), case.cu_seqlens_q, case.cache_seqlens, window=case.window)
     check(case, out, lse)
     new = torch.randn(len(case.q), case.kv_heads, 128, device="cuda").to(case.k.dtype)
     write_kv(new, new, case.k, case.v, case.slot_mapping)

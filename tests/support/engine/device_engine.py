@@ -16,8 +16,9 @@ from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.model import Model
 from runtime.config import ResolvedConfig
+from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.grammar.manager import GrammarUpdates
 from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
@@ -49,7 +50,7 @@ def sizes(
 
 def device_engine(
     checkpoint: Path, device: torch.device, resolved: ResolvedConfig, *, graph_steps: bool
-) -> tuple[Engine, ModelRunner]:
+) -> tuple[Engine, TorchExecutor | GraphExecutor]:
     """With kernels and whole steps, or in plain torch; keys and values begin as no numbers."""
     config, model = poisoned_model(checkpoint, device)
     shape = Shape(
@@ -64,14 +65,13 @@ def device_engine(
     kv.k.fill_(torch.nan)
     kv.v.fill_(torch.nan)
     capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
-    runner = ModelRunner(
+    runner = (GraphExecutor if graph_steps else TorchExecutor)(
         model,
         resolved=resolved,
         vocab_size=config.vocab_size,
         kv=kv,
         backend=choose(device, "flash2" if graph_steps else "mha", shape, capacity),
         device=device,
-        graph_steps=graph_steps,
     )
     runner.overlap = graph_steps  # interpreted ones, too: what is under way is read a step later
     grammars = FitRules(config.vocab_size)

@@ -294,7 +294,7 @@ class Bench:
         for _ in range(count):
             new = self.engine.step()
             self.outputs += new
-            self.engine.scheduler.check_integrity()
+            self.engine.requests.check_integrity()
         return new
 
     def run(self, *requests: EngineRequest) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import runtime.scheduler.commit
 import runtime.scheduler.request_table
 import runtime.scheduler.sequence
+from runtime.engine.loop import Engine
 from runtime.messages import RequestOutput
+from runtime.scheduler.admission import Admission
 from runtime.scheduler.batch import LAST, ModelRunnerOutput
-from runtime.scheduler.batch_builder import BatchBuilder, SchedulerOutput
+from runtime.scheduler.commit import Committer
 from runtime.scheduler.decode_columns import DecodeColumns, DecodeRows
 from runtime.scheduler.page_pool import PagePool
-from runtime.scheduler.running import Running
-from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.request_table import RequestTable
+from runtime.scheduler.scheduler import BatchBuilder, Scheduler, SchedulerOutput
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.waiting_queue import WaitingQueue
 
-SCHEDULERS: list[Scheduler] = []  # of the engine that runs
+TABLES: list[RequestTable] = []  # of the engine that runs
 
 
 def released_twice(true: Callable[..., None]) -> Callable[..., None]:
@@ -60,14 +63,12 @@ def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(
-        self: BatchBuilder, sequence: Sequence, count: int, new_pages: list[int]
-    ) -> bool:
-        result = true(self, sequence, count, new_pages)
-        scheduler = SCHEDULERS[-1]
-        hashes = sequence.hash_pages(scheduler.resolved.page_size)
+    def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
+        result = true(self, sequence, count)
+        table = TABLES[-1]
+        hashes = sequence.hash_pages(table.resolved.page_size)
         for page, page_hash in zip(sequence.pages, hashes, strict=False):
-            scheduler.pool.cache_page(page, page_hash)
+            table.pool.cache_page(page, page_hash)
         return result
 
     return add_prefill
@@ -90,11 +91,9 @@ def start_off_by_one(true: Callable[..., SchedulerOutput]) -> Callable[..., Sche
     return build
 
 
-def last_computed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(
-        self: BatchBuilder, sequence: Sequence, count: int, new_pages: list[int]
-    ) -> bool:
-        samples = true(self, sequence, count, new_pages)
+def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
+    def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
+        samples = true(self, sequence, count)
         if sequence.preemptions and samples and sequence.tokens[sequence.prompt_len :]:
             self.tokens[-1] = LAST
         return samples
@@ -116,7 +115,7 @@ def pages_off_by_one_crossing(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
-    def preempt(self: Scheduler, sequence: Sequence) -> None:
+    def preempt(self: RequestTable, sequence: Sequence) -> None:
         true(self, sequence)
         if len(sequence.tokens) > sequence.prompt_len:
             sequence.tokens.pop()
@@ -125,7 +124,7 @@ def preempted_loses_a_token(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
-    def preempt(self: Scheduler, sequence: Sequence) -> None:
+    def preempt(self: RequestTable, sequence: Sequence) -> None:
         true(self, sequence)
         self.waiting.front()
         self.waiting.remove(sequence)
@@ -173,9 +172,10 @@ def ends_of_others_alone(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
-    def abort(self: Scheduler, request_id: int) -> None:
+    def abort(self: Engine, request_id: int) -> None:
         true(self, request_id)
-        self._outputs[:] = [output for output in self._outputs if output.finish != "abort"]
+        outputs = self.requests.outputs
+        outputs[:] = [output for output in outputs if output.finish != "abort"]
 
     return abort
 
@@ -183,7 +183,7 @@ def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
 def whole_prompt_looked_up(
     true: Callable[..., list[int] | None],
 ) -> Callable[..., list[int] | None]:
-    def claim(self: Scheduler, sequence: Sequence) -> list[int] | None:
+    def claim(self: Admission, sequence: Sequence) -> list[int] | None:
         sequence.tokens.append(0)  # as if the page border did not matter
         pages = true(self, sequence)
         sequence.tokens.pop()
@@ -193,7 +193,7 @@ def whole_prompt_looked_up(
 
 
 def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable[..., None]:
-    def preempt(self: Scheduler, sequence: Sequence) -> None:
+    def preempt(self: RequestTable, sequence: Sequence) -> None:
         true(self, sequence)
         sequence.unread_tokens = 0
         self.num_preemptions = 0
@@ -207,8 +207,14 @@ def back_at_once_after_making_way(
     return lambda self, background_preempted: true(self, False)
 
 
-def pages_never_sent(true: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda self, sequence, count, new_pages: true(self, sequence, count, [])
+def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
+    def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
+        sequence.pages, pages = [], sequence.pages
+        prefill_done = true(self, sequence, count)
+        sequence.pages = pages
+        return prefill_done
+
+    return add_prefill
 
 
 def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
@@ -220,17 +226,17 @@ def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
-    def remove_sequence(self: Scheduler, sequence: Sequence) -> None:
+    def free_slot(self: RequestTable, sequence: Sequence) -> None:
         pages = sequence.pages
         true(self, sequence)
         sequence.pages = pages
 
-    return remove_sequence
+    return free_slot
 
 
 def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., bool]:
     def note(
-        self: Scheduler, sequence: Sequence, index: int, model_output: ModelRunnerOutput
+        self: Committer, sequence: Sequence, index: int, model_output: ModelRunnerOutput
     ) -> bool:
         return model_output.tokens[index] != LAST and true(self, sequence, index, model_output)
 
@@ -248,16 +254,16 @@ def left_out_row_committed(true: Callable[..., SchedulerOutput]) -> Callable[...
 
 
 def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
-    def hold(self: Running, sequence: Sequence, now: float) -> None:
-        true(self, sequence, now)
+    def hold(self: RequestTable, sequence: Sequence) -> None:
+        true(self, sequence)
         sequence.needs_slot_init = False
 
     return hold
 
 
-def held_token_not_computed_again(true: Callable[..., None]) -> Callable[..., None]:
-    def hold(self: Running, sequence: Sequence, now: float) -> None:
-        true(self, sequence, now)
+def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
+    def hold(self: RequestTable, sequence: Sequence) -> None:
+        true(self, sequence)
         sequence.num_computed_tokens += 1
         sequence.unread_tokens = 1
 
@@ -265,8 +271,8 @@ def held_token_not_computed_again(true: Callable[..., None]) -> Callable[..., No
 
 
 def held_for_ever(true: Callable[..., None]) -> Callable[..., None]:
-    def resume_held(self: Scheduler, request_id: int) -> None:
-        sequence = self._live.get(request_id)
+    def resume_held(self: RequestTable, request_id: int) -> None:
+        sequence = self.live.get(request_id)
         if sequence is not None and sequence.slot >= 0:
             true(self, request_id)
 
@@ -317,8 +323,8 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (runtime.scheduler.sequence, "chain_root", salt_ignored),
     (Sequence, "may_use_prefix_cache", means_without_their_prefix),
     (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
-    (BatchBuilder, "add_prefill", last_computed_stale_after_preemption),
-    (BatchBuilder, "add_prefill", pages_never_sent),
+    (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
+    (BatchBuilder, "add_prefill", pages_never_told),
     (BatchBuilder, "build", forgotten_new_page),
     (BatchBuilder, "build", start_off_by_one),
     (BatchBuilder, "init_slot", slot_not_started_over),
@@ -327,21 +333,21 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (DecodeColumns, "flush_tokens", newest_tokens_forgotten),
     (DecodeColumns, "select_rows", one_row_too_many),
     (DecodeColumns, "commit", ended_row_committed),
-    (Scheduler, "_preempt", preempted_loses_a_token),
-    (Scheduler, "_preempt", preempted_is_lost),
-    (Scheduler, "_preempt", admitted_while_its_token_is_under_way),
-    (Scheduler, "_admissible", back_at_once_after_making_way),
-    (Scheduler, "_claim_pages", whole_prompt_looked_up),
-    (Scheduler, "abort", abort_without_an_end),
-    (Scheduler, "_free_slot", pages_kept_after_leaving),
-    (Scheduler, "_record_details", parts_of_prompts_always_usable),
+    (RequestTable, "preempt", preempted_loses_a_token),
+    (RequestTable, "preempt", preempted_is_lost),
+    (RequestTable, "preempt", admitted_while_its_token_is_under_way),
+    (Admission, "candidates", back_at_once_after_making_way),
+    (Admission, "_claim_pages", whole_prompt_looked_up),
+    (Engine, "abort", abort_without_an_end),
+    (RequestTable, "_free_slot", pages_kept_after_leaving),
+    (Committer, "_record_details", parts_of_prompts_always_usable),
     (Scheduler, "hold_rows", late_mask_not_waited_for),
-    (Scheduler, "resume_held", held_for_ever),
+    (RequestTable, "resume_held", held_for_ever),
     (SchedulerOutput, "without_sampling", left_out_row_committed),
-    (Running, "hold", held_slot_not_started_over),
-    (Running, "hold", held_token_not_computed_again),
+    (RequestTable, "hold", held_slot_not_started_over),
+    (RequestTable, "hold", held_token_not_fed_again),
     (runtime.scheduler.request_table, "validation_error", nothing_refused),
-    (runtime.scheduler.request_table, "next_output", min_tokens_forgotten),
+    (runtime.scheduler.commit, "next_output", min_tokens_forgotten),
     (WaitingQueue, "push", one_token_too_many),
     (WaitingQueue, "remove", tokens_counted_when_they_leave),
 ]

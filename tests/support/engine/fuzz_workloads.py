@@ -11,7 +11,7 @@ from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
 from runtime.grammar.manager import COMPILE_SECONDS, REPLY_TIMEOUT_SECONDS, SILENT
 from runtime.messages import BACKGROUND, EngineRequest, PoolingParams, RequestOutput, SamplingParams
-from runtime.scheduler.batch_builder import SchedulerOutput
+from runtime.scheduler.scheduler import SchedulerOutput
 from tests.support.engine.fake_grammar_process import FakeGrammars
 from tests.support.engine.fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
 
@@ -107,8 +107,8 @@ class Play:
         self.grammars = FakeGrammars(workload.delays) if workload.delays else None
         self.engine = Engine(workload.config, VOCAB_SIZE, self.executor, grammars=self.grammars)
         if self.grammars is not None:
-            self.engine.scheduler.clock = self.grammars.clock
-        self.engine.scheduler.waiting.FRONT = workload.front
+            self.engine.requests.clock = self.grammars.clock
+        self.engine.requests.waiting.FRONT = workload.front
         self.outputs: dict[int, list[RequestOutput]] = {
             visit.request.id: [] for visit in workload.visits
         }
@@ -141,7 +141,7 @@ class Play:
             outputs = self.engine.step()
             for output in outputs:
                 self._receive(output)
-            self.engine.scheduler.check_integrity()
+            self.engine.requests.check_integrity()
             moved = outputs or len(self.executor.batches) > launched
             waits = False
             if self.grammars is not None:
@@ -150,7 +150,7 @@ class Play:
             assert moved or waits or self.engine.idle, "there is work and nothing moves"
             step += 1
             assert step < last + 40 * tokens + 20, "no end in sight"
-        assert self.engine.scheduler.pool.num_used == 0, "pages leak"
+        assert self.engine.requests.pool.num_used == 0, "pages leak"
         for visit in visits:
             self._check_answer(visit)
 
@@ -164,7 +164,7 @@ class Play:
                 outputs = self.outputs[visit.request.id]
                 alive = visit.arrives <= step and not (outputs and outputs[-1].finish)
                 assert not alive or self.engine.has_work, "an abort waits for an answer"
-        self.engine.scheduler.check_integrity()
+        self.engine.requests.check_integrity()
 
     def _receive(self, output: RequestOutput) -> None:
         before = self.outputs[output.id]

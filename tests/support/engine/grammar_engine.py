@@ -15,7 +15,7 @@ from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
-from runtime.executor.torch_executor import ModelRunner
+from runtime.executor.torch_executor import TorchExecutor
 from runtime.grammar.manager import GrammarManager
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from tests.support.server.fake_engine import VOCAB, write_tokenizer
@@ -79,7 +79,7 @@ def make_engine(
         layers=1, pages=pages, kv_heads=1, page_size=PAGE, head_dim=1,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
-    runner = ModelRunner(
+    runner = TorchExecutor(
         RandomModel(seed),
         resolved=resolved,
         vocab_size=VOCAB,
@@ -99,9 +99,9 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
     for _ in range(200_000):
         for output in engine.step():
             got[output.id].append(output)
-        engine.scheduler.check_integrity()
+        engine.requests.check_integrity()
         if not engine.has_work:
-            assert engine.scheduler.pool.num_used == 0
+            assert engine.requests.pool.num_used == 0
             return got
     raise AssertionError("no progress")
 

@@ -7,12 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.slots import SequenceSlots
 from runtime.sampling.constrained_rows import ConstrainedRows, DeferredRows
-from runtime.sampling.eager import AllowedMasks
-from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.sampler import AllowedMasks, SamplerOutput
 from runtime.sampling.state import ROW_WORDS, SamplerState, is_constrained
-from runtime.scheduler.batch import make_batch
 from tests.support.kernels.sampler_cases import SamplerRow
 
 Masks = dict[int, NDArray[np.bool_]]  # by row, what it may take
@@ -23,12 +20,11 @@ class ConstrainedSampler:
 
     def __init__(self, rows: list[SamplerRow], vocab: int, device: str) -> None:
         where = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
-        self.rows, self.slots = rows, SequenceSlots(len(rows), 4, vocab, where)
-        self.slots.eager = False
+        self.rows = rows
+        self.last_token = torch.zeros(len(rows), dtype=torch.int64, device=where)
         self.state = SamplerState(len(rows), vocab, where)
-        self.constrained_rows = ConstrainedRows(self.slots, self.state)
+        self.constrained_rows = ConstrainedRows(self.state, self.last_token)
         new_rows = [row.new(slot) for slot, row in enumerate(rows)]
-        self.slots.begin(make_batch(new_rows=new_rows))
         block = np.zeros((len(rows), ROW_WORDS), dtype=np.int32)
         self.state.pack(new_rows, block)
         self.state.apply(torch.from_numpy(block).to(where))
@@ -42,7 +38,6 @@ class ConstrainedSampler:
     ) -> tuple[SamplerOutput, list[int]]:
         """The output, and the rows of the logits that its entries are of."""
         slots = list(range(len(self.rows))) if slots is None else slots
-        batch = make_batch(slots=slots, starts=[end - 1 for end in ends], q_lens=[1] * len(slots))
         constrained = [is_constrained(self.rows[slot].params) for slot in slots]
         scored = [
             self.rows[slot].params.logprobs is not None and not mine
@@ -52,7 +47,7 @@ class ConstrainedSampler:
         places = [deferred.constrained.tolist().index(row) for row in masks]
         bits = [np.packbits(flags, bitorder="little") for flags in masks.values()]
         allowed = AllowedMasks(np.array(places), np.stack(bits)) if masks else None
-        logits = logits.to(self.slots.device)
-        return self.constrained_rows.sample_tokens(
-            logits, deferred, batch, allowed
-        ), deferred.rows.tolist()
+        found = self.constrained_rows.sample(
+            logits.to(self.state.device), np.array(slots), np.array(ends), deferred, allowed
+        )
+        return found, deferred.rows.tolist()

@@ -1,4 +1,4 @@
-"""Rows to sample: by the kernels on a device, by the eager sampler, and in plain float64."""
+"""Rows to sample: by the kernels on a device, by TorchSampler, and in plain float64."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.executor.slots import SequenceSlots
 from runtime.messages import SamplingParams
-from runtime.sampling.eager import sample_tokens
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.rng import uniform
-from runtime.sampling.sampler_output import SamplerOutput
+from runtime.sampling.sampler import SamplerOutput
 from runtime.sampling.state import ROW_WORDS, SamplerState
-from runtime.scheduler.batch import NewRow, make_batch
+from runtime.sampling.torch_sampler import TorchSampler
+from runtime.scheduler.batch import NewRow
 
 ROUNDING = 5e-6  # of a cumulative probability: float32 sums and exponentials
 
@@ -71,12 +70,17 @@ class Kernels:
 
 
 def draw_eagerly(rows: list[SamplerRow], logits: Tensor) -> SamplerOutput:
-    """What runtime/sampling/eager.py draws of the same logits, on a CPU."""
-    slots = SequenceSlots(len(rows), 4, logits.shape[1], torch.device("cpu"))
-    new_rows = [row.new(slot) for slot, row in enumerate(rows)]
-    slots.begin(make_batch(new_rows=new_rows))
+    """What TorchSampler samples of the same logits, on a CPU."""
+    sampler = torch_sampler([row.new(slot) for slot, row in enumerate(rows)], logits.shape[1])
     positions = np.asarray([len(row.history) for row in rows])
-    return sample_tokens(logits.float().clone(), slots, np.arange(len(rows)), positions)
+    return sampler.sample_slots(logits.float().clone(), np.arange(len(rows)), positions)
+
+
+def torch_sampler(new_rows: list[NewRow], vocab: int) -> TorchSampler:
+    """A TorchSampler with a slot for each row."""
+    sampler = TorchSampler(vocab, torch.zeros(len(new_rows), dtype=torch.int64))
+    sampler.reset(new_rows)
+    return sampler
 
 
 def is_right(token: int, row: SamplerRow, logits: Tensor) -> bool:

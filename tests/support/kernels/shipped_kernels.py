@@ -12,6 +12,7 @@ from attention.batch_invariant.kernel import batch_invariant_attention, batch_in
 from attention.batch_invariant.plan import BatchInvariantSpec
 from attention.batch_invariant.plan_device import BatchInvariantPlanner
 from attention.common.flash1 import flash1
+from attention.common.kernel_inputs import KernelInputs
 from attention.common.write_kv import write_kv
 from attention.decode.decode import decode
 from attention.decode.decode_hopper import decode_hopper
@@ -30,7 +31,7 @@ from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from runtime.cuda_graph.prepare import prepare
-from runtime.sampling.constraints import WINDOW, Banned
+from runtime.sampling.banned import WINDOW, BannedTable
 from runtime.sampling.kernels.apply_masks import add_bias, apply_masks, ban
 from runtime.sampling.kernels.logprobs import ScoredRows, score
 from runtime.sampling.kernels.sample import sample
@@ -56,7 +57,10 @@ class ShippedStep:
         self.table = tensor(ROWS, 512, dtype=INT32)
         scales = tensor(KV_HEADS, dtype=FP32) if kv_dtype == FP8 else None
         self.scales = {"k_scale": scales, "v_scale": scales}
-        self.features = {"scale": head_dim**-0.5, **self.scales}
+        self.inputs = KernelInputs(
+            self.q, self.k, self.k, self.table, self.out, self.lse,
+            scale=head_dim**-0.5, **self.scales,
+        )  # fmt: skip
 
 
 def split_plan(head_dim: int, programs: int) -> SplitPlan:
@@ -72,12 +76,12 @@ def split_plan(head_dim: int, programs: int) -> SplitPlan:
 
 def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 264)
-    decode(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+    decode(step.inputs, plan)
 
 
 def call_decode_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 132)
-    decode_hopper(step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features)
+    decode_hopper(step.inputs, plan)
 
 
 def tile_spec(block_m: int, block_n: int, ctas_per_sm: int = 1) -> TileSpec:
@@ -97,32 +101,22 @@ def tile_plan(spec: TileSpec, head_dim: int) -> TilePlan:
 def call_prefill(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, config = ShippedStep(head_dim, kv_dtype), prefill_config(head_dim, BF16)
     tiles = tile_plan(tile_spec(config.block_m, config.block_n, config.ctas_per_sm), head_dim)
-    prefill(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
+    prefill(step.inputs, tiles)
 
 
 def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim)
     tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
-    prefill_hopper(step.q, step.k, step.k, step.table, tiles, step.out, step.lse, **step.features)
+    prefill_hopper(step.inputs, tiles)
 
 
 def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
     step = ShippedStep(head_dim, kv_dtype)
     cu_seqlens_q, cache_seqlens = tensor(ROWS + 1, dtype=INT32), tensor(ROWS, dtype=INT32)
-    flash1(
-        step.q,
-        step.k,
-        step.k,
-        step.table,
-        cu_seqlens_q,
-        cache_seqlens,
-        step.out,
-        step.lse,
-        **step.features,
-    )
+    flash1(step.inputs, cu_seqlens_q, cache_seqlens)
 
 
-def call_fixed(head_dim: int, kv_dtype: torch.dtype) -> None:
+def call_batch_invariant(head_dim: int, kv_dtype: torch.dtype) -> None:
     step, config = ShippedStep(head_dim, kv_dtype), batch_invariant_config(head_dim, BF16)
     spec = BatchInvariantSpec(
         kv_heads=KV_HEADS,
@@ -135,9 +129,7 @@ def call_fixed(head_dim: int, kv_dtype: torch.dtype) -> None:
         spec, max_tokens=TOKENS, max_rows=256, head_dim=head_dim, device=META
     )
     plan = planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
-    batch_invariant_attention(
-        step.q, step.k, step.k, step.table, plan, step.out, step.lse, **step.features
-    )
+    batch_invariant_attention(step.inputs, plan)
 
 
 def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
@@ -146,7 +138,7 @@ def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
     write_kv(new, new, step.k, step.k, tensor(TOKENS, dtype=torch.int64), **step.scales)
 
 
-def call_turn(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
+def call_qk_norm_rope_write(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
     step, heads = ShippedStep(head_dim, kv_dtype), KV_HEADS * GROUP
     weight = tensor(head_dim)
     qk_norm_rope_write(
@@ -171,7 +163,7 @@ def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
 
-def call_gated(dtype: torch.dtype) -> None:
+def call_swiglu(dtype: torch.dtype) -> None:
     SwigluGemm().run(tensor(TOKENS, 4096, dtype=dtype), tensor(2 * 12_288, 4096, dtype=dtype), None)
 
 
@@ -187,7 +179,7 @@ def call_embed(tokens: int) -> None:
 def call_planner() -> None:
     planner = DevicePlanner(
         SplitPlanSpec(kv_heads=KV_HEADS, programs=132),
-        "uneven",
+        "stream-k",
         max_rows=256,
         group=GROUP,
         head_dim=128,
@@ -224,11 +216,11 @@ def call_prepare() -> None:
     )
 
 
-def call_product(gemm: SkinnyGemm | SplitK, rows: int) -> None:
+def call_gemm(gemm: SkinnyGemm | SplitK, rows: int) -> None:
     gemm.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
-def call_any_rows(rows: int) -> None:
+def call_batch_invariant_gemm(rows: int) -> None:
     BatchInvariantGemm(132).run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
@@ -248,7 +240,7 @@ def call_constrained(dtype: torch.dtype) -> None:
     apply_masks(logits, numbers, numbers, words, aside)
     add_bias(aside, numbers, numbers, numbers)
     ids = tensor(ROWS, 7, dtype=torch.int64)
-    ban(aside[0], Banned(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
+    ban(aside[0], BannedTable(ids, ids[:, 0]), tensor(WINDOW, dtype=torch.int64))
     others = tensor(ROWS, 20, dtype=torch.int64), tensor(ROWS, 20, dtype=FP32)
     scores = LogprobsTensors(tensor(ROWS, dtype=FP32), tensor(ROWS, dtype=torch.int64), *others)
     score(logits, ScoredRows(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), scores)
@@ -258,8 +250,8 @@ SHIPPED: dict[str, Callable[[], None]] = {
     "planner": call_planner,
     "tiler": call_tiler,
     "prepare": call_prepare,
-    "gated bf16": partial(call_gated, BF16),
-    "gated fp16": partial(call_gated, torch.float16),
+    "swiglu bf16": partial(call_swiglu, BF16),
+    "swiglu fp16": partial(call_swiglu, torch.float16),
     "sample bf16": partial(call_sample, BF16),
     "sample fp32": partial(call_sample, FP32),
     "constrained bf16": partial(call_constrained, BF16),
@@ -274,18 +266,20 @@ for rows in BUCKETS[1:]:
     for gemm in {*gemm_candidates(132, (9, 0), rows, 6144, 4096), SplitK(64, 128, 2)}:
         if not isinstance(gemm, CublasGemm):
             name = f"{type(gemm).__name__} {gemm.block_n} x {gemm.block_k} at {rows}"
-            SHIPPED[name] = partial(call_product, gemm, rows)
+            SHIPPED[name] = partial(call_gemm, gemm, rows)
 for rows in (16, 128, 512, 4096):
-    SHIPPED[f"any_rows at {rows}"] = partial(call_any_rows, rows)
+    SHIPPED[f"batch_invariant_gemm at {rows}"] = partial(call_batch_invariant_gemm, rows)
 for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
     name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
     SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)
     SHIPPED[f"prefill {name}"] = partial(call_prefill, head_dim, kv_dtype)
     SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
-    SHIPPED[f"fixed {name}"] = partial(call_fixed, head_dim, kv_dtype)
+    SHIPPED[f"batch_invariant {name}"] = partial(call_batch_invariant, head_dim, kv_dtype)
     SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
     for tokens in (1, TOKENS):
-        SHIPPED[f"turn {name} at {tokens}"] = partial(call_turn, head_dim, kv_dtype, tokens)
+        SHIPPED[f"qk_norm_rope_write {name} at {tokens}"] = partial(
+            call_qk_norm_rope_write, head_dim, kv_dtype, tokens
+        )
     SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
     if kv_dtype != FP8:
         SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)

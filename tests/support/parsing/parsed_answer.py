@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from server.tool_calls.detect import NONE, detect
+from server.tool_calls.formats import NONE, detect
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 

@@ -9,8 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from server.apis.openai.chat_schema import ChatRequest
-from server.constrained.grammar_text import GrammarLiterals
-from server.constrained.response_format import Grammar
+from server.constrained.grammar_text import Grammar, GrammarLiterals
 from server.tool_calls.formats import TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
 from tests.support.parsing.format_cases import format_name

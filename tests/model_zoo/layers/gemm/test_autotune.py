@@ -102,7 +102,7 @@ def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert choose(places, lambda _: WAYS, lambda *_: [3.0, 2.0, 1.0], -1.0) == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "5 of 5 matrix products are left to cuBLAS: no time"
+        "5 of 5 GEMMs are left to cuBLAS: no time"
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.chat_store import ChatsQuery, ChatStore
-from server.apis.responses.database import Limits
+from server.apis.responses.database import Limits, ResponsesDatabase
 from server.apis.responses.store import ResponseStore
 from server.errors import Unavailable
 from tests.support.server.fake_engine import GREETING, FakeServer
@@ -175,13 +175,16 @@ async def test_the_oldest_go_when_there_is_no_room_and_lists_forget_them_too():
     assert not any(f"chatcmpl-{n}".encode() in page for n in (0, 1))
 
 
-async def test_a_page_leaves_out_what_another_process_removes_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    chats = ChatStore(ResponseStore(), "me")
+async def test_a_page_leaves_out_what_another_process_removes_meanwhile():
+    store = ResponseStore()
+    chats = ChatStore(store, "me")
     await chats.keep(completion("chatcmpl-1"), ChatRequest.model_validate(KEPT))
-    listed = ["chatcmpl-0", "chatcmpl-1"]  # what was there when the page was begun
-    monkeypatch.setattr("server.apis.openai.chat_store._matching", lambda *_: listed)
+    removed = ("chatcmpl-0", b"chat:me", 0.0, "fake", "{}")  # listed, but without its response
+
+    def insert(database: ResponsesDatabase) -> None:
+        database.connection.execute("INSERT INTO chats VALUES (?, ?, ?, ?, ?)", removed)
+
+    await store.call(insert)
     page = await chats.page(ANY)
     assert b"chatcmpl-1" in page and b"chatcmpl-0" not in page
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
+from msgspec.structs import replace
 
-from server.apis.responses.database import ResponsesDatabase
+from server.apis.responses.database import Limits, ResponsesDatabase
+from server.apis.responses.store import ResponseStore, StoreUnusable, find_items, history, keep
+from server.errors import RequestError, Unavailable
+from tests.support.server import fake_engine
+from tests.support.server.failing_commit import fail_commits_of
 from tests.support.server.fake_engine import GREETING, FakeServer, fake_server
 
 HELLO: dict[str, Any] = {"model": "fake", "input": "Hello"}
+ME, OTHER = b"me", b"other"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -47,7 +56,7 @@ def test_a_conversation_is_continued_from_its_last_response(fake: FakeServer):
     )
 
 
-def test_a_streamed_response_can_be_continued_as_soon_as_its_end_was_sent(fake: FakeServer):
+def test_a_streamed_response_can_be_continued_as_soon_as_its_end_was_told(fake: FakeServer):
     client = fake.client()
     stream = client.responses.create(**HELLO, stream=True)
     id = next(e.response.id for e in stream if e.type == "response.completed")
@@ -80,7 +89,7 @@ def test_a_response_that_was_not_stored_is_not_there(fake: FakeServer):
         assert caught.value.param == "previous_response_id"
 
 
-def test_a_response_is_fetched_as_it_was_answered_until_it_is_deleted(fake: FakeServer):
+def test_a_response_is_fetched_as_it_was_given_until_it_is_deleted(fake: FakeServer):
     client = fake.client()
     answer = client.responses.create(**HELLO, metadata={"a": "b"})
     assert client.responses.retrieve(answer.id) == answer
@@ -141,7 +150,7 @@ def test_a_background_response_that_is_deleted_is_made_no_further(fake: FakeServ
     assert not fake.engine.pending
 
 
-def test_a_failed_background_response_has_its_error(fake: FakeServer):
+def test_a_background_response_tells_how_it_failed(fake: FakeServer):
     fake.engine.fail_after = 1
     client = fake.client()
     answer = client.responses.create(**HELLO, background=True)
@@ -182,8 +191,8 @@ def test_events_of_a_background_response_are_followed_from_any_number(fake: Fake
 
 def test_events_that_were_not_kept_are_refused(fake: FakeServer):
     answer = fake.client().responses.create(**HELLO)
-    refused = httpx.get(f"{fake.url}/v1/responses/{answer.id}", params={"stream": "true"})
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"
+    told = httpx.get(f"{fake.url}/v1/responses/{answer.id}", params={"stream": "true"})
+    assert told.status_code == 400 and told.json()["error"]["param"] == "stream"
 
 
 def test_a_cancelled_response_ends_its_stream_with_its_last_state(fake: FakeServer):
@@ -199,7 +208,7 @@ def test_a_cancelled_response_ends_its_stream_with_its_last_state(fake: FakeServ
     assert GREETING.startswith(last.response.output_text) and fake.engine.aborted
 
 
-def test_the_stream_of_a_deleted_response_ends(fake: FakeServer):
+def test_a_follower_of_a_deleted_response_hears_the_end(fake: FakeServer):
     fake.engine.held = True
     client = fake.client()
     stream = client.responses.create(**HELLO, background=True, stream=True)
@@ -209,9 +218,11 @@ def test_the_stream_of_a_deleted_response_ends(fake: FakeServer):
     assert [event.type for event in stream] in ([], ["response.queued"])
 
 
-def test_another_keys_responses_are_not_there(tmp_path: Path):
+def test_another_keys_responses_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = fake_engine.fake_config
     keys = ("ann", "bob")
-    with fake_server(tmp_path, api_keys=keys) as fake:
+    monkeypatch.setattr(fake_engine, "fake_config", lambda f: replace(plain(f), api_keys=keys))
+    with fake_server(tmp_path) as fake:
         ann, bob = (fake.client().with_options(api_key=key) for key in keys)
         made = ann.responses.create(**HELLO)
         running = ann.responses.create(**HELLO, background=True, stream=True)
@@ -232,6 +243,75 @@ def test_another_keys_responses_are_not_there(tmp_path: Path):
         assert ann.responses.retrieve(made.id) == made
 
 
+def response(id: str, text: str = "", previous: str | None = None) -> dict[str, Any]:
+    item = {"id": f"msg_{id}", "type": "message", "content": text}
+    return {
+        "id": id,
+        "previous_response_id": previous,
+        "status": "completed",
+        "output": [item],
+        "background": False,
+    }
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[ResponsesDatabase]:
+    database = ResponsesDatabase(
+        str(tmp_path / "store"), Limits(bytes=4000, responses=8, seconds=1000)
+    )
+    yield database
+    database.connection.close()
+
+
+def ids(database: ResponsesDatabase) -> list[str]:
+    rows = database.connection.execute("SELECT id FROM responses ORDER BY used").fetchall()
+    return [id for (id,) in rows]
+
+
+def total(database: ResponsesDatabase) -> tuple[int, int]:
+    return database.connection.execute("SELECT * FROM total").fetchone()
+
+
+def test_a_response_belongs_to_the_key_that_made_it(database: ResponsesDatabase):
+    database.add(ME, response("a"), [])
+    assert database.get(OTHER, "a") is None and not database.delete(OTHER, "a")
+    assert find_items(database, OTHER, {"msg_a"}) == {}
+    assert set(find_items(database, ME, {"msg_a", "msg_b"})) == {"msg_a"}
+    assert database.get(ME, "a") is not None and database.delete(ME, "a")
+    assert total(database) == (0, 0) and find_items(database, ME, {"msg_a"}) == {}
+
+
+def test_the_least_used_responses_go_when_there_are_too_many(database: ResponsesDatabase):
+    for number in range(8):
+        database.add(ME, response(str(number)), [])
+    database.get(ME, "0")
+    database.add(ME, response("8"), [])
+    assert ids(database) == ["2", "3", "4", "5", "6", "7", "0", "8"]
+
+
+def test_the_least_used_responses_go_when_they_are_too_large(database: ResponsesDatabase):
+    for number in range(7):
+        assert database.add(ME, response(str(number), "x" * 700), [])
+    count, size = total(database)
+    assert size <= 4000 and count == len(ids(database)) == 4
+    assert ids(database)[-1] == "6"
+    assert not database.add(ME, response("large", "x" * 1001), [])
+
+
+def test_references_are_looked_up_in_so_many_bytes_and_no_more(
+    database: ResponsesDatabase, monkeypatch: pytest.MonkeyPatch
+):
+    for id in "ab":
+        database.add(ME, response(id, "x" * 500), [])
+    monkeypatch.setattr("server.apis.responses.store.MAX_CHAIN_BYTES", 1000)
+    assert set(find_items(database, ME, {"msg_a"})) == {"msg_a"}
+    with pytest.raises(RequestError, match="in more responses than this server looks through"):
+        find_items(database, ME, {"msg_a", "msg_b"})
+    database.add(ME, response("c", "x" * 500, "b"), [])
+    with pytest.raises(RequestError, match="larger than this server puts together"):
+        history(database, ME, "c")
+
+
 def test_a_background_response_that_the_store_has_no_room_for_is_refused(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -242,3 +322,83 @@ def test_a_background_response_that_the_store_has_no_room_for_is_refused(
     wait_until(lambda: bool(fake.engine.aborted))
     fake.engine.held = False
     assert not fake.client().responses.create(**HELLO).model_extra["store"]  # type: ignore[index]
+
+
+def test_responses_go_when_nobody_has_used_them_for_long(database: ResponsesDatabase):
+    database.add(ME, response("old"), [])
+    database.connection.execute("UPDATE responses SET used = used - 2000")
+    database.add(ME, response("new"), [])
+    assert ids(database) == ["new"]
+
+
+def test_what_is_being_made_stays_and_fails_when_its_process_starts_again(
+    database: ResponsesDatabase,
+):
+    running = response("run") | {"status": "in_progress", "output": []}
+    database.add(ME, running, [], worker=1, streamed=True)
+    for number in range(20):
+        database.add(ME, response(str(number)), [])
+    assert database.status("run") == "in_progress"
+    database.fail_orphans(0, 2)
+    assert database.status("run") == "in_progress", "it is another process's"
+    database.fail_orphans(1, 2)
+    stored = database.get(ME, "run")
+    assert stored and stored.status == "failed"
+    assert "restarted" in json.loads(stored.response)["error"]["message"]
+
+
+def test_a_commit_that_fails_is_rolled_back_and_the_next_response_is_kept(
+    database: ResponsesDatabase,
+):
+    fail_commits_of(database.connection)
+    database.connection.execute(
+        "CREATE TRIGGER broken AFTER INSERT ON responses WHEN new.id = 'lost' "
+        "BEGIN INSERT INTO children VALUES (7); END"
+    )
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+        database.add(ME, response("lost"), [])
+    assert database.add(ME, response("kept"), [])
+    assert ids(database) == ["kept"] and not database.connection.in_transaction
+
+
+def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: ResponsesDatabase):
+    running = response("run") | {"status": "in_progress", "output": []}
+    database.add(ME, running, [], worker=0, streamed=True)
+    assert database.update(running, [(0, b"one"), (1, b"two")]) and database.is_active("run")
+    database.cancel("run")
+    assert not database.update(running, [(2, b"three")]) and not database.is_active("run")
+    assert database.events("run", 0, 10) == ([(1, b"two"), (2, b"three")], "in_progress")
+    assert database.events("run", -1, 1) == ([(0, b"one")], "in_progress")
+    database.delete(ME, "run")
+    assert not database.update(running, []) and database.events("run", -1, 9) == ([], None)
+    assert total(database) == (0, 0)
+
+
+def test_two_processes_share_one_file_that_nobody_else_may_read(tmp_path: Path):
+    path = tmp_path / "store"
+    one, two = ResponsesDatabase(str(path), Limits()), ResponsesDatabase(str(path), Limits())
+    one.add(ME, response("a"), [])
+    assert two.get(ME, "a") is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    one.connection.close()
+    two.connection.close()
+
+
+def test_a_file_that_is_no_database_is_told_at_the_start(tmp_path: Path):
+    path = tmp_path / "notes.txt"
+    path.write_text("Buy milk. " * 100)
+    for wrong in (path, tmp_path / "no" / "folder"):
+        with pytest.raises(StoreUnusable, match="--response-store"):
+            asyncio.run(ResponseStore(str(wrong)).open())
+
+
+async def test_an_answer_whose_store_fails_is_given_and_says_so(caplog: pytest.LogCaptureFixture):
+    store = ResponseStore()
+    await store.call(lambda database: database.connection.execute("DROP TABLE total").close())
+    answer = response("a") | {"store": True}
+    await keep(store, ME, answer, [])
+    assert answer["store"] is False
+    assert "response a is not stored" in caplog.text
+    with pytest.raises(Unavailable) as caught:
+        await store.call(lambda database: database.add(ME, response("b"), []))
+    assert (caught.value.status, caught.value.code) == (503, "store_failed")

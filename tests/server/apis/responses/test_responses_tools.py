@@ -23,7 +23,7 @@ WEATHER: dict[str, Any] = {
 }
 TIME: dict[str, Any] = {"type": "function", "name": "time"}
 ASK: dict[str, Any] = {"model": "fake", "input": "Weather in Rome?", "tools": [WEATHER, TIME]}
-REASONING = "<think>\nHm.\n</think>\n\n"
+THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,12 @@ def events(fake: FakeServer, **body: Any) -> list[dict[str, Any]]:
 
 
 def test_thought_words_and_calls_are_items_in_their_order(fake: FakeServer):
-    fake.say(f"{REASONING}I will look.\n{CALL}\n{OTHER}")
+    fake.say(f"{THOUGHT}I will look.\n{CALL}\n{OTHER}")
     answer = fake.client().responses.create(**ASK)
     assert answer.status == "completed"
-    reasoning, words, call, other = answer.output
-    assert (
-        reasoning.type == "reasoning" and reasoning.id.startswith("rs_") and reasoning.summary == []
-    )
-    assert reasoning.content and "Hm." in reasoning.content[0].text
+    thought, words, call, other = answer.output
+    assert thought.type == "reasoning" and thought.id.startswith("rs_") and thought.summary == []
+    assert thought.content and "Hm." in thought.content[0].text
     assert words.type == "message" and answer.output_text.strip() == "I will look."
     assert call.type == "function_call" and call.id and call.id.startswith("fc_")
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
@@ -56,10 +54,10 @@ def test_thought_words_and_calls_are_items_in_their_order(fake: FakeServer):
     assert usage and 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
 
 
-def test_a_stream_of_reasoning_text_and_calls_is_exactly_these_events(fake: FakeServer):
-    fake.say(f"{REASONING}I will look.\n{CALL}")
-    sent = events(fake)
-    kinds = [event["type"].removeprefix("response.") for event in sent]
+def test_a_stream_of_thought_words_and_calls_is_exactly_these_events(fake: FakeServer):
+    fake.say(f"{THOUGHT}I will look.\n{CALL}")
+    told = events(fake)
+    kinds = [event["type"].removeprefix("response.") for event in told]
     without_repeats = [k for k, before in zip(kinds, ["", *kinds], strict=False) if k != before]
     assert without_repeats == [
         "created",
@@ -82,23 +80,23 @@ def test_a_stream_of_reasoning_text_and_calls_is_exactly_these_events(fake: Fake
         "output_item.done",
         "completed",
     ]
-    assert [e["item"]["type"] for e in sent if e["type"] == "response.output_item.added"] == [
+    assert [e["item"]["type"] for e in told if e["type"] == "response.output_item.added"] == [
         "reasoning",
         "message",
         "function_call",
     ]
-    arguments = "".join(e["delta"] for e in sent if "arguments.delta" in e["type"])
-    [done] = [e for e in sent if "arguments.done" in e["type"]]
-    items = [e["item"] for e in sent if e["type"] == "response.output_item.done"]
+    arguments = "".join(e["delta"] for e in told if "arguments.delta" in e["type"])
+    [done] = [e for e in told if "arguments.done" in e["type"]]
+    items = [e["item"] for e in told if e["type"] == "response.output_item.done"]
     assert json.loads(arguments) == {"city": "Rome"}
     assert (done["arguments"], done["name"]) == (arguments, "weather")
     assert done["item_id"] == items[2]["id"] and done["output_index"] == 2
     assert items[2]["arguments"] == arguments
-    assert sent[-1]["response"]["output"] == items
+    assert told[-1]["response"]["output"] == items
 
 
 def test_the_clients_accumulation_sees_the_same_items(fake: FakeServer):
-    fake.say(f"{REASONING}I will look.\n{CALL}\n{OTHER}")
+    fake.say(f"{THOUGHT}I will look.\n{CALL}\n{OTHER}")
     with fake.client().responses.stream(**ASK) as stream:
         final = stream.get_final_response()
     kinds = [item.type for item in final.output]
@@ -107,7 +105,7 @@ def test_the_clients_accumulation_sees_the_same_items(fake: FakeServer):
 
 def test_a_tool_loop_over_stored_responses(fake: FakeServer):
     client = fake.client()
-    fake.say(f"{REASONING}{CALL}")
+    fake.say(f"{THOUGHT}{CALL}")
     first = client.responses.create(**ASK)
     call = first.output[-1]
     assert call.type == "function_call"
@@ -125,7 +123,7 @@ def test_a_tool_loop_over_stored_responses(fake: FakeServer):
 
 def test_a_tool_loop_without_a_store(fake: FakeServer):
     client = fake.client()
-    fake.say(f"{REASONING}Look:\n{CALL}\n{OTHER}")
+    fake.say(f"{THOUGHT}Look:\n{CALL}\n{OTHER}")
     first = client.responses.create(**ASK, store=False, include=["reasoning.encrypted_content"])
     calls = [item for item in first.output if item.type == "function_call"]
     client.responses.create(
@@ -201,11 +199,9 @@ def test_a_function_that_is_named_is_called_once(fake: FakeServer):
 )
 def test_a_choice_of_tools_is_chats(choice: Any, expected: Any):
     body = read_request(ASK | {"tool_choice": choice, "parallel_tool_calls": False})
-    chat = chat_request(body, conversation_of(body, [], input_items(body)))
-    chat_choice = chat.tool_choice
-    assert expected == (
-        chat_choice if isinstance(chat_choice, str | None) else chat_choice.model_dump()
-    )
+    chat = chat_request(body, conversation_of(body, [], input_items(body.input)))
+    wanted = chat.tool_choice
+    assert expected == (wanted if isinstance(wanted, str | None) else wanted.model_dump())
     assert chat.parallel_tool_calls is False and chat.tools
 
 
@@ -226,25 +222,25 @@ def test_a_format_reaches_the_engine_as_a_grammar(fake: FakeServer):
 
 
 def test_errors_of_tools_and_formats_name_this_routes_fields(fake: FakeServer):
-    def sent(**body: Any) -> tuple[str, str]:
+    def told(**body: Any) -> tuple[str, str]:
         answer = httpx.post(f"{fake.url}/v1/responses", json=ASK | body)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         return error["param"], error["message"]
 
-    param, message = sent(tools=[WEATHER, WEATHER])
+    param, message = told(tools=[WEATHER, WEATHER])
     assert param == "tools[1].name" and "`tools[1].name`" in message
-    assert sent(tools=[], tool_choice="required")[0] == "tool_choice"
+    assert told(tools=[], tool_choice="required")[0] == "tool_choice"
     named = {"type": "function", "name": "none_such"}
-    assert sent(tool_choice=named)[0] == "tool_choice.name"
+    assert told(tool_choice=named)[0] == "tool_choice.name"
     form = {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}
-    param, message = sent(text={"format": form})
+    param, message = told(text={"format": form})
     assert param.startswith("text.format.schema") and "response_format" not in message
-    param, message = sent(reasoning={"effort": "high"})
+    param, message = told(reasoning={"effort": "high"})
     assert param == "reasoning.effort" and "`reasoning.effort`" in message
     calls = [
         {"type": "function_call", "call_id": "c", "name": "time", "arguments": "{"},
         {"type": "function_call_output", "call_id": "c", "output": "x"},
     ]
-    param, message = sent(input=calls)
+    param, message = told(input=calls)
     assert param == "input[0].arguments" and "`input[0].arguments`" in message

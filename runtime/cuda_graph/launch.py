@@ -1,0 +1,233 @@
+"""Launches: what each step runs, decided once.
+
+A StepLaunch is plain data.  Whoever runs the same launches in the same order, another GPU's process
+for one, does the same work: it looks at no clock and at no free memory of its own.
+
+Steps are padded to buckets, so that few CUDA graphs serve all of them.  Decode steps, in which
+every row has one token, have buckets of their own: they need no prefill kernels, and there is one
+for every size up to 32, since the time of a small GEMM grows with each row.  Above MAX_MIXED tokens
+a step keeps the device busy for longer than queueing it takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from runtime.scheduler.batch import Batch
+
+MAX_MIXED = 2048  # tokens of a graph
+TILE = 128  # rows of a tile of a large GEMM
+# Besides the maximum: a mixed step computes the logits of every row, padding included.
+FEW_ROWS = (32, 128, 256)
+FEW_TOKENS = 512  # in a larger step, logits of fewer rows than MANY_ROWS are a small part
+MANY_ROWS = 128
+# Padding to at most this many times the tokens is better than a step without a graph.
+MAX_PADDING = 2
+SMALL = 64  # tokens: up to here a step takes about the time of reading the weights
+# Under load, a bucket missed MISSES times gets its graph, one every SECONDS_APART: a capture
+# delays all requests, by some 90 ms with 36 layers.
+MISSES = 16
+SECONDS_APART = 3.0
+# Free memory, besides a graph's own, below which nothing more is captured.  Steps without a graph
+# need none of it: startup/memory_profile.py has run the largest, whose memory PyTorch keeps.
+RESERVE_BYTES = 64 << 20
+
+log = logging.getLogger("wavefill.graphs")
+
+
+class Bucket(NamedTuple):
+    """What a step is padded to.  decode: every row has one token, so tokens == rows."""
+
+    tokens: int
+    rows: int
+    decode: bool
+
+
+class Buckets:
+    """All buckets of a server with at most max_rows rows and max_tokens tokens a step."""
+
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        assert max_rows <= max_tokens
+        self._max_tokens = max_tokens
+        self._decode = _cut(decode_sizes(max_rows), max_rows)
+        self._rows = _cut(FEW_ROWS, max_rows)
+        self._mixed = _cut(mixed_sizes(), min(max_tokens, MAX_MIXED))
+
+    @property
+    def largest(self) -> list[Bucket]:
+        """The largest mixed and the largest decode bucket, which set the sizes of buffers."""
+        most = self._decode[-1]
+        return [Bucket(self._max_tokens, most, False), Bucket(most, most, True)]
+
+    def fit(self, tokens: int, rows: int) -> Bucket:
+        """The smallest bucket for a step of this many tokens and rows."""
+        if tokens == rows:
+            size = self._decode[bisect_left(self._decode, rows)]
+            return Bucket(size, size, True)
+        if tokens > self._mixed[-1]:
+            padded = min(-(-tokens // TILE) * TILE, self._max_tokens)
+        else:
+            padded = self._mixed[bisect_left(self._mixed, tokens)]
+        rows_of = self._rows_of(padded)
+        return Bucket(padded, rows_of[bisect_left(rows_of, rows)], False)
+
+    def _rows_of(self, tokens: int) -> list[int]:
+        """The row counts that mixed steps of this many tokens are padded to."""
+        rows = _cut(self._rows, min(self._rows[-1], tokens))
+        many = tokens > FEW_TOKENS
+        return [count for count in rows if not many or count >= min(MANY_ROWS, rows[-1])]
+
+    def graphs(self) -> list[Bucket]:
+        """All buckets with a graph, the largest first: smaller ones then reuse its memory."""
+        mixed = [
+            Bucket(tokens, rows, False) for tokens in self._mixed for rows in self._rows_of(tokens)
+        ]
+        return mixed[::-1] + [Bucket(size, size, True) for size in self._decode[::-1]]
+
+    def startup_set(self) -> list[Bucket]:
+        """Those of `graphs` that are captured before the first request.
+
+        Mixed steps of all sizes: padding a long prompt to a power of two could double its time.
+        Decode steps in powers of two: reading the weights takes most of their time.
+        """
+        sizes = {self._decode[-1], *(1 << power for power in range(9))}
+        most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
+        return [
+            bucket
+            for bucket in self.graphs()
+            if (bucket.tokens in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
+        ]
+
+
+def decode_sizes(max_rows: int) -> list[int]:
+    step = 16 if max_rows <= 512 else 32
+    return [*range(1, 33), *range(40, 257, 8), *range(256 + step, 1024 + step, step)]
+
+
+def mixed_sizes() -> list[int]:
+    return [
+        *(16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512),
+        *range(512 + TILE, MAX_MIXED + 1, TILE),
+    ]
+
+
+def _cut(sizes: list[int] | tuple[int, ...], most: int) -> list[int]:
+    """The sizes below `most`, and that."""
+    return [*(size for size in sizes if size < most), most]
+
+
+class StepLaunch(Struct, frozen=True, eq=False):
+    """One step: first `capture` gets its graph, if it names a bucket, then the batch runs."""
+
+    batch: Batch
+    bucket: Bucket  # what the batch is padded to
+    capture: Bucket | None
+    all_hidden_states: bool  # a prompt of the batch needs those of all its tokens
+
+
+class LaunchPlanner:
+    """Chooses each step's bucket, and which graph is captured when."""
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        captured: Collection[Bucket],
+        *,
+        free_bytes: Callable[[], int],
+        uncaptured: list[Bucket],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """captured: the buckets that have a graph, kept up to date by their owner.
+
+        uncaptured: those that may get one, the next one last; free_bytes: of the device's memory.
+        """
+        self.bytes_per_graph = 0  # of a graph other than the largest
+        self._buckets, self._captured, self._free_bytes = buckets, captured, free_bytes
+        self._uncaptured = uncaptured
+        self._clock = clock
+        # What `fit` found for a bucket, and how many graphs there were then.
+        self._fit_cache: dict[Bucket, tuple[int, Bucket]] = {}
+        self._missed: Counter[Bucket] = Counter()
+        self._next_missed = 0.0  # by the clock
+
+    def plan(self, batch: Batch, *, all_hidden_states: bool) -> StepLaunch:
+        """The launch of a batch."""
+        capture = self._most_missed() if self._missed else None
+        bucket = self.fit(len(batch.tokens), len(batch.slots))
+        return StepLaunch(batch, bucket, capture, all_hidden_states)
+
+    def fit(self, tokens: int, rows: int) -> Bucket:
+        """The bucket that a step of this many tokens and rows is padded to."""
+        best = self._buckets.fit(tokens, rows)
+        if best in self._captured or not self._captured:
+            return best
+        graphs, found = self._fit_cache.get(best, (0, best))
+        if graphs != len(self._captured):
+            found = self._next_larger(best)
+            self._fit_cache[best] = len(self._captured), found
+        # Padding the rows of a mixed step costs too little to be worth another capture.
+        if best in self._uncaptured and (found.tokens > best.tokens or found == best):
+            self._missed[best] += 1
+        return found
+
+    def _next_larger(self, best: Bucket) -> Bucket:
+        """The smallest bucket with a graph that holds `best`; `best` itself if there is none."""
+        most = max(MAX_PADDING * best.tokens, SMALL)
+        fitting = [
+            bucket
+            for bucket in self._captured
+            if best.tokens <= bucket.tokens <= most
+            and best.rows <= bucket.rows
+            and best.decode == bucket.decode
+        ]
+        return min(fitting, default=best)
+
+    def _most_missed(self) -> Bucket | None:
+        """The bucket that recent steps missed most, if it is worth the capture now."""
+        if self._clock() < self._next_missed:
+            return None
+        [(bucket, count)] = self._missed.most_common(1)
+        if count < MISSES:
+            return None
+        self._missed.clear()
+        self._next_missed = self._clock() + SECONDS_APART
+        return self.take(bucket)
+
+    def next_capture(self) -> Bucket | None:
+        """The graph to capture in an idle moment."""
+        return self.take(self._uncaptured[-1]) if self._uncaptured else None
+
+    def take(self, bucket: Bucket, *, needs_room: bool = True) -> Bucket | None:
+        """The bucket if it may be captured now; it is not returned again."""
+        if bucket not in self._uncaptured or (needs_room and not self._has_room()):
+            return None
+        self._uncaptured.remove(bucket)
+        return bucket
+
+    @property
+    def is_complete(self) -> bool:
+        """No further graph will be captured."""
+        return not self._uncaptured
+
+    def _has_room(self) -> bool:
+        """Whether there is memory for another graph; if not, no further one is captured."""
+        if self._free_bytes() >= RESERVE_BYTES + 2 * self.bytes_per_graph:
+            return True
+        log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._uncaptured))
+        self._uncaptured = []
+        return False
+
+    def give_up(self, what: str, error: RuntimeError) -> None:
+        """A capture failed: steps of the buckets that have no graph yet run without."""
+        log.warning(
+            "%s could not be captured, %d sizes run without a graph: %s",
+            *(what, len(self._uncaptured), error),
+        )
+        self._uncaptured = []

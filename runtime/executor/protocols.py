@@ -1,0 +1,51 @@
+"""What executors need of a model, and what start-up needs of an executor."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from attention.kv_pool import KVPool
+from model_zoo.inputs import ModelInput
+from runtime.executor.pending import DevicePendingOutput
+from runtime.scheduler.batch import Batch, Masks
+
+
+class ModelProtocol(Protocol):
+    def __call__(self, inp: ModelInput) -> Tensor:
+        """Hidden states [R, hidden] of inp.ends, or [T, hidden] of all tokens."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab], which the caller may overwrite."""
+        ...
+
+    def shortened(self) -> AbstractContextManager[None]:
+        """A context in which the model runs its first layers alone."""
+        ...
+
+
+class DeviceExecutor(Protocol):
+    """An Executor (runtime/engine/loop.py) that start-up can size: TorchExecutor, GraphExecutor."""
+
+    overlap: bool
+
+    def forward(self, batch: Batch) -> None: ...
+
+    def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput: ...
+
+    def prepare(self) -> bool: ...
+
+    def use(self, kv: KVPool) -> None:
+        """Switch to another KV pool, after memory profiling on a small one."""
+        ...
+
+    def measure_graphs(self) -> int:
+        """The bytes of all CUDA graphs; 0 if there are none.  Raises only out-of-memory errors."""
+        ...
+
+    def capture_startup_set(self) -> None:
+        """Capture the graphs that a server has before its first request."""
+        ...
