@@ -80,6 +80,12 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     seed: int
     itl_target_ms: float = 0.0  # 0: automatic
     full_wave_sizes: tuple[int, ...] = ()  # tokens of steps whose GEMMs fill the device
+    num_speculative_tokens: int = 0  # that the device drafts for a decode row in a step, at most
+
+    @property
+    def max_tokens_per_row(self) -> int:
+        """Tokens of a decode row in a step: the last one, and those drafted after it."""
+        return self.num_speculative_tokens + 1
 
     @property
     def max_pages_per_seq(self) -> int:

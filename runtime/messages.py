@@ -156,8 +156,9 @@ class Stats(Struct, frozen=True, array_like=True):
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     """The outputs of one step for one API process; sent once a second when idle, as a heartbeat.
 
-    Requests whose output is one token and nothing else are packed arrays: `ids` are 8 bytes
-    a request, `tokens` 4 bytes, both in the byte order of the host.
+    Tokens of requests with nothing else to say are packed arrays: `ids` are 8 bytes a token,
+    `tokens` 4 bytes, both in the byte order of the host.  `ids` names a request once for each of
+    its tokens, in order; they come before its output in `outputs`.
     """
 
     outputs: list[RequestOutput]

@@ -152,7 +152,7 @@ class SimulatedDevice:
         return False
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> SimulatedResult:
-        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32))
+        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)[:, None])
         return SimulatedResult(self._clock, self._free_at, sampled)
 
 

@@ -51,7 +51,7 @@ class DelayedDevice(SimulatedDevice):
         super().forward(batch)
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> DelayedResult:
-        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32))
+        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)[:, None])
         return DelayedResult(self._free_at, sampled)
 
 

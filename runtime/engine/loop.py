@@ -197,9 +197,8 @@ class Engine:
         self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
         columns = self.committer.commit(scheduler_output, model_output)
         if self._grammars is not None and self._grammars.has_live:
-            tokens = model_output.tokens.tolist()
             rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
-            self._grammars.advance([(id, tokens[row]) for row, id in rows])
+            self._grammars.advance([(id, model_output.sampled(row)) for row, id in rows])
         return columns
 
     def _take_compiled(self, grammars: GrammarManager) -> None:

@@ -86,9 +86,9 @@ class DevicePendingOutput:
         unusable = np.flatnonzero(self._row_outputs.usable[: self._num_rows] == 0)
         errors = dict.fromkeys(unusable.tolist(), NOT_FINITE)
         if self._download is None:
-            return ModelRunnerOutput(tokens, errors=errors)
+            return ModelRunnerOutput(tokens[:, None], errors=errors)
         arrived = iter(self._download.wait())
-        logprobs: list[TokenLogprob | None] = [None] * self._num_rows
+        logprobs: list[list[TokenLogprob] | None] = [None] * self._num_rows
         for output in self._sampler_outputs:
             self._read(output, arrived, tokens, errors, logprobs)
         prompt_logprobs: list[list[TokenLogprob] | None] | None = None
@@ -101,7 +101,7 @@ class DevicePendingOutput:
                     errors[row] = NOT_FINITE
         scored = any(output.scored for output in self._sampler_outputs)
         return ModelRunnerOutput(
-            tokens, logprobs if scored else None, prompt_logprobs, errors, embeddings
+            tokens[:, None], logprobs if scored else None, prompt_logprobs, errors, embeddings
         )
 
     def _read(
@@ -110,7 +110,7 @@ class DevicePendingOutput:
         arrived: Iterator[Tensor],
         tokens: NDArray[np.int32],
         errors: dict[int, str],
-        logprobs: list[TokenLogprob | None],
+        logprobs: list[list[TokenLogprob] | None],
     ) -> None:
         """Write the rows of a sampler's output, from host copies of its tensors."""
         copies = [next(arrived) for _ in output.tensors()]
@@ -122,4 +122,4 @@ class DevicePendingOutput:
         if scored:
             found = token_logprobs(scored, output.widths)
             for row, score in zip(output.scored, found, strict=True):
-                logprobs[row] = None if row in errors else score
+                logprobs[row] = None if row in errors else [score]

@@ -215,9 +215,9 @@ class GrammarManager:
             self._process.sender.send(Free([request_id]))
         return was_compiling
 
-    def advance(self, tokens: list[tuple[int, int]]) -> None:
-        """Advance the grammars by committed tokens: (request id, token); others are ignored."""
-        own = [(id, token) for id, token in tokens if id in self._masks]
+    def advance(self, tokens: list[tuple[int, list[int]]]) -> None:
+        """Advance the grammars by committed tokens: (request id, tokens); others are ignored."""
+        own = [(id, committed) for id, committed in tokens if id in self._masks]
         if not own:
             return
         for id, _ in own:

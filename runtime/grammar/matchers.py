@@ -148,18 +148,19 @@ class Matchers:
         self._cache.move_to_end(grammar)
         return compiled.deep_copy()
 
-    def advance(self, tokens: Sequence[tuple[int, int]]) -> Advanced:
-        """Consume one (key, token) for each sequence; unknown keys are ignored."""
+    def advance(self, tokens: Sequence[tuple[int, list[int]]]) -> Advanced:
+        """Consume the newest tokens (key, tokens) of each sequence; unknown keys are ignored."""
         unfinished: list[tuple[int, ConstrainedSequence]] = []
         ended: list[int] = []
         errors: dict[int, str] = {}
-        for key, token in tokens:
+        for key, newest in tokens:
             sequence = self.sequences.get(key)
             if sequence is None:
                 continue
-            sequence.num_tokens += 1
-            if not sequence.matcher.consume_token(token):
-                errors[key] = shorten(sequence.matcher.get_error()) or f"token {token} does not fit"
+            sequence.num_tokens += len(newest)
+            if not sequence.matcher.consume_tokens(newest):
+                error = shorten(sequence.matcher.get_error())
+                errors[key] = error or f"tokens {newest} do not fit"
             elif sequence.matcher.is_stopped():
                 ended.append(key)
             else:

@@ -25,9 +25,9 @@ class Compile(Struct, frozen=True, array_like=True, tag="compile"):
 
 
 class Advance(Struct, frozen=True, array_like=True, tag="advance"):
-    """Committed tokens, one a sequence; answered by Advanced."""
+    """Committed tokens of sequences, in order; answered by Advanced."""
 
-    tokens: list[tuple[int, int]]  # key, token
+    tokens: list[tuple[int, list[int]]]  # key, tokens
 
 
 class Free(Struct, frozen=True, array_like=True, tag="free"):

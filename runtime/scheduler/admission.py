@@ -89,7 +89,7 @@ class Admission:
 
     def _claim_pages(self, sequence: Sequence) -> list[int] | None:
         """Pages for all known tokens, cached ones shared; None if too few are free."""
-        assert not sequence.unread_tokens
+        assert not sequence.has_unread_row
         found = self._pages_for(sequence)
         if found is None:
             return None
@@ -109,7 +109,8 @@ class Admission:
             # At least one token is computed: without it there would be no logits to sample from.
             hits = pool.lookup(hashes[: (len(sequence.tokens) - 1) // page_size])
         missing = -(-len(sequence.tokens) // page_size) - len(hits)
-        # Each running sequence may need a page soon: admission must not lead to preemption.
-        if missing + pool.count_free(hits) + requests.num_running > pool.num_free:
+        # Each running sequence may need pages soon: admission must not lead to preemption.
+        soon = requests.num_running * -(-requests.resolved.max_tokens_per_row // page_size)
+        if missing + pool.count_free(hits) + soon > pool.num_free:
             return None
         return hits, missing

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from runtime.messages import SamplingParams, TokenLogprob
 
 LAST = -1  # in Batch.tokens: the token that the device sampled last for this slot
+DRAFT = -2  # in Batch.tokens: one that the device drafted after it
 
 Int64Array = NDArray[np.int64]
 
@@ -30,15 +31,22 @@ class NewRow(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True, eq=False):
+    """The device counts the length of each slot itself: a decode row begins there.
+
+    The host may schedule a row before it knows how many drafts of the last one were accepted.
+    `starts` of decode rows are the positions if all were, and exact without drafts.
+    """
+
     slots: Int64Array
-    starts: Int64Array  # KV position of the row's first token
+    starts: Int64Array  # KV position of the row's first token; the largest possible if it decodes
     q_lens: Int64Array  # tokens of the row that this step computes
-    tokens: Int64Array  # flat, sum(q_lens) ids; LAST where only the device knows the id
+    # Flat, sum(q_lens) ids.  Only the device knows those of decode rows: LAST, and a DRAFT each.
+    tokens: Int64Array
     num_new_pages: Int64Array  # pages appended to the row's page table
     new_pages: Int64Array  # flat
     # False: a chunk that does not complete its prompt, or a prompt to be pooled.
     sample: NDArray[np.bool_]
-    decode_rows: int  # the first so many rows decode: one token each
+    decode_rows: int  # the first so many rows decode: 1 .. max_tokens_per_row tokens each
     new_rows: list[NewRow]  # their slots are reset to an empty page table
 
     @property
@@ -82,17 +90,26 @@ class Masks(Struct, frozen=True):
     account for stop ids and min_tokens: the sampler does not mask stop ids on top.
     """
 
-    rows: list[int]  # indices into the batch, of rows that sample
+    rows: list[int]  # indices into the batch, of rows that sample; once for each of their tokens
     bits: bytes
 
 
 class ModelRunnerOutput(Struct, frozen=True):
-    """What a step computed, one entry a row of its Batch."""
+    """What a step computed, one entry a row of its Batch.
 
-    tokens: NDArray[np.int32]  # LAST in rows that did not sample or had every token masked
-    logprobs: list[TokenLogprob | None] | None = None  # None: no row asked
+    tokens [B, max_tokens_per_row]: the accepted drafts and the token sampled after them, then LAST.
+    LAST alone in rows that did not sample or had every token masked.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: list[list[TokenLogprob] | None] | None = None  # of these tokens; None: no row asked
     # Of the prompt tokens that the row computed, each scored by the position before it, in order.
     # The first token of a prompt has none.  None: no row asked.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
     embeddings: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
+
+    def sampled(self, row: int) -> list[int]:
+        """The tokens of a row, without what follows them."""
+        tokens: list[int] = self.tokens[row].tolist()
+        return tokens[: tokens.index(LAST)] if LAST in tokens else tokens

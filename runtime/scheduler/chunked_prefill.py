@@ -77,7 +77,10 @@ class ChunkBudget:
         self._times = times
 
     def tokens(self, rows: int, kv_tokens: int, load: PrefillLoad) -> int:
-        """Prompt tokens for a step with `rows` decode rows, which read `kv_tokens` of KV."""
+        """Prompt tokens for a step whose decode rows read `kv_tokens` of KV.
+
+        rows: decode rows, by their tokens
+        """
         room = self._max_tokens - rows
         # A single prompt delays no other request.
         if not self._limited or (not rows and load.num_prompts == 1):

@@ -1,7 +1,7 @@
 """Committer: the results of a step become tokens of its sequences, and outputs.
 
-Most rows of most steps have nothing but a token: they are committed as whole columns.  The others
-are taken one by one.
+Most rows of most steps have nothing but tokens: they are committed as whole columns.  The others
+are taken one by one, from their first token that is not plain.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config import MAX_SEQS
 from runtime.messages import FinishReason, RequestOutput, TokenLogprob
 from runtime.scheduler.batch import LAST, Batch, Int64Array, ModelRunnerOutput
 from runtime.scheduler.decode_columns import EMPTY
@@ -26,13 +27,14 @@ NO_TOKEN = (
 
 
 class TokenColumns(NamedTuple):
-    """One token for each of `ids`, and nothing else to say of these requests."""
+    """One token for each of `ids`, which names a request once for each of its tokens, in order."""
 
     ids: Int64Array
     tokens: NDArray[np.int32]
     clients: Int64Array  # index of the API process of each
 
 
+INDICES: Int64Array = np.arange(MAX_SEQS)  # never written to
 NO_TOKEN_COLUMNS = TokenColumns(EMPTY, EMPTY.astype(np.int32), EMPTY)
 
 
@@ -40,6 +42,9 @@ class Committer:
     def __init__(self, requests: RequestTable) -> None:
         self.generated_tokens = 0
         self._requests = requests
+        self._pool = requests.pool
+        self._page_size = requests.resolved.page_size
+        self._prefix_cache = requests.resolved.prefix_cache
 
     def commit(
         self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput
@@ -48,100 +53,145 @@ class Committer:
 
         Returns the tokens of plain rows; the outputs of the others are in RequestTable.outputs.
         """
-        batch, columns = scheduler_output.batch, NO_TOKEN_COLUMNS
-        irregular_rows: list[int] = []
-        if batch.decode_rows:
-            columns, irregular_rows = self._commit_plain_rows(scheduler_output, model_output)
-        for row, sequence in scheduler_output.live_rows(self._requests.live, irregular_rows):
-            if sequence.slot < 0 and batch.sample[row]:
-                sequence.unread_tokens -= 1
+        columns = NO_TOKEN_COLUMNS
+        first_columns: dict[int, int] = {}
+        if scheduler_output.batch.decode_rows:
+            columns, first_columns = self._commit_plain_rows(scheduler_output, model_output)
+        for row, sequence in scheduler_output.live_rows(self._requests.live, first_columns):
+            sequence.has_unread_row = False
             try:
-                self._commit_row(sequence, row, batch, model_output)
+                self._commit_row(
+                    sequence, row, scheduler_output.batch, model_output, first_columns.get(row, 0)
+                )
             except Exception as error:
                 self._requests.finish_failed(sequence, error)
         return columns
 
     def _commit_plain_rows(
         self, scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput
-    ) -> tuple[TokenColumns, list[int]]:
-        """Commit the decode rows that have nothing but a token; returns the irregular rows, too.
+    ) -> tuple[TokenColumns, dict[int, int]]:
+        """Commit the decode rows that have nothing but tokens, column by column of their tokens.
 
-        At 256 rows this is most of the host time of a step.
+        Returns the other rows, too, each with the first column that is left to _commit_row().  At
+        256 rows this is most of the host time of a step.
         """
-        rows = scheduler_output.decoding
-        requests, tokens = rows.requests, model_output.tokens[: len(rows.starts)]
-        irregular = _rows_with_details(model_output) + scheduler_output.held_rows
-        full, irregular_rows = self._requests.decoding.commit(
-            rows, tokens, [row for row in irregular if row < len(tokens)]
-        )
-        for sequence, content in full:
-            try:
-                self._cache_page(sequence, content)
-            except Exception as error:
-                self._requests.finish_failed(sequence, error)
-        ids, clients = requests.ids, requests.clients
-        if irregular_rows:
-            plain = np.ones(len(ids), dtype=np.bool_)
-            plain[irregular_rows] = False
-            ids, clients, tokens = ids[plain], clients[plain], tokens[plain]
-        self.generated_tokens += len(ids)
-        return TokenColumns(ids, tokens, clients), irregular_rows
+        rows, decoding = scheduler_output.decoding, self._requests.decoding
+        requests, count = rows.requests, len(rows.starts)
+        tokens = model_output.tokens[:count]
+        held = [row for row in scheduler_output.held_rows if row < count]
+        irregular = [row for row in _rows_with_details(model_output) if row < count] + held
+        known = rows.starts + 1
+        if tokens.shape[1] > 1:
+            decoding.subtract_refused(rows, tokens, held)
+            known = decoding.known[rows.slots]
+        committed: list[TokenColumns] = []
+        first_columns: dict[int, int] = {}
+        indices = INDICES[:count]  # of the rows that are plain so far
+        for column in range(tokens.shape[1]):
+            newest = tokens[indices, column] if column else tokens[:, 0]
+            if column:
+                accepted = newest != LAST
+                indices, newest, known = indices[accepted], newest[accepted], known[accepted] + 1
+                requests = rows.requests.take(indices)
+            full, irregular = decoding.commit(requests, known, newest, irregular)
+            for sequence, content in full:
+                try:
+                    self._cache_page(sequence, content)
+                except Exception as error:
+                    self._requests.finish_failed(sequence, error)
+            if irregular:
+                first_columns.update(dict.fromkeys(indices[irregular].tolist(), column))
+                plain = np.ones(len(indices), dtype=np.bool_)
+                plain[irregular] = False
+                indices, newest, known = indices[plain], newest[plain], known[plain]
+                requests, irregular = requests.take(plain), []
+            committed.append(TokenColumns(requests.ids, newest, requests.clients))
+            self.generated_tokens += len(newest)
+        if len(committed) == 1:
+            return committed[0], first_columns
+        return TokenColumns(*map(np.concatenate, zip(*committed, strict=True))), first_columns
 
     def _cache_page(self, sequence: Sequence, content: bytes) -> None:
-        resolved = self._requests.resolved
-        if not resolved.prefix_cache:
+        if not self._prefix_cache:
             return
-        if sequence.hash_page(content, resolved.page_size):
+        if sequence.hash_page(content, self._page_size):
             hashes = sequence.hashes
-            self._requests.pool.cache_page(sequence.pages[len(hashes) - 1], hashes[-1])
+            self._pool.cache_page(sequence.pages[len(hashes) - 1], hashes[-1])
         else:
             written = len(sequence.tokens)
             self._cache_pages(sequence, written - 1, written)
 
     def _cache_pages(self, sequence: Sequence, start: int, end: int) -> None:
         """Cache the pages that positions start .. end - 1, just written, have filled."""
-        resolved = self._requests.resolved
-        page_size = resolved.page_size
+        page_size = self._page_size
         # A sequence that was preempted in the meantime has no pages.
-        if end % page_size < end - start and resolved.prefix_cache and sequence.pages:
+        if end % page_size < end - start and self._prefix_cache and sequence.pages:
             hashes = sequence.hash_pages(page_size)
             for index in range(start // page_size, end // page_size):
-                self._requests.pool.cache_page(sequence.pages[index], hashes[index])
+                self._pool.cache_page(sequence.pages[index], hashes[index])
 
     def _commit_row(
-        self, sequence: Sequence, row: int, batch: Batch, model_output: ModelRunnerOutput
+        self,
+        sequence: Sequence,
+        row: int,
+        batch: Batch,
+        model_output: ModelRunnerOutput,
+        first_column: int,
     ) -> None:
-        """Commit a prefill row or an irregular decode row of a live sequence."""
+        """Commit a prefill row, or the tokens of a decode row from `first_column` on."""
         requests = self._requests
         if self._record_details(sequence, row, model_output):
             return
         decodes = requests.decoding.has(sequence)
         if decodes:
             requests.decoding.flush_tokens(sequence)
-        start = int(batch.starts[row])
-        self._cache_pages(sequence, start, start + int(batch.q_lens[row]))
+        start, end = len(sequence.tokens) - 1, len(sequence.tokens)
+        if row >= batch.decode_rows:
+            start, end = int(batch.starts[row]), int(batch.starts[row] + batch.q_lens[row])
+        self._cache_pages(sequence, start, end)
         if not batch.sample[row]:
             if row in model_output.embeddings:
                 requests.finish(sequence, _pooled_output(sequence, model_output.embeddings[row]))
             return
-        token = int(model_output.tokens[row])
-        if token == LAST:
+        tokens = model_output.sampled(row)[first_column:]
+        if not tokens:
             requests.finish_request(
                 sequence.request_id, "error", error=NO_TOKEN, is_request_error=True
             )
             return
-        if not 0 <= token < requests.vocab_size:
-            raise ValueError(f"the executor sampled {token}, not a token id of the model")
-        sequence.tokens.append(token)
-        self.generated_tokens += 1
+        logprobs = None if model_output.logprobs is None else model_output.logprobs[row]
+        known = len(sequence.tokens)
+        output = self._append(sequence, tokens, logprobs)
+        self.generated_tokens += len(output.tokens)
+        # The last of them has not been fed to the model.
+        self._cache_pages(sequence, known, len(sequence.tokens) - 1)
         if decodes:
             requests.decoding.sync_tokens(sequence)
-        scored = model_output.logprobs
-        output = next_output(sequence, token, None if scored is None else scored[row])
         if output.finish is None:
             requests.outputs.append(output)
         else:
             requests.finish(sequence, output)
+
+    def _append(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob] | None
+    ) -> RequestOutput:
+        """Append tokens up to the one that ends the sequence; returns the output for them."""
+        finish: FinishReason | None = None
+        stop_id: int | None = None
+        known = len(sequence.tokens)
+        for token in tokens:
+            if not 0 <= token < self._requests.vocab_size:
+                raise ValueError(f"the executor sampled {token}, not a token id of the model")
+            sequence.tokens.append(token)
+            finish, stop_id = _end(sequence, token)
+            if finish is not None:
+                break
+        tokens = sequence.tokens[known:]
+        logprobs = None if logprobs is None else logprobs[: len(tokens)]
+        output = RequestOutput(sequence.request_id, tokens, finish, stop_id, logprobs)
+        if sequence.first_output_sent:
+            return output
+        return as_first_output(sequence, output, _prompt_logprobs(sequence))
 
     def _record_details(
         self, sequence: Sequence, row: int, model_output: ModelRunnerOutput
@@ -150,7 +200,7 @@ class Committer:
         error = model_output.errors.get(row)
         if error is not None:
             # The cause may be the content of its pages: no other request may hit them.
-            self._requests.pool.evict(sequence.pages)
+            self._pool.evict(sequence.pages)
             self._requests.finish(sequence, finish_output(sequence, "error", error=error))
             return True
         scores = model_output.prompt_logprobs[row] if model_output.prompt_logprobs else None
@@ -170,20 +220,12 @@ def _rows_with_details(model_output: ModelRunnerOutput) -> list[int]:
     return rows
 
 
-def next_output(sequence: Sequence, token: int, logprob: TokenLogprob | None) -> RequestOutput:
-    """The output for `token`, just appended to the sequence; `finish` is set if it ends there."""
-    finish: FinishReason | None = None
-    stop_id: int | None = None
+def _end(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
+    """Whether a sequence ends with `token`, its newest, and the id that ended it."""
     min_tokens = sequence.request.params.min_tokens
     if token in sequence.stop_ids and len(sequence.tokens) - sequence.prompt_len > min_tokens:
-        finish, stop_id = "stop", token
-    elif len(sequence.tokens) >= sequence.max_len:
-        finish = "length"
-    logprobs = None if logprob is None else [logprob]
-    output = RequestOutput(sequence.request_id, [token], finish, stop_id, logprobs)
-    if sequence.first_output_sent:
-        return output
-    return as_first_output(sequence, output, _prompt_logprobs(sequence))
+        return "stop", token
+    return ("length" if len(sequence.tokens) >= sequence.max_len else None), None
 
 
 def _pooled_output(sequence: Sequence, embedding: bytes) -> RequestOutput:

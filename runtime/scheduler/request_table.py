@@ -39,7 +39,7 @@ class RequestTable:
         self.waiting = WaitingQueue()
         # By request id: tokens are left to schedule.  Some of them are held.
         self.prefilling: dict[int, Sequence] = {}
-        self.decoding = DecodeColumns(resolved.max_num_seqs, vocab_size, resolved.page_size)
+        self.decoding = DecodeColumns(resolved, vocab_size)
         self.num_background = 0  # sequences of priority BACKGROUND that have a slot
         self.num_preemptions = 0
         self.num_steps = 0
@@ -155,7 +155,7 @@ class RequestTable:
         again when it resumes.
         """
         self.decoding.remove_sequence(sequence)
-        sequence.unread_tokens = 0
+        sequence.has_unread_row = False
         sequence.num_computed_tokens = len(sequence.tokens) - 1
         sequence.needs_slot_init = True
         sequence.held_since = self.clock()

@@ -1,9 +1,10 @@
 """Scheduler: what runs in the next step.
 
 There is no prefill phase and no decode phase.  Each sequence has
-`num_new_tokens = len(tokens) + unread_tokens - num_computed_tokens` to compute: a step takes all
-decode rows first, then chunks of prefill as far as the token budget goes.  If decoding runs out of
-pages, the sequence of lowest priority is preempted and recomputed later.
+`num_new_tokens = len(tokens) - num_computed_tokens` to compute, and a decode row one token more,
+which is not known yet, and drafts after it.  A step takes all decode rows first, then chunks of
+prefill as far as the token budget goes.  If decoding runs out of pages, it does without drafts;
+then the sequence of lowest priority is preempted and recomputed later.
 
 A row whose mask is late when its step samples is left out of that step, and its request is held:
 it has no row until its mask arrives, and is preempted first if others need its pages or slot.
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from runtime.config import MAX_SEQS
 from runtime.scheduler.admission import Admission
-from runtime.scheduler.batch import LAST, Batch, Int64Array, NewRow
+from runtime.scheduler.batch import DRAFT, LAST, Batch, Int64Array, NewRow
 from runtime.scheduler.chunked_prefill import ChunkBudget, PrefillLoad
 from runtime.scheduler.decode_columns import EMPTY, NO_DECODE_ROWS, DecodeRows
 from runtime.scheduler.request_table import RequestTable
@@ -30,7 +31,6 @@ from runtime.scheduler.step_time import StepLoad, StepTimes
 
 # Constant columns of decode rows, of which every step takes a prefix; they are never written to.
 ZEROS: Int64Array = np.zeros(MAX_SEQS, dtype=np.int64)
-ONES: Int64Array = np.ones(MAX_SEQS, dtype=np.int64)
 LASTS: Int64Array = np.full(MAX_SEQS, LAST, dtype=np.int64)
 TRUES: NDArray[np.bool_] = np.ones(MAX_SEQS, dtype=np.bool_)
 
@@ -84,6 +84,8 @@ class Scheduler:
         self.admission = Admission(requests)
         self.times = StepTimes()
         self.chunks = ChunkBudget(requests.resolved, self.times)
+        most = requests.resolved.max_tokens_per_row
+        self._tokens_per_row = (most, 1) if most > 1 else (1,)  # fewer where pages are short
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None if nothing can be done before a commit or a new request."""
@@ -116,10 +118,13 @@ class Scheduler:
         requests = self.requests
         decoding = requests.decoding
         while len(decoding.slots):
-            rows, starts, new_page_rows = decoding.select_rows(requests.resolved.max_batched_tokens)
-            if len(new_page_rows) <= requests.pool.num_free:
-                pages = requests.pool.allocate(len(new_page_rows)) if new_page_rows else []
-                return decoding.schedule_rows(rows, starts, new_page_rows, pages)
+            for tokens_per_row in self._tokens_per_row:
+                rows = decoding.select_rows(requests.resolved.max_batched_tokens, tokens_per_row)
+                num_pages = len(rows.new_page_rows)
+                if num_pages <= requests.pool.num_free:
+                    pages = requests.pool.allocate(num_pages) if num_pages else []
+                    decoding.schedule_rows(rows, pages)
+                    return rows
             assert requests.num_running > 1, "one sequence alone always has enough pages"
             requests.preempt(requests.longest_held() or requests.lowest_priority())
         return NO_DECODE_ROWS
@@ -161,7 +166,7 @@ class Scheduler:
             sum([sequence.num_new_tokens for sequence in prefilling]) + waiting_tokens,
             max([sequence.num_computed_tokens for sequence in prefilling], default=0),
         )
-        return self.chunks.tokens(builder.decode_rows, builder.kv_tokens, load)
+        return self.chunks.tokens(builder.decoding.num_tokens, builder.kv_tokens, load)
 
     def hold_rows(self, scheduler_output: SchedulerOutput, rows: list[int]) -> SchedulerOutput:
         """Leave rows that sample out of a step and hold their requests until they are resumed.
@@ -236,25 +241,27 @@ class BatchBuilder:
 
     def build(self) -> SchedulerOutput:
         decoding, rows = self.decoding, self.decode_rows
-        num_new_pages, sample = ZEROS[:rows], TRUES[:rows]
+        num_new_pages, sample, tokens = ZEROS[:rows], TRUES[:rows], LASTS[:rows]
         if decoding.new_pages:
-            num_new_pages = num_new_pages.copy()
-            num_new_pages[decoding.new_page_rows] = 1
+            num_new_pages = np.bincount(decoding.new_page_rows, minlength=rows)
+        if decoding.num_tokens > rows:
+            tokens = np.full(decoding.num_tokens, DRAFT, dtype=np.int64)
+            tokens[np.cumsum(decoding.q_lens) - decoding.q_lens] = LAST
         new_pages = decoding.new_pages + self.new_pages
         if self.sample:
             sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
         batch = Batch(
             slots=_joined(decoding.slots, self.slots),
             starts=_joined(decoding.starts, self.starts),
-            q_lens=_joined(ONES[:rows], self.q_lens),
-            tokens=_joined(LASTS[:rows], self.tokens),
+            q_lens=_joined(decoding.q_lens, self.q_lens),
+            tokens=_joined(tokens, self.tokens),
             num_new_pages=_joined(num_new_pages, self.num_new_pages),
             new_pages=np.array(new_pages, dtype=np.int64) if new_pages else EMPTY,
             sample=sample,
             decode_rows=rows,
             new_rows=self.new_rows,
         )
-        load = StepLoad(rows, len(self.tokens), self.kv_tokens, self.pairs)
+        load = StepLoad(decoding.num_tokens, len(self.tokens), self.kv_tokens, self.pairs)
         return SchedulerOutput(batch, decoding, self.prefilling, load, [])
 
 

@@ -11,8 +11,8 @@ class Sequence:
 
     tokens               known on the host: the prompt, then the committed tokens
     num_computed_tokens  positions of the KV cache that are written or queued to be, during prefill
-    unread_tokens        of a preempted sequence: tokens that a step in flight samples and the host
-                         has not read; 0 or 1 without speculative decoding
+    has_unread_row       of a preempted sequence: a step in flight samples for it, nobody knows how
+                         many tokens, until it is committed
     pages                hold positions 0 .. len(pages) * page_size - 1; empty while it waits
 
     What changes with each token of a decoding sequence is in decode_columns.py.
@@ -23,6 +23,7 @@ class Sequence:
         "finish",
         "first_output_sent",
         "first_scheduled_at",
+        "has_unread_row",
         "hashes",
         "held_since",
         "max_len",
@@ -42,7 +43,6 @@ class Sequence:
         "steps_at_admission",
         "stop_ids",
         "tokens",
-        "unread_tokens",
     )
 
     def __init__(
@@ -60,7 +60,7 @@ class Sequence:
         )  # of prompt and answer
         self.stop_ids = frozenset(params.stop_ids)
         self.num_computed_tokens = 0
-        self.unread_tokens = 0
+        self.has_unread_row = False
         self.slot = -1  # none
         self.needs_slot_init = False  # its next row resets the slot and sends all its pages
         self.held_since: float | None = (
@@ -82,7 +82,7 @@ class Sequence:
     @property
     def num_new_tokens(self) -> int:
         """Tokens left to prefill: of a prompt, of what a preemption dropped, or one."""
-        return len(self.tokens) + self.unread_tokens - self.num_computed_tokens
+        return len(self.tokens) - self.num_computed_tokens
 
     @property
     def may_use_prefix_cache(self) -> bool:

@@ -31,7 +31,7 @@ Vector = list[float]
 class StepLoad(NamedTuple):
     """What the time of a step depends on."""
 
-    rows: int  # decode rows
+    rows: int  # decode rows, by their tokens
     prompt_tokens: int
     kv_tokens: int  # read by the decode rows
     pairs: float  # query-key pairs of the prompt tokens with those before them

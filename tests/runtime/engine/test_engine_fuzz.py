@@ -17,6 +17,7 @@ from tests.support.engine.fuzz_mutations import (
     late_mask_not_waited_for,
     left_out_row_committed,
     means_without_their_prefix,
+    refused_of_a_row_that_started_over,
 )
 from tests.support.engine.fuzz_workloads import FuzzWorkload, Play, workloads
 from tests.support.examples import examples
@@ -31,6 +32,7 @@ def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: FuzzWorkl
 # What takes longest to find: hundreds of workloads.
 SLOW = {held_for_ever, hit_of_a_page_not_yet_written, left_out_row_committed}
 SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_fed_stale_after_preemption}
+SLOW |= {refused_of_a_row_that_started_over}
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_rows_that_do_not_sample_are_marked(where: Where) -> None:
     )
     executor.forward(batch)
     sampled = executor.sample(batch).wait()
-    assert sampled.tokens.tolist() == [LAST, int(logits_after([3, 4]).argmax())]
+    assert sampled.tokens.tolist() == [[LAST], [int(logits_after([3, 4]).argmax())]]
     assert sampled.logprobs is None and sampled.prompt_logprobs is None and not sampled.errors
 
 

@@ -324,6 +324,31 @@ async def test_tokens_in_columns_are_outputs_of_one_token(
     assert await get(second) == RequestOutput(second.id, [7, 9], finish="length")
 
 
+@pytest.mark.parametrize("drains", [False, True])
+async def test_several_tokens_of_a_request_in_one_step_arrive_in_order(
+    engine: PlayedEngine, client: EngineClient, drains: bool
+) -> None:
+    await serve(engine, client)
+    one, other = client.submit([1], PARAMS), client.submit([2], PARAMS)
+    taken: list[int] = []
+
+    def take(output: RequestOutput) -> bool:
+        taken.extend(output.tokens)
+        return output.finish is None
+
+    pouring = asyncio.ensure_future(one.drain(take)) if drains else None
+    await asyncio.sleep(0)
+    ids, tokens = array("q", [one.id, other.id, one.id, one.id]), array("i", [3, 4, 5, 6])
+    last = RequestOutput(one.id, [7, 8], finish="stop", stop_id=8)
+    engine.sender.send(StepOutput([last], Stats(), ids.tobytes(), tokens.tobytes()))
+    if pouring is None:
+        assert take(await get(one)) is False
+    else:
+        await asyncio.wait_for(pouring, 5)
+    assert taken == [3, 5, 6, 7, 8]
+    assert (await get(other)).tokens == [4]
+
+
 async def test_steps_that_arrived_while_this_process_was_busy_are_delivered_together(
     engine: PlayedEngine, client: EngineClient
 ) -> None:

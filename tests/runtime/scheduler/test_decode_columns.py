@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime.scheduler.batch import LAST, Batch
-from runtime.scheduler.decode_columns import DecodeRows, RequestColumns
+from runtime.scheduler.decode_columns import EMPTY, ONES, DecodeRows, RequestColumns
 from runtime.scheduler.scheduler import BatchBuilder
 from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
 
@@ -62,7 +62,8 @@ def test_steps_of_all_sizes_share_the_columns_that_never_change() -> None:
 
     def num_computed_tokens(count: int) -> Batch:
         column = np.arange(count)
-        rows = DecodeRows(RequestColumns(column, column, column, column), column, [], [])
+        requests = RequestColumns(column, column, column, column)
+        rows = DecodeRows(requests, column, ONES[:count], count, EMPTY, [])
         return BatchBuilder(rows).build().batch
 
     few, more = num_computed_tokens(3), num_computed_tokens(5)

@@ -50,7 +50,7 @@ class Judge:
         for token in self._tokenizer.encode(text).ids:
             if not mask[token >> 3] >> (token & 7) & 1:
                 return False
-            step = self._matchers.advance([(self._key, token)])
+            step = self._matchers.advance([(self._key, [token])])
             assert not step.errors
             mask, ended = step.masks.get(self._key, bytes(len(mask))), self._key in step.ended
         return bool(mask[0] & 1) or ended

@@ -123,8 +123,8 @@ class FitRules:
         self.late.discard(request_id)
         return bool(waiting)
 
-    def advance(self, tokens: list[tuple[int, int]]) -> None:
-        for id, token in tokens:
+    def advance(self, tokens: list[tuple[int, list[int]]]) -> None:
+        for id, [token] in tokens:
             if id in self._said:
                 assert id not in self._delays, "a token without a mask"
                 self._said[id].append(token)

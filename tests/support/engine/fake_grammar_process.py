@@ -55,8 +55,8 @@ class FakeProcess:
             self._due.append((due, Compiled(message.key, mask_after([]))))
         elif isinstance(message, Advance):
             masks: dict[int, bytes] = {}
-            for key, token in message.tokens:
-                self._answers[key].append(token)
+            for key, tokens in message.tokens:
+                self._answers[key] += tokens
                 masks[key] = mask_after(self._answers[key])
             due = max(self._advanced_at, self._clock.now + next(self._delays))
             self._advanced_at = due

@@ -3,11 +3,16 @@
 A KV cell holds the token written to it, and the next token is a hash of every cell that the row
 reads through its page table: one stale, lost or aliased cell changes the answer.  It is called by
 encoded Batch bytes alone, as another rank would be.
+
+A decode row of several tokens computes drafts after its last token.  Some are the model's own next
+tokens and some are not: the first wrong one and all after it are refused, and leave garbage in
+their cells.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,10 +25,11 @@ from msgspec import structs
 from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams, TokenLogprob
-from runtime.scheduler.batch import LAST, Batch, Masks, ModelRunnerOutput, NewRow
+from runtime.scheduler.batch import DRAFT, LAST, Batch, Masks, ModelRunnerOutput, NewRow
 from tests.support.engine.fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
 
 SPOILT = -9  # in a cell: what was written is no number
+REFUSED = -8  # in a cell: a draft was written that the model does not continue with
 
 
 def resolved(
@@ -34,6 +40,7 @@ def resolved(
     max_batched_tokens: int = 32,
     max_model_len: int = 64,
     prefix_cache: bool = True,
+    num_speculative_tokens: int = 0,
 ) -> ResolvedConfig:
     """A configuration as small as a test wants it."""
     return ResolvedConfig(
@@ -51,6 +58,7 @@ def resolved(
         prefix_cache=prefix_cache,
         threads=1,
         seed=0,
+        num_speculative_tokens=num_speculative_tokens,
     )
 
 
@@ -86,7 +94,10 @@ class FakeSlot:
     new: NewRow
     pages: list[int] = field(default_factory=list)
     last: int | None = None
-    length: int = 0
+    length: int = 0  # positions that are written for good
+    refused: int = 0  # drafts of its last row
+    last_row_in: int = -1  # number of the step of its last row
+    num_pages: int = 0  # that it needs for all positions that its rows could have reached
     computed: list[int] = field(default_factory=list)  # since a sequence moved in
     sampled: list[int] = field(default_factory=list)  # the same
 
@@ -100,10 +111,16 @@ class FakePending:
 
 
 class FakeExecutor:
-    """Overlapping, it computes only when a result is waited for, in the order of the calls."""
+    """Overlapping, it computes only when a result is waited for, in the order of the calls.
 
-    def __init__(self, config: ResolvedConfig, *, overlap: bool) -> None:
+    right_drafts: how likely a draft is right
+    """
+
+    def __init__(
+        self, config: ResolvedConfig, *, overlap: bool, right_drafts: float = 0.5, seed: int = 0
+    ) -> None:
         self.overlap = overlap
+        self.num_accepted = self.num_refused = 0  # drafts
         self.batches: list[Batch] = []  # as decoded
         self.fail_slots: dict[int, str] = {}  # slot -> error of its next row
         self.spoils: set[tuple[int, int]] = set()  # number of the batch, slot: writes no numbers
@@ -114,29 +131,34 @@ class FakeExecutor:
         self._slots: dict[int, FakeSlot] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._read: list[list[int]] = []
+        self._right_drafts, self._random = right_drafts, random.Random(seed)
+        self._was_read = -1  # number of the step whose results were read last
 
     def forward(self, batch: Batch) -> None:
         batch = _as_lists(batch)
         self._check_shape(batch)
         self.batches.append(batch)
-        self._submit(lambda: self._forward(batch))
+        unread = self.overlap and self._was_read < len(self.batches) - 2
+        self._submit(lambda: self._forward(batch, unread))
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
         assert batch.slots.tolist() == self.batches[-1].slots
-        batch = self.batches[
-            -1
-        ]  # a row that no longer samples is sampled all the same, and discarded
+        # A row that no longer samples is sampled all the same, and its tokens returned or not.
+        unreported = [row for row, samples in enumerate(batch.sample) if not samples and row % 2]
+        batch = self.batches[-1]
         rows = [] if masks is None else masks.rows
         bits = b"" if masks is None else masks.bits
         assert len(bits) == len(rows) * MASK_BYTES
         parts = [bits[start : start + MASK_BYTES] for start in range(0, len(bits), MASK_BYTES)]
         allowed = dict(zip(rows, parts, strict=True))
         results: list[ModelRunnerOutput] = []
-        self._submit(lambda: results.append(self._sample(batch, allowed)))
+        number = len(self.batches) - 1
+        self._submit(lambda: results.append(self._sample(batch, allowed, unreported)))
 
         def wait() -> ModelRunnerOutput:
             while not results:
                 self._queue.popleft()()
+            self._was_read = number
             return results[0]
 
         return FakePending(wait)
@@ -157,28 +179,39 @@ class FakeExecutor:
         assert min(batch.q_lens) > 0, "a row without a token has no logits"
         assert sum(batch.q_lens) == batch.num_tokens <= config.max_batched_tokens
         assert sum(batch.num_new_pages) == len(batch.new_pages)
-        assert all(length == 1 for length in batch.q_lens[: batch.decode_rows])
+        decoding = batch.q_lens[: batch.decode_rows]
+        assert all(length <= config.max_tokens_per_row for length in decoding)
+        fed = [LAST if place == 0 else DRAFT for length in decoding for place in range(length)]
+        assert batch.tokens[: len(fed)] == fed
         assert all(batch.sample[: batch.decode_rows])
         fresh = [row.slot for row in batch.new_rows]
         assert len(set(fresh)) == len(fresh) and set(fresh) <= set(batch.slots)
 
-    def _forward(self, batch: Batch) -> None:
+    def _forward(self, batch: Batch, unread: bool) -> None:
+        """`unread`: the results of the step before were not read when this one was scheduled."""
         for new in batch.new_rows:
             self._slots[new.slot] = FakeSlot(new)
         pages, tokens = iter(batch.new_pages), iter(batch.tokens)
         columns = zip(batch.slots, batch.starts, batch.q_lens, batch.num_new_pages, strict=True)
         spans: list[tuple[FakeSlot, int]] = []
         number, self._forwarded = self._forwarded, self._forwarded + 1
-        for index, start, q_len, num_new_pages in columns:
+        for row, (index, start, q_len, num_new_pages) in enumerate(columns):
             slot = self._slots[index]
+            is_first = not slot.pages
             slot.pages += [next(pages) for _ in range(num_new_pages)]
             assert len(slot.pages) <= self._config.max_pages_per_seq
-            for position in range(start, start + q_len):
-                token = next(tokens)
-                if token == LAST:
-                    assert slot.last is not None, "the device has no last token for this slot"
-                    token = slot.last
-                spoilt = (number, index) in self.spoils
+            fed = [next(tokens) for _ in range(q_len)]
+            if row < batch.decode_rows:
+                not_known = unread and slot.last_row_in == number - 1
+                self._check_decode_row(slot, start, q_len, not_known)
+                start, fed = slot.length, self._drafted(slot, q_len)
+            else:
+                assert LAST not in fed and DRAFT not in fed
+                slot.length = start + q_len
+                slot.num_pages = len(slot.pages) if is_first else slot.num_pages
+            slot.last_row_in = number
+            spoilt = (number, index) in self.spoils
+            for position, token in enumerate(fed, start):
                 self._cells[self._where(slot, position)] = SPOILT if spoilt else token
                 slot.computed.append(token)
             spans.append((slot, start + q_len))
@@ -186,6 +219,27 @@ class FakeExecutor:
         self._read = [
             [self._cell(slot, position) for position in range(end)] for slot, end in spans
         ]
+
+    def _check_decode_row(self, slot: FakeSlot, start: int, q_len: int, not_known: bool) -> None:
+        """Drafts whose results were `not_known` to the host count as accepted, no others."""
+        assert start == slot.length + (slot.refused if not_known else 0), "a wrong length"
+        params, end = slot.new.params, start + q_len
+        longest = min(slot.new.prompt_len + params.max_tokens, self._config.max_model_len)
+        assert end < longest, "a position that no token of the answer needs"
+        assert q_len == 1 or not params.grammar, "drafts without a mask"
+        slot.num_pages = max(slot.num_pages, -(-end // self._page_size))
+        assert len(slot.pages) == slot.num_pages, "more pages than were needed, or fewer"
+
+    def _drafted(self, slot: FakeSlot, q_len: int) -> list[int]:
+        """The last token of a slot, and what may come after it."""
+        assert slot.last is not None, "the device has no last token for this slot"
+        fed, params = [slot.last], slot.new.params
+        cells = [self._cell(slot, position) for position in range(slot.length)]
+        while len(fed) < q_len:
+            token = next_token(cells + fed, params, slot.new.prompt_len)
+            wrong = self._random.random() >= self._right_drafts
+            fed.append((token + wrong) % VOCAB_SIZE)
+        return fed
 
     def _where(self, slot: FakeSlot, position: int) -> int:
         page = slot.pages[position // self._page_size]
@@ -196,51 +250,75 @@ class FakeExecutor:
         assert token is not None, "a cell is read that was never written"
         return token
 
-    def _sample(self, batch: Batch, allowed: dict[int, bytes]) -> ModelRunnerOutput:
-        tokens: list[int] = []
-        logprobs: list[TokenLogprob | None] = []
+    def _sample(
+        self, batch: Batch, allowed: dict[int, bytes], unreported: list[int]
+    ) -> ModelRunnerOutput:
+        width = self._config.max_tokens_per_row
+        tokens = np.full((len(batch.slots), width), LAST, dtype=np.int32)
+        logprobs: list[list[TokenLogprob] | None] = []
         prompt_logprobs: list[list[TokenLogprob] | None] = []
         errors: dict[int, str] = {}
         embeddings: dict[int, bytes] = {}
         for row, (index, samples) in enumerate(zip(batch.slots, batch.sample, strict=True)):
             slot, cells = self._slots[index], self._read[row]
             params, prompt_len = slot.new.params, slot.new.prompt_len
-            token = LAST
+            sampled: list[int] = []
             if samples:
-                token = next_token(cells, params, prompt_len)
-                expected = mask_after(cells[prompt_len:]) if params.grammar else None
-                if allowed.pop(row, None) != expected:
-                    token = (token + 1) % VOCAB_SIZE  # sampled under no mask, or a wrong one
-                slot.last = token
-                if params.needs_history and SPOILT not in cells:
-                    assert slot.new.history + slot.sampled == cells, "penalties count other tokens"
-                slot.sampled.append(token)
+                drafts = batch.q_lens[row] - 1 if row < batch.decode_rows else 0
+                mask = allowed.pop(row, None)
+                sampled = self._sample_row(slot, cells, drafts, mask)
+                if row not in unreported:
+                    tokens[row, : len(sampled)] = sampled
             if index in self.fail_slots:
                 errors[row] = self.fail_slots.pop(index)
             if SPOILT in cells:
                 errors[row] = "a cell that was read holds no number"
-            tokens.append(token)
             wants = samples and params.logprobs is not None
-            logprobs.append(_score(token) if wants else None)
+            logprobs.append([_score(token) for token in sampled] if wants else None)
             first = max(1, batch.starts[row])
-            computed = cells[first : max(first, min(len(cells), prompt_len))]
+            fed = cells[first : max(first, min(len(cells), prompt_len))]
             wants = params.prompt_logprobs is not None
-            prompt_logprobs.append([_score(token) for token in computed] if wants else None)
+            prompt_logprobs.append([_score(token) for token in fed] if wants else None)
             if params.pooling is not None:
                 assert not samples, "a prompt that is pooled samples nothing"
                 if len(cells) == prompt_len and row not in errors:
                     # A mean is of all tokens computed; the last state reads the cells.
-                    embeddings[row] = bytes(
-                        slot.computed if params.pooling.kind == "mean" else cells
-                    )
+                    embeddings[row] = bytes(slot.computed if params.pooling.kind == "mean" else cells)
         assert not allowed, "masks of rows that do not sample"
         return ModelRunnerOutput(
-            np.array(tokens, dtype=np.int32),
+            tokens,
             logprobs if any(logprobs) else None,
             prompt_logprobs if any(scores is not None for scores in prompt_logprobs) else None,
             errors,
             embeddings,
         )
+
+    def _sample_row(
+        self, slot: FakeSlot, cells: list[int], drafts: int, mask: bytes | None
+    ) -> list[int]:
+        """The tokens after a row's cells, of which the last `drafts` are drafts: those that are
+        right, and the one after them.  The slot's length and cells are set back to these."""
+        params, prompt_len = slot.new.params, slot.new.prompt_len
+        known, drafted = cells[: len(cells) - drafts], cells[len(cells) - drafts :]
+        if params.needs_history and SPOILT not in cells:
+            assert slot.new.history + slot.sampled == known, "penalties count other tokens"
+        sampled: list[int] = []
+        while True:
+            token = next_token(known + sampled, params, prompt_len)
+            wanted = mask_after(known[prompt_len:]) if params.grammar else None
+            if mask != wanted:
+                token = (token + 1) % VOCAB_SIZE  # sampled under no mask, or a wrong one
+            sampled.append(token)
+            if len(sampled) > drafts or drafted[len(sampled) - 1] != token:
+                break
+        slot.length, slot.last = len(known) + len(sampled) - 1, token
+        slot.refused = drafts - len(sampled) + 1
+        for position in range(slot.length, len(cells)):
+            self._cells[self._where(slot, position)] = REFUSED
+        slot.sampled += sampled
+        self.num_accepted += len(sampled) - 1
+        self.num_refused += slot.refused
+        return sampled
 
 
 def _as_lists(batch: Batch) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from msgspec import structs
+
 import runtime.scheduler.commit
 import runtime.scheduler.request_table
 import runtime.scheduler.sequence
@@ -11,8 +14,8 @@ from runtime.engine.loop import Engine
 from runtime.messages import RequestOutput
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.batch import LAST, ModelRunnerOutput
-from runtime.scheduler.commit import Committer
-from runtime.scheduler.decode_columns import DecodeColumns, DecodeRows
+from runtime.scheduler.commit import Committer, TokenColumns
+from runtime.scheduler.decode_columns import DecodeColumns, DecodeRows, RequestColumns
 from runtime.scheduler.page_pool import PagePool
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.scheduler import BatchBuilder, Scheduler, SchedulerOutput
@@ -76,7 +79,9 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
 
 def forgotten_new_page(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
     def build(self: BatchBuilder) -> SchedulerOutput:
-        del self.decoding.new_page_rows[:1], self.decoding.new_pages[:1]
+        rows = self.decoding
+        self.decoding = rows._replace(new_page_rows=rows.new_page_rows[1:])
+        del rows.new_pages[:1]
         return true(self)
 
     return build
@@ -135,9 +140,9 @@ def preempted_is_lost(true: Callable[..., None]) -> Callable[..., None]:
 def ended_row_committed(true: Callable[..., object]) -> Callable[..., object]:
     """A row under way for a sequence that has left its slot is taken for the next one's."""
 
-    def commit(self: DecodeColumns, rows: DecodeRows, *rest: object) -> object:
-        requests = rows.requests._replace(arrival_index=self._arrival_index[rows.slots])
-        return true(self, rows._replace(requests=requests), *rest)
+    def commit(self: DecodeColumns, requests: RequestColumns, *rest: object) -> object:
+        arrival_index = self._arrival_index[requests.slots]
+        return true(self, requests._replace(arrival_index=arrival_index), *rest)
 
     return commit
 
@@ -151,10 +156,10 @@ def newest_tokens_forgotten(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_row_too_many(true: Callable[..., object]) -> Callable[..., object]:
-    def select_rows(self: DecodeColumns, max_rows: int) -> object:
+    def select_rows(self: DecodeColumns, *limits: int) -> object:
         self._kv_limit += 1
         self._schedule_check_at += 1
-        rows = true(self, max_rows)
+        rows = true(self, *limits)
         self._kv_limit -= 1
         self._schedule_check_at -= 1
         return rows
@@ -190,15 +195,6 @@ def whole_prompt_looked_up(
         return pages
 
     return claim
-
-
-def admitted_while_its_token_is_under_way(true: Callable[..., None]) -> Callable[..., None]:
-    def preempt(self: RequestTable, sequence: Sequence) -> None:
-        true(self, sequence)
-        sequence.unread_tokens = 0
-        self.num_preemptions = 0
-
-    return preempt
 
 
 def back_at_once_after_making_way(
@@ -265,7 +261,6 @@ def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
     def hold(self: RequestTable, sequence: Sequence) -> None:
         true(self, sequence)
         sequence.num_computed_tokens += 1
-        sequence.unread_tokens = 1
 
     return hold
 
@@ -283,14 +278,14 @@ def nothing_refused(true: Callable[..., str | None]) -> Callable[..., str | None
     return lambda request, resolved, vocab_size: None
 
 
-def min_tokens_forgotten(true: Callable[..., RequestOutput]) -> Callable[..., RequestOutput]:
-    def wrong(sequence: Sequence, token: int, logprob: object) -> RequestOutput:
+def min_tokens_forgotten(true: Callable[..., object]) -> Callable[..., object]:
+    def end(sequence: Sequence, token: int) -> object:
         sequence.prompt_len += 1
-        output = true(sequence, token, logprob)
+        ended = true(sequence, token)
         sequence.prompt_len -= 1
-        return output
+        return ended
 
-    return wrong
+    return end
 
 
 def tokens_counted_when_they_leave(true: Callable[..., None]) -> Callable[..., None]:
@@ -311,6 +306,102 @@ def one_token_too_many(true: Callable[..., None]) -> Callable[..., None]:
 
 def means_without_their_prefix(true: Callable[..., bool]) -> property:
     return property(lambda self: self.request.params.prompt_logprobs is None)
+
+
+# Where a row has several tokens.
+
+
+def refused_count_as_computed(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, rows, tokens, held_rows: None
+
+
+def refused_of_a_row_that_started_over(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, rows, tokens, held_rows: true(self, rows, tokens, [])
+
+
+def one_page_a_step(true: Callable[..., DecodeRows]) -> Callable[..., DecodeRows]:
+    def select_rows(self: DecodeColumns, *limits: int) -> DecodeRows:
+        rows = true(self, *limits)
+        return rows._replace(new_page_rows=np.unique(rows.new_page_rows))
+
+    return select_rows
+
+
+def pages_for_one_token_alone(true: Callable[..., DecodeRows]) -> Callable[..., DecodeRows]:
+    def select_rows(self: DecodeColumns, *limits: int) -> DecodeRows:
+        rows = true(self, *limits)
+        reached = rows.starts >= self._page_room[rows.slots]
+        kept = [row for row in rows.new_page_rows.tolist() if reached[row]]
+        return rows._replace(new_page_rows=np.array(kept, dtype=np.int64))
+
+    return select_rows
+
+
+def drafts_beyond_the_end(true: Callable[..., DecodeRows]) -> Callable[..., DecodeRows]:
+    def select_rows(self: DecodeColumns, max_tokens: int, tokens_per_row: int) -> DecodeRows:
+        rows = true(self, max_tokens, tokens_per_row)
+        if len(rows.starts) == 1 and rows.num_tokens < tokens_per_row and max_tokens > 8:
+            rows = rows._replace(q_lens=rows.q_lens + 1, num_tokens=rows.num_tokens + 1)
+        return rows
+
+    return select_rows
+
+
+def drafts_without_a_mask(true: Callable[..., None]) -> Callable[..., None]:
+    def add_sequence(self: DecodeColumns, sequence: Sequence) -> None:
+        true(self, sequence)
+        self._max_drafts[sequence.slot] = self._num_drafts
+
+    return add_sequence
+
+
+def stop_in_the_last_token_alone(true: Callable[..., object]) -> Callable[..., object]:
+    def append(self: Committer, sequence: Sequence, tokens: list[int], *rest: object) -> object:
+        stop_ids, sequence.stop_ids = sequence.stop_ids, sequence.stop_ids & set(tokens[-1:])
+        output = true(self, sequence, tokens, *rest)
+        sequence.stop_ids = stop_ids
+        return output
+
+    return append
+
+
+def tokens_after_the_end(true: Callable[..., RequestOutput]) -> Callable[..., RequestOutput]:
+    def append(
+        self: Committer, sequence: Sequence, tokens: list[int], *rest: object
+    ) -> RequestOutput:
+        return structs.replace(true(self, sequence, tokens, *rest), tokens=tokens)
+
+    return append
+
+
+def logprobs_of_the_first_alone(true: Callable[..., object]) -> Callable[..., object]:
+    def append(
+        self: Committer, sequence: Sequence, tokens: list[int], logprobs: list[object] | None
+    ) -> object:
+        return true(self, sequence, tokens, None if logprobs is None else logprobs[:1])
+
+    return append
+
+
+def tokens_in_reverse(true: Callable[..., object]) -> Callable[..., object]:
+    def commit(self: Committer, *outputs: object) -> TokenColumns:
+        columns = true(self, *outputs)
+        assert isinstance(columns, TokenColumns)
+        return TokenColumns(*[column[::-1] for column in columns])
+
+    return commit
+
+
+def plain_tokens_twice(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, *row, first_column=0: true(self, *row[:4], 0)
+
+
+def page_named_before_its_last_token_is_fed(true: Callable[..., None]) -> Callable[..., None]:
+    def cache_pages(self: Committer, sequence: Sequence, start: int, end: int) -> None:
+        room = len(sequence.pages) * self._page_size
+        true(self, sequence, start, min(end + 1, len(sequence.tokens), max(room, end)))
+
+    return cache_pages
 
 
 MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
@@ -335,7 +426,6 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (DecodeColumns, "commit", ended_row_committed),
     (RequestTable, "preempt", preempted_loses_a_token),
     (RequestTable, "preempt", preempted_is_lost),
-    (RequestTable, "preempt", admitted_while_its_token_is_under_way),
     (Admission, "candidates", back_at_once_after_making_way),
     (Admission, "_claim_pages", whole_prompt_looked_up),
     (Engine, "abort", abort_without_an_end),
@@ -347,7 +437,19 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (RequestTable, "hold", held_slot_not_started_over),
     (RequestTable, "hold", held_token_not_fed_again),
     (runtime.scheduler.request_table, "validation_error", nothing_refused),
-    (runtime.scheduler.commit, "next_output", min_tokens_forgotten),
+    (runtime.scheduler.commit, "_end", min_tokens_forgotten),
     (WaitingQueue, "push", one_token_too_many),
     (WaitingQueue, "remove", tokens_counted_when_they_leave),
+    (DecodeColumns, "subtract_refused", refused_count_as_computed),
+    (DecodeColumns, "subtract_refused", refused_of_a_row_that_started_over),
+    (DecodeColumns, "select_rows", one_page_a_step),
+    (DecodeColumns, "select_rows", pages_for_one_token_alone),
+    (DecodeColumns, "select_rows", drafts_beyond_the_end),
+    (DecodeColumns, "add_sequence", drafts_without_a_mask),
+    (Committer, "commit", tokens_in_reverse),
+    (Committer, "_commit_row", plain_tokens_twice),
+    (Committer, "_append", stop_in_the_last_token_alone),
+    (Committer, "_append", tokens_after_the_end),
+    (Committer, "_append", logprobs_of_the_first_alone),
+    (Committer, "_cache_pages", page_named_before_its_last_token_is_fed),
 ]

@@ -30,6 +30,7 @@ class FuzzWorkload:
     config: ResolvedConfig
     overlap: bool
     front: int = 16  # of the waiting line
+    right_drafts: float = 0.0  # how likely a draft is right
     spoils: list[tuple[int, int]] = field(default_factory=list)  # number of a step, of its row
     visits: list[Visit] = field(default_factory=list)
     # If some requests have grammars: how long their process takes for each answer.
@@ -71,8 +72,10 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
         max_batched_tokens=draw(st.sampled_from([1, 2, 5, 9, 32])),
         max_model_len=draw(st.sampled_from([20, 40])),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
+        num_speculative_tokens=draw(st.integers(0, 3)),
     )
     workload = FuzzWorkload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
+    workload.right_drafts = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     if draw(st.integers(0, 2)) == 0:
         workload.spoils = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3))))
     if draw(st.integers(0, 2)) == 0:
@@ -85,6 +88,10 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
         # Whole pages as often as not: the borders are where mistakes hide.
         shared = draw(st.integers(0, 4)) * page_size + draw(st.sampled_from([0, 0, 1, -1]))
         tokens = prefix[: max(0, shared)] + draw(st.lists(TOKENS, max_size=5))
+        if workload.visits and draw(st.integers(0, 3)) == 0:  # the next turn after an answer
+            turn = draw(st.sampled_from(workload.visits)).request
+            answer, _ = plain_decoding(turn.tokens, turn.params, max_model_len=config.max_model_len)
+            tokens = turn.tokens + answer + draw(st.lists(TOKENS, max_size=2))
         request = EngineRequest(
             id=100 + number,
             client=number % 2,
@@ -103,7 +110,9 @@ class Play:
 
     def __init__(self, workload: FuzzWorkload) -> None:
         self.workload = workload
-        self.executor = FakeExecutor(workload.config, overlap=workload.overlap)
+        self.executor = FakeExecutor(
+            workload.config, overlap=workload.overlap, right_drafts=workload.right_drafts
+        )
         self.grammars = FakeGrammars(workload.delays) if workload.delays else None
         self.engine = Engine(workload.config, VOCAB_SIZE, self.executor, grammars=self.grammars)
         if self.grammars is not None:
@@ -137,15 +146,14 @@ class Play:
         step = 0
         while step <= last or self.engine.has_work:
             self._come_and_go(step)
-            launched = len(self.executor.batches)
+            launched, waits = len(self.executor.batches), self._waits_for_grammars()
             outputs = self.engine.step()
             for output in outputs:
                 self._receive(output)
             self.engine.requests.check_integrity()
             moved = outputs or len(self.executor.batches) > launched
-            waits = False
+            waits = waits or self._waits_for_grammars()
             if self.grammars is not None:
-                waits = self.grammars.compiling or bool(self.grammars.late)
                 self.grammars.clock.now += self.workload.tick
             assert moved or waits or self.engine.idle, "there is work and nothing moves"
             step += 1
@@ -153,6 +161,10 @@ class Play:
         assert self.engine.requests.pool.num_used == 0, "pages leak"
         for visit in visits:
             self._check_answer(visit)
+
+    def _waits_for_grammars(self) -> bool:
+        grammars = self.grammars
+        return grammars is not None and (grammars.compiling or bool(grammars.late))
 
     def _come_and_go(self, step: int) -> None:
         for visit in self.workload.visits:
