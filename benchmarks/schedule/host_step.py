@@ -89,7 +89,9 @@ class QueueingExecutor:
         return False
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> ReadyResult:
-        return ReadyResult(ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)[:, None]))
+        return ReadyResult(
+            ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)[:, None])
+        )
 
 
 def fake_config(rows: int, length: int) -> ResolvedConfig:

@@ -181,8 +181,10 @@ class FakeExecutor:
         assert sum(batch.num_new_pages) == len(batch.new_pages)
         decoding = batch.q_lens[: batch.decode_rows]
         assert all(length <= config.max_tokens_per_row for length in decoding)
-        fed = [LAST if place == 0 else DRAFT for length in decoding for place in range(length)]
-        assert batch.tokens[: len(fed)] == fed
+        row_tokens = [
+            LAST if place == 0 else DRAFT for length in decoding for place in range(length)
+        ]
+        assert batch.tokens[: len(row_tokens)] == row_tokens
         assert all(batch.sample[: batch.decode_rows])
         fresh = [row.slot for row in batch.new_rows]
         assert len(set(fresh)) == len(fresh) and set(fresh) <= set(batch.slots)
@@ -200,18 +202,18 @@ class FakeExecutor:
             is_first = not slot.pages
             slot.pages += [next(pages) for _ in range(num_new_pages)]
             assert len(slot.pages) <= self._config.max_pages_per_seq
-            fed = [next(tokens) for _ in range(q_len)]
+            row_tokens = [next(tokens) for _ in range(q_len)]
             if row < batch.decode_rows:
                 not_known = unread and slot.last_row_in == number - 1
                 self._check_decode_row(slot, start, q_len, not_known)
-                start, fed = slot.length, self._drafted(slot, q_len)
+                start, row_tokens = slot.length, self._drafted(slot, q_len)
             else:
-                assert LAST not in fed and DRAFT not in fed
+                assert LAST not in row_tokens and DRAFT not in row_tokens
                 slot.length = start + q_len
                 slot.num_pages = len(slot.pages) if is_first else slot.num_pages
             slot.last_row_in = number
             spoilt = (number, index) in self.spoils
-            for position, token in enumerate(fed, start):
+            for position, token in enumerate(row_tokens, start):
                 self._cells[self._where(slot, position)] = SPOILT if spoilt else token
                 slot.computed.append(token)
             spans.append((slot, start + q_len))
@@ -233,13 +235,13 @@ class FakeExecutor:
     def _drafted(self, slot: FakeSlot, q_len: int) -> list[int]:
         """The last token of a slot, and what may come after it."""
         assert slot.last is not None, "the device has no last token for this slot"
-        fed, params = [slot.last], slot.new.params
+        row_tokens, params = [slot.last], slot.new.params
         cells = [self._cell(slot, position) for position in range(slot.length)]
-        while len(fed) < q_len:
-            token = next_token(cells + fed, params, slot.new.prompt_len)
+        while len(row_tokens) < q_len:
+            token = next_token(cells + row_tokens, params, slot.new.prompt_len)
             wrong = self._random.random() >= self._right_drafts
-            fed.append((token + wrong) % VOCAB_SIZE)
-        return fed
+            row_tokens.append((token + wrong) % VOCAB_SIZE)
+        return row_tokens
 
     def _where(self, slot: FakeSlot, position: int) -> int:
         page = slot.pages[position // self._page_size]
@@ -276,14 +278,16 @@ class FakeExecutor:
             wants = samples and params.logprobs is not None
             logprobs.append([_score(token) for token in sampled] if wants else None)
             first = max(1, batch.starts[row])
-            fed = cells[first : max(first, min(len(cells), prompt_len))]
+            row_tokens = cells[first : max(first, min(len(cells), prompt_len))]
             wants = params.prompt_logprobs is not None
-            prompt_logprobs.append([_score(token) for token in fed] if wants else None)
+            prompt_logprobs.append([_score(token) for token in row_tokens] if wants else None)
             if params.pooling is not None:
                 assert not samples, "a prompt that is pooled samples nothing"
                 if len(cells) == prompt_len and row not in errors:
                     # A mean is of all tokens computed; the last state reads the cells.
-                    embeddings[row] = bytes(slot.computed if params.pooling.kind == "mean" else cells)
+                    embeddings[row] = bytes(
+                        slot.computed if params.pooling.kind == "mean" else cells
+                    )
         assert not allowed, "masks of rows that do not sample"
         return ModelRunnerOutput(
             tokens,

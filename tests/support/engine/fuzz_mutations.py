@@ -203,7 +203,7 @@ def back_at_once_after_making_way(
     return lambda self, background_preempted: true(self, False)
 
 
-def pages_never_told(true: Callable[..., bool]) -> Callable[..., bool]:
+def pages_never_reported(true: Callable[..., bool]) -> Callable[..., bool]:
     def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
         sequence.pages, pages = [], sequence.pages
         prefill_done = true(self, sequence, count)
@@ -396,7 +396,7 @@ def plain_tokens_twice(true: Callable[..., None]) -> Callable[..., None]:
     return lambda self, *row, first_column=0: true(self, *row[:4], 0)
 
 
-def page_named_before_its_last_token_is_fed(true: Callable[..., None]) -> Callable[..., None]:
+def page_named_before_its_last_token_is_computed(true: Callable[..., None]) -> Callable[..., None]:
     def cache_pages(self: Committer, sequence: Sequence, start: int, end: int) -> None:
         room = len(sequence.pages) * self._page_size
         true(self, sequence, start, min(end + 1, len(sequence.tokens), max(room, end)))
@@ -415,7 +415,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Sequence, "may_use_prefix_cache", means_without_their_prefix),
     (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
     (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
-    (BatchBuilder, "add_prefill", pages_never_told),
+    (BatchBuilder, "add_prefill", pages_never_reported),
     (BatchBuilder, "build", forgotten_new_page),
     (BatchBuilder, "build", start_off_by_one),
     (BatchBuilder, "init_slot", slot_not_started_over),
@@ -451,5 +451,5 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Committer, "_append", stop_in_the_last_token_alone),
     (Committer, "_append", tokens_after_the_end),
     (Committer, "_append", logprobs_of_the_first_alone),
-    (Committer, "_cache_pages", page_named_before_its_last_token_is_fed),
+    (Committer, "_cache_pages", page_named_before_its_last_token_is_computed),
 ]
