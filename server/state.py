@@ -9,12 +9,13 @@ from functools import cached_property
 
 from starlette.requests import Request
 
-from runtime.ipc.client import EngineClient
+from runtime.messages import BACKGROUND
 from server.apis.responses.store import ResponseStore
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.constrained.grammar_client import GrammarChecker
 from server.constrained.grammar_text import GrammarLiterals
+from server.engine import Engine
 from server.errors import NotFound
 from server.generation.admission import Admission
 from server.generation.request_log import RequestLog
@@ -26,7 +27,7 @@ from server.tool_calls.output_parser import OutputFormats
 @dataclass(frozen=True)
 class ServerState:
     config: ServerConfig
-    client: EngineClient
+    client: Engine
     tokenizer: ChatTokenizer
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
@@ -35,7 +36,7 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
-    bounded: bool = True  # whether its requests count against --max-queue
+    bounded: bool = True  # False for lines of batches: they do not count against --max-queue
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
     @cached_property
@@ -65,6 +66,10 @@ class ServerState:
                 param="model",
                 code="model_not_found",
             )
+
+    def priority(self, asked: int | None) -> int:
+        """Of a request in the engine; lines of batches run after all others."""
+        return (asked or 0) if self.bounded else BACKGROUND
 
     def fingerprint(self) -> str:
         """OpenAI's system_fingerprint: equal for answers of an equal back end."""

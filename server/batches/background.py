@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from runtime.ipc.client import EngineClient, Mailbox
-from runtime.messages import BACKGROUND, SamplingParams
+from server.engine import Engine
 from server.http.request_context import exchange
 from server.metrics.metrics import Metrics
 from server.state import ServerState
@@ -27,24 +26,13 @@ EPOCH_POLL_SECONDS = 0.2
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 
-class BackgroundClient:
-    """An EngineClient whose requests have the lowest priority."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def submit(self, tokens: list[int], params: SamplingParams, **options: Any) -> Mailbox:
-        options["priority"] = BACKGROUND
-        return self._client.submit(tokens, params, **options)
-
-
-class BackgroundMetrics:
+class BackgroundMetrics(Metrics):
     """Ignores lines, whose latencies are not those that clients see."""
 
-    def _ignore(self, *args: object, **times: float) -> None:
+    def __init__(self) -> None:
+        """Without any series: those of the process are in its own Metrics."""
+
+    def _ignore(self, *args: object, **times: object) -> None:
         pass
 
     request_finished = inter_token = rejected = aborted = _ignore
@@ -54,8 +42,7 @@ def in_background(state: ServerState) -> ServerState:
     """The state of an application for lines."""
     return replace(
         state,
-        client=cast("EngineClient", BackgroundClient(state.client)),
-        metrics=cast("Metrics", BackgroundMetrics()),
+        metrics=BackgroundMetrics(),
         requests=state.batch_requests,
         bounded=False,
     )
@@ -107,7 +94,7 @@ async def ask(app: ASGIApp, endpoint: str, state: dict[str, Any], body: bytes) -
 class BatchSlots:
     """Limits the sequences of batches in the engine at a time.  First come, first served."""
 
-    def __init__(self, client: EngineClient, limit: int) -> None:
+    def __init__(self, client: Engine, limit: int) -> None:
         """limit: sequences; never more than half of --max-num-seqs are used."""
         self._client = client
         self._limit = limit

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
-from runtime.ipc.client import EngineClient
 from server.batches.background import BatchSlots
 from server.batches.run import BatchRun
 from server.batches.schema import StoredBatch
 from server.batches.store import BatchStore
 from server.config import ServerConfig
+from server.engine import Engine
 from server.http.request_context import OWNER
 from server.metrics.metrics import Metrics
 from server.process.file_lock import file_lock
@@ -34,7 +34,7 @@ class BatchRunner:
 
     store: BatchStore
     app: ASGIApp  # runs lines: server.app.line_app
-    client: EngineClient
+    client: Engine
     config: ServerConfig
     metrics: Metrics
     poll_seconds: float = POLL_SECONDS

@@ -23,7 +23,7 @@ from server.generation.off_loop import off_loop
 from server.state import ServerState
 from server.tool_calls.formats import NONE
 from server.tool_calls.grammar import tool_grammar
-from server.tool_calls.output_parser import OutputParserSpec
+from server.tool_calls.output_parser import OutputParser
 
 CUSTOM_SECONDS = 4.0  # to try the grammars of a request's custom tools
 
@@ -41,22 +41,22 @@ async def chat_grammar(
     state: ServerState,
     body: ChatRequest,
     ready: Ready,
-    parser_spec: OutputParserSpec | None,
+    parser: OutputParser | None,
     max_tokens: int,
 ) -> str:
     """For SamplingParams.grammar of a chat: of its format and tool calls, after limited reasoning.
 
-    parser_spec of the answer; None: all of it is content
+    parser      of the answer; None: all of it is content
     max_tokens  of the answer
     """
     requested = await _requested_grammar(state, body)
-    budget = _budget(state, body, parser_spec, max_tokens)
+    budget = _budget(state, body, parser, max_tokens)
     if requested is None and budget is None and not body.offered_tools():
         return ""
     template, literals = state.tokenizer.template, state.grammar_literals
     formats = state.formats.formats
     source = "" if template is None else template.source
-    in_messages = parser_spec is not None and parser_spec.begins_messages
+    in_messages = parser is not None and parser.begins_messages
     if requested is not None and in_messages and not body.continue_final_message:
         requested = in_final_message(requested, literals)
     await _check_custom(state, body, ready)
@@ -69,8 +69,8 @@ async def chat_grammar(
         ),
     )
     reasoning = formats.reasoning
-    if reasoning is not None and parser_spec is not None and parser_spec.may_reason:
-        begun = parser_spec.starts_in_reasoning
+    if reasoning is not None and parser is not None and parser.may_reason:
+        begun = parser.starts_in_reasoning
         if budget is not None:
             grammar = after_limited_reasoning(grammar, reasoning, literals, budget, begun=begun)
         elif grammar is not None:
@@ -102,7 +102,7 @@ async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> 
 
 
 def _budget(
-    state: ServerState, body: ChatRequest, parser_spec: OutputParserSpec | None, max_tokens: int
+    state: ServerState, body: ChatRequest, parser: OutputParser | None, max_tokens: int
 ) -> int | None:
     """The limit of the reasoning; None if it cannot be reached.  Raises UnsupportedParameter."""
     budget = body.thinking_token_budget
@@ -114,10 +114,10 @@ def _budget(
             "none; use `max_tokens`",
             param="thinking_token_budget",
         )
-    if parser_spec is None or not parser_spec.may_reason:
+    if parser is None or not parser.may_reason:
         return None
     # The message that is continued is the answer itself.
-    continued = parser_spec.begins_messages and body.continue_final_message
+    continued = parser.begins_messages and body.continue_final_message
     return None if continued else budget
 
 

@@ -1,7 +1,7 @@
 """Admission control: admission slots for sequences, and every reason for a 429.
 
 A request reserves its slots before its prompts are rendered, so that a full server refuses without
-doing that work.  A reserved slot becomes a pending request of the EngineClient when its sequence
+doing that work.  A reserved slot becomes a pending request of the engine client when its sequence
 is submitted: the sum of the two is limited.
 
 Each API process has its share of --max-queue, because it does not know what the others have
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from runtime.ipc.client import EngineClient
+from server.engine import Engine
 from server.errors import RateLimited, RequestError
 
 Reason = Literal[
@@ -46,9 +46,7 @@ def full(reason: Reason, message: str) -> RateLimited:
 class Admission:
     """The slots of one API process.  Lives on its event loop."""
 
-    def __init__(
-        self, client: EngineClient, *, limit: int, share: int, bounded: bool = True
-    ) -> None:
+    def __init__(self, client: Engine, *, limit: int, share: int, bounded: bool = True) -> None:
         """limit: sequences of one request; share: of all requests, unless `bounded` is False."""
         self._client = client
         self._limit = limit

@@ -1,162 +1,152 @@
-"""One completion in progress: outputs of the engine -> chunks of text."""
+"""One completion in progress: outputs of the engine -> chunks of its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+import time
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import FinishReason, RequestOutput, TokenLogprob
-from server.generation.detokenizer import Detokenizer
-from server.generation.stop import StopStrings
+from server.engine import Engine
+from server.errors import EngineFailed, RequestError
+from server.generation.answer_text import AnswerText, ScoredToken
+from server.generation.choice_stats import ChoiceStats
+from server.metrics.metrics import Metrics
+from server.tool_calls.output_parser import OutputParser
+from server.tool_calls.parser.deltas import ContentDelta, Delta
+
+ChatFinish = FinishReason | Literal["tool_calls"]
 
 
-class ScoredToken(NamedTuple):
-    """A token with its log-probability and its place in the text."""
+class Chunk(NamedTuple):
+    """What an output of the engine adds to a completion."""
 
-    token: int
-    offset: int  # where its text begins, in characters of the answer
-    score: TokenLogprob | None  # None for the first token of a prompt
-
-
-class TextChunk(NamedTuple):
-    """What a RequestOutput adds to the completion."""
-
-    text: str
-    scored: list[ScoredToken]
-    finish: FinishReason | None
+    deltas: Sequence[Delta]
+    scored: Sequence[ScoredToken]
+    finish: ChatFinish | None
     tokens: list[int]  # all that were generated, also those without text
+
+    @property
+    def text(self) -> str:
+        """The content."""
+        return "".join([delta.text for delta in self.deltas if isinstance(delta, ContentDelta)])
 
 
 class Choice:
-    """Turns the outputs of one engine request into text, and ends it at a stop string."""
+    """Follows one request of the engine, and is the only writer of its state.
+
+    It tells the metrics of its tokens and of its end, and the engine of an end that the engine
+    does not see.
+    """
 
     __slots__ = (
-        "_detokenizer",
-        "_hidden_stop",
-        "_length",
-        "_min_tokens",
-        "_scored",
-        "_stops",
-        "_visible",
-        "cached",
-        "ended",
+        "_engine",
+        "_metrics",
+        "_parser",
+        "_text",
         "finish",
-        "first_token",
-        "generated",
         "index",
-        "last_token",
         "mailbox",
-        "mean_batch",
-        "preemptions",
-        "prompt",
         "prompt_scores",
-        "reasoning_tokens",
-        "started",
-        "stop_hit",
+        "stats",
     )
 
     def __init__(
         self,
         index: int,
         mailbox: Mailbox,
-        detokenizer: Detokenizer,
-        stops: list[str],
-        *,
-        include_stop: bool,
+        text: AnswerText,
+        parser: OutputParser | None,
+        engine: Engine,
+        metrics: Metrics,
     ) -> None:
-        """For a submitted request.  include_stop: the text includes what stopped it."""
+        """parser: None if the whole text is content"""
         self.index = index
-        self.prompt = mailbox.request.tokens
         self.mailbox = mailbox
-        self.cached = 0
-        self.started = 0.0
-        self.first_token = 0.0
-        self.last_token = 0.0
-        self.ended = 0.0
-        self.preemptions = 0
-        self.mean_batch = 0.0  # 0 until the engine has reported it
-        self.generated = 0
-        self.reasoning_tokens = 0  # of the generated ones
         self.finish: FinishReason | None = None
-        self.stop_hit: str | int | None = None
         self.prompt_scores: list[TokenLogprob | None] | None = None
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops, include=include_stop) if stops else None
-        self._min_tokens = mailbox.request.params.min_tokens  # stop strings before it are ignored
-        self._hidden_stop = not include_stop  # leave the stop token out of the text
-        self._length = 0  # characters decoded
-        self._visible = 0  # characters delivered
-        self._scored: list[ScoredToken] = []
+        self.stats = ChoiceStats(len(mailbox.request.tokens), mailbox.arrived)
+        self._text = text
+        self._parser = parser
+        self._engine = engine
+        self._metrics = metrics
 
-    def feed(self, output: RequestOutput) -> TextChunk:
-        """Add an output.  After a chunk with `finish` the request of the engine can be aborted."""
-        if output.started:
-            self.started = output.started
-        self.cached += output.cached
-        if output.finish is not None:
-            self.preemptions, self.mean_batch = output.preemptions, output.mean_batch
-        if output.prompt_logprobs is not None:
-            self.prompt_scores = output.prompt_logprobs
-        tokens = output.tokens
-        ended = output.finish
-        if ended == "stop" and output.stop_id is not None:
-            self.stop_hit = output.stop_id
-            if self._hidden_stop:
-                tokens = tokens[:-1]
-        if self._stops is None and output.logprobs is None and not self._scored:
-            self.generated += len(output.tokens)
-            text = self._detokenizer.feed(tokens)
-            if ended is not None:
-                text += self._detokenizer.flush()
-                self.finish = ended
-            return TextChunk(text, [], ended, output.tokens)
-        return self._feed_one_by_one(output, tokens)
+    @property
+    def prompt(self) -> list[int]:
+        return self.mailbox.request.tokens
+
+    @property
+    def stop_hit(self) -> str | int | None:
+        """The stop string or stop token that ended it."""
+        return self._text.stop_hit
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the generated ones."""
+        return 0 if self._parser is None else self._parser.reasoning_tokens
 
     def stop_reason(self, eos_ids: Collection[int]) -> str | int | None:
         """The requested stop string or stop token that ended it, as in vLLM's `stop_reason`."""
         return None if self.stop_hit in eos_ids else self.stop_hit
 
-    def _feed_one_by_one(self, output: RequestOutput, tokens: list[int]) -> TextChunk:
-        # Stop strings and offsets need to know which token produced which text.
-        text = ""
-        scores = output.logprobs
-        for place, token in enumerate(tokens):
-            self.generated += 1
-            if scores is not None:
-                self._scored.append(ScoredToken(token, self._length, scores[place]))
-            text += self._up_to_stop(self._detokenizer.feed([token]))
-            if self.finish is not None:
-                return self._chunk(text, output.tokens[: place + 1])
-        self.generated += len(output.tokens) - len(tokens)
-        if output.finish is not None:
-            text += self._up_to_stop(self._detokenizer.flush())
-            if self.finish is None and self._stops is not None:
-                text += self._stops.flush()
-            self.finish = self.finish or output.finish
-        if scores is not None and len(tokens) < len(output.tokens):  # the stop token
-            self._scored.append(ScoredToken(output.tokens[-1], self._length, scores[-1]))
-        return self._chunk(text, output.tokens)
+    def feed(self, output: RequestOutput) -> Chunk:
+        """Add an output.  Raises RequestError, EngineFailed for errors of the engine."""
+        stats, tokens, ended = self.stats, output.tokens, output.finish
+        if tokens:
+            now = time.monotonic()
+            if stats.last_token:
+                self._metrics.inter_token(now - stats.last_token)
+            else:
+                stats.first_token = now
+            stats.last_token = now
+        if ended == "error" or ended == "abort":
+            self._end(ended)
+            raise self._failure(output)
+        stats.add(output)
+        if output.prompt_logprobs is not None:
+            self.prompt_scores = output.prompt_logprobs
+        text = self._text.feed(output)
+        if isinstance(self._text.stop_hit, str):  # a stop string: the engine does not see those
+            if ended is None:
+                self._engine.abort(self.mailbox.id)
+            tokens = tokens[: self._text.generated - stats.generated]
+            ended = "stop"
+        stats.generated = self._text.generated
+        if ended is not None:
+            self._end(ended)
+        scored = self._text.take_scores(text, last=ended is not None)
+        parser = self._parser
+        if parser is None:
+            return Chunk((ContentDelta(text),) if text else (), scored, ended, tokens)
+        deltas = parser.feed(text, len(tokens), last=ended is not None)
+        called = ended == "stop" and parser.calls_tools(self.stop_hit)
+        return Chunk(deltas, scored, "tool_calls" if called else ended, tokens)
 
-    def _up_to_stop(self, text: str) -> str:
-        """The text that is certain to come before a stop string."""
-        self._length += len(text)
-        stops = self._stops
-        if stops is None or self.generated <= self._min_tokens:
-            return text
-        text = stops.feed(text)
-        if stops.hit is not None:
-            self.finish = "stop"
-            self.stop_hit = stops.hit
-        return text
+    def abort(self, by: str) -> None:
+        """Stop the engine's work on it, unless it has ended."""
+        if self.finish is None:
+            self.finish = "abort"
+            self.stats.ended = time.monotonic()
+            self._engine.abort(self.mailbox.id)
+            self._metrics.aborted(by)
 
-    def _chunk(self, text: str, tokens: list[int]) -> TextChunk:
-        self._visible += len(text)
-        if self.finish is None and not text:  # scores are sent with the text they belong to
-            return TextChunk("", [], None, tokens)
-        scored, self._scored = self._scored, []
-        if self.finish is not None:
-            return TextChunk(text, scored, self.finish, tokens)
-        ready = [entry for entry in scored if entry.offset < self._visible]
-        self._scored = scored[len(ready) :]
-        return TextChunk(text, ready, None, tokens)
+    def _end(self, finish: FinishReason) -> None:
+        self.finish = finish
+        stats = self.stats
+        stats.ended = time.monotonic()
+        self._metrics.request_finished(
+            finish,
+            stats.prompt_tokens,
+            stats.generated,
+            arrived=stats.arrived,
+            started=stats.started,
+            first_token=stats.first_token,
+            ended=stats.ended,
+        )
+
+    def _failure(self, output: RequestOutput) -> RequestError | EngineFailed:
+        if output.is_request_error:
+            code = "invalid_grammar" if self.mailbox.request.params.grammar else "invalid_value"
+            return RequestError(output.error or "", code=code)
+        return EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")

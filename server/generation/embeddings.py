@@ -134,7 +134,7 @@ class PoolingJob:
         self._prompts = prompts
         self._params = SamplingParams(max_tokens=0, pooling=pooling)
         self._salt = salt
-        self._priority = priority
+        self._priority = state.priority(priority)
         self._slots = slots
         self._open: set[Mailbox] = set()
         self._found: list[bytes] = [b""] * len(prompts)

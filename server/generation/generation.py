@@ -1,26 +1,36 @@
-"""The completions of one HTTP request: submission, outputs, usage, abort."""
+"""The completions of one HTTP request: submission, chunks, usage, abort."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from runtime.messages import Ready, RequestOutput, SamplingParams
 from server.apis.openai.sampling_schema import SamplingBody
-from server.errors import EngineFailed, RequestError, Unavailable
+from server.errors import Unavailable
 from server.generation.admission import AdmissionSlots
-from server.generation.choice import Choice, TextChunk
-from server.generation.request_log import state_of_choices
+from server.generation.answer_text import AnswerText
+from server.generation.choice import Choice, Chunk
+from server.generation.generated_answer import GeneratedAnswer
 from server.generation.sampling_params import seed_of_choice
-from server.prompt.tokenizer import KeptTokens
 from server.state import ServerState
+from server.tool_calls.output_parser import OutputParser
 
-Render = Callable[[Choice, TextChunk], bytes]  # the frames of a chunk; empty if it has none
-Write = Callable[[bytes], Awaitable[None]]
+MAX_CHOICES = 16  # of one request in its record
+
+
+class Sink(Protocol):
+    """Where the chunks of one choice go, in order."""
+
+    def put(self, chunk: Chunk) -> bool:
+        """Take a chunk at once.  False: `room` must be awaited before the next one."""
+        ...
+
+    async def room(self) -> None: ...
 
 
 def require_ready(state: ServerState) -> Ready:
@@ -58,29 +68,28 @@ class Generation:
         slots: AdmissionSlots,
         *,
         copies: int | None = None,
-        kept_tokens: KeptTokens | None = None,
+        parsers: Sequence[OutputParser] = (),
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
-        salt    see server.http.request_context.prefix_salt
-        slots  one for each completion
-        kept_tokens  special tokens that stay in the text
+        salt     see server.http.request_context.prefix_salt
+        slots    one for each completion
+        parsers  one for each completion; none: all of their text is content
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
         self._prompts = prompts
         self._salt = salt
-        self._kept_tokens = kept_tokens
-        n = copies or body.n or 1
+        self._n = copies or body.n or 1
         self.choices: list[Choice] = []
         try:
             for prompt in prompts:
-                for copy in range(n):
-                    self.choices.append(self._submit(body, prompt, params, slots, copy))
+                for copy in range(self._n):
+                    parser = parsers[copy] if parsers else None
+                    self.choices.append(self._submit(body, prompt, params, slots, copy, parser))
         except Exception:
             self._abort("error")
             raise
-        self._n = n
         facts: dict[str, object] = {
             "route": route,
             "model": body.model,
@@ -95,55 +104,45 @@ class Generation:
         params: SamplingParams,
         slots: AdmissionSlots,
         copy: int,
+        parser: OutputParser | None,
     ) -> Choice:
+        state = self._state
         if copy and params.seed is not None:
             params = msgspec.structs.replace(params, seed=seed_of_choice(params.seed, copy))
-        detokenizer = self._state.tokenizer.detokenizer(
+        detokenizer = state.tokenizer.detokenizer(
             skip_special=body.skip_special_tokens is not False,
             prompt=prompt,
-            kept=self._kept_tokens,
+            kept=None if parser is None else state.formats.kept_tokens,
         )
-        slots.give_back()
-        mailbox = self._state.client.submit(
-            prompt, params, priority=body.priority or 0, salt=self._salt
-        )
-        return Choice(
-            len(self.choices),
-            mailbox,
+        text = AnswerText(
             detokenizer,
             body.stop_strings(),
             include_stop=bool(body.include_stop_str_in_output),
+            min_tokens=params.min_tokens,
+            scored=params.logprobs is not None,
         )
+        slots.give_back()
+        priority = state.priority(body.priority)
+        mailbox = state.client.submit(prompt, params, priority=priority, salt=self._salt)
+        return Choice(len(self.choices), mailbox, text, parser, state.client, state.metrics)
 
-    async def collect(self) -> list[list[TextChunk]]:
-        """All chunks of each choice, when all have ended.  Raises as `stream` does."""
-        chunks: list[list[TextChunk]] = [[] for _ in self.choices]
+    async def collect(self) -> list[GeneratedAnswer]:
+        """Every choice, when all have ended.  Raises as `stream` does."""
+        answers = [GeneratedAnswer(choice) for choice in self.choices]
+        await self.stream(answers)
+        return answers
 
-        def keep(choice: Choice, chunk: TextChunk) -> bytes:
-            chunks[choice.index].append(chunk)
-            return b""
+    async def stream(self, sinks: Sequence[Sink]) -> None:
+        """Put every chunk into the sink of its choice as it arrives; the last one has `finish`.
 
-        async def write(data: bytes) -> None:
-            raise AssertionError("nothing was rendered")
-
-        await self.stream(keep, write)
-        return chunks
-
-    async def stream(
-        self, render: Render, write: Write, write_now: Callable[[bytes], bool] | None = None
-    ) -> None:
-        """Write every chunk of every choice as it arrives, in order within a choice.
-
-        write_now: writes without waiting and returns True, or returns False if it would have to
         Raises EngineFailed if the engine reports one.  The caller must call `close` afterwards.
         """
+        runs = [_follow(*pair) for pair in zip(self.choices, sinks, strict=True)]
         try:
-            if len(self.choices) == 1:
-                await self._follow(self.choices[0], render, write, write_now)
+            if len(runs) == 1:
+                await runs[0]
             else:
-                await gather_or_cancel(
-                    [self._follow(c, render, write, write_now) for c in self.choices]
-                )
+                await gather_or_cancel(runs)
         except Exception:
             self._abort("error")
             raise
@@ -153,83 +152,37 @@ class Generation:
         self._abort("disconnect")
         self._record.end()
 
-    def _explain(self) -> dict[str, object]:
-        return state_of_choices(self.choices) | {"usage": self.usage()}
-
-    async def _follow(
-        self,
-        choice: Choice,
-        render: Render,
-        write: Write,
-        write_now: Callable[[bytes], bool] | None,
-    ) -> None:
-        unsent = b""
-
-        def take(output: RequestOutput) -> bool:
-            """Write an output's frames.  False: they must be awaited, or the choice has ended."""
-            nonlocal unsent
-            data = self._render(choice, output, render)
-            if data and (write_now is None or not write_now(data)):
-                unsent = data
-                return False
-            return choice.finish is None
-
-        while choice.finish is None:
-            await choice.mailbox.drain(take)
-            if unsent:
-                data, unsent = unsent, b""
-                await write(data)
-
-    def _render(self, choice: Choice, output: RequestOutput, render: Render) -> bytes:
-        """The frames of an output.  Raises RequestError, EngineFailed for errors of the engine."""
-        if output.tokens:
-            now = time.monotonic()
-            if choice.last_token:
-                self._state.metrics.inter_token(now - choice.last_token)
-            else:
-                choice.first_token = now
-            choice.last_token = now
-        if output.finish == "error" or output.finish == "abort":
-            choice.finish = output.finish
-            self._count(choice)
-            if output.is_request_error:
-                grammar = choice.mailbox.request.params.grammar
-                code = "invalid_grammar" if grammar else "invalid_value"
-                raise RequestError(output.error or "", code=code)
-            raise EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
-        chunk = choice.feed(output)
-        if chunk.finish is not None:
-            if output.finish is None:  # a stop string: the engine does not see those
-                self._state.client.abort(choice.mailbox.id)
-            self._count(choice)
-        return render(choice, chunk)
-
-    def _count(self, choice: Choice) -> None:
-        choice.ended = time.monotonic()
-        self._state.metrics.request_finished(
-            choice.finish,
-            len(choice.prompt),
-            choice.generated,
-            arrived=choice.mailbox.arrived,
-            started=choice.started,
-            first_token=choice.first_token,
-            ended=choice.ended,
-        )
-
     def _abort(self, by: str) -> None:
         for choice in self.choices:
-            if choice.finish is None:
-                choice.finish = "abort"
-                choice.ended = time.monotonic()
-                self._state.client.abort(choice.mailbox.id)
-                self._state.metrics.aborted(by)
+            choice.abort(by)
+
+    def _explain(self) -> dict[str, object]:
+        """The fields of the request's record that change while it runs."""
+        choices = self.choices
+        finishes = {choice.finish for choice in choices}
+        if None in finishes:
+            state = "running" if any(choice.stats.started for choice in choices) else "queued"
+        elif "error" in finishes:
+            state = "failed"
+        else:
+            state = "aborted" if "abort" in finishes else "finished"
+        entries = [
+            {"index": choice.index, "finish_reason": choice.finish} | choice.stats.timings()
+            for choice in choices[:MAX_CHOICES]
+        ]
+        return {
+            "state": state,
+            "num_choices": len(choices),
+            "choices": entries,
+            "usage": self.usage(),
+        }
 
     def usage(self, generated: int | None = None) -> dict[str, object]:
         """OpenAI's usage object: prompt tokens once per prompt, generated tokens of all choices."""
         prompt = sum(map(len, self._prompts))
         if generated is None:
-            generated = sum(choice.generated for choice in self.choices)
-        cached = sum(choice.cached for choice in self.choices[:: self._n])
+            generated = sum(choice.stats.generated for choice in self.choices)
+        cached = sum(choice.stats.cached for choice in self.choices[:: self._n])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
@@ -243,7 +196,19 @@ class Generation:
         }
 
 
-async def gather_or_cancel(runs: list[Awaitable[None]]) -> None:
+async def _follow(choice: Choice, sink: Sink) -> None:
+    """Called for each output: no task has to wake up for a token while the sink has room."""
+
+    def take(output: RequestOutput) -> bool:
+        chunk = choice.feed(output)
+        return sink.put(chunk) and chunk.finish is None
+
+    while choice.finish is None:
+        await choice.mailbox.drain(take)
+        await sink.room()
+
+
+async def gather_or_cancel(runs: Sequence[Awaitable[None]]) -> None:
     """Await all; the first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(run) for run in runs]
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from runtime.messages import SamplingParams, TokenLogprob
 from server.apis.openai.sampling_schema import SamplingBody
 from server.errors import RequestError
-from server.generation.choice import ScoredToken
+from server.generation.answer_text import ScoredToken
 from server.prompt.tokenizer import ChatTokenizer
 
 # 123 bytes each in memory, and 95 as JSON.  One answer of 190,000 tokens with 21 for each fits.
@@ -84,7 +86,7 @@ def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) ->
 
 
 def chat_logprobs(
-    tokenizer: ChatTokenizer, scored: list[ScoredToken], top: int, *, as_ids: bool = False
+    tokenizer: ChatTokenizer, scored: Sequence[ScoredToken], top: int, *, as_ids: bool = False
 ) -> list[orjson.Fragment]:
     """`choices[].logprobs.content` of a chat completion, with `top` alternatives a token.
 
@@ -103,7 +105,7 @@ def chat_logprobs(
 
 def text_logprobs(
     tokenizer: ChatTokenizer,
-    scored: list[ScoredToken],
+    scored: Sequence[ScoredToken],
     top: int,
     start: int,
     *,

@@ -1,4 +1,4 @@
-"""How long each phase of a request took: `timings` in its answer, and GET /v1/requests/{id}.
+"""The requests that GET /v1/requests/{id} tells of: how long each phase took.
 
 The log holds numbers only, no text and no token, of the last N requests.
 """
@@ -7,36 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.generation.choice import Choice
 from server.http.request_context import OWNER, REQUEST_ID, exchange
-
-MAX_CHOICES = 16  # of one request in its record
-
-
-def timings(choice: Choice) -> dict[str, object]:
-    """The phases of a completion, in seconds; null for what has not happened or is not known.
-
-    After a stop string, which the engine does not see, the number of preemptions is not known.
-    """
-    ended, known = choice.ended, choice.mean_batch > 0
-    return {
-        "queue_seconds": _between(choice.mailbox.arrived, choice.started),
-        "prefill_seconds": _between(choice.started, choice.first_token),
-        "decode_seconds": _between(choice.first_token, ended),
-        "total_seconds": _between(choice.mailbox.arrived, ended),
-        "prompt_tokens": len(choice.prompt),
-        "cached_tokens": choice.cached,
-        "completion_tokens": choice.generated,
-        "preemptions": choice.preemptions if known else None,
-        "mean_batch_size": round(choice.mean_batch, 2) if known else None,
-    }
-
-
-def _between(first: float, then: float) -> float | None:
-    return round(max(0.0, then - first), 6) if first and then else None
 
 
 @dataclass
@@ -98,19 +72,3 @@ class RequestLog:
         name = id.replace("_", "-").rpartition("-")[2]
         record = self._by_id.get((key, id)) or self._by_id.get((key, name))
         return None if record is None or not id else record.to_json()
-
-
-def state_of_choices(choices: Sequence[Choice]) -> dict[str, object]:
-    """The fields of a record that change while the request runs."""
-    finishes = {choice.finish for choice in choices}
-    if None in finishes:
-        state = "running" if any(choice.started for choice in choices) else "queued"
-    elif "error" in finishes:
-        state = "failed"
-    else:
-        state = "aborted" if "abort" in finishes else "finished"
-    entries = [
-        {"index": choice.index, "finish_reason": choice.finish} | timings(choice)
-        for choice in choices[:MAX_CHOICES]
-    ]
-    return {"state": state, "num_choices": len(choices), "choices": entries}

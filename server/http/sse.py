@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from server.errors import RequestError, internal_error
 from server.http.connection import DIRECT, outlet
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -91,6 +92,16 @@ async def while_connected(
             await asyncio.gather(working, watching, return_exceptions=True)
         finally:
             close()
+
+
+def line(data: object) -> bytes:
+    """A frame of newline-delimited JSON."""
+    return orjson.dumps(data) + b"\n"
+
+
+def split_frames(data: bytes) -> list[bytes]:
+    """The events of which `data` consists."""
+    return [each + b"\n\n" for each in data.split(b"\n\n")[:-1]]
 
 
 class DeltaFrame:
@@ -164,6 +175,39 @@ class EventWriter:
                 await self.write(self._format.keep_alive)
                 silence = 0.0
             await asyncio.sleep(KEEP_ALIVE_SECONDS - silence)
+
+
+class FrameWriter(Protocol):
+    """An EventWriter, or who keeps frames for later readers."""
+
+    async def write(self, data: bytes) -> None: ...
+    def write_now(self, data: bytes) -> bool: ...
+
+
+class FrameSink(Generic[V]):
+    """Writes the frames of chunks: without waiting while the writer has room."""
+
+    __slots__ = ("_render", "_unsent", "_writer")
+
+    def __init__(self, writer: FrameWriter, render: Callable[[V], bytes]) -> None:
+        """`render` makes the frames of a chunk; b"" if it has none."""
+        self._writer = writer
+        self._render = render
+        self._unsent = b""
+
+    def put(self, chunk: V) -> bool:
+        """Write a chunk's frames.  False: `room` must be awaited before the next chunk."""
+        data = self._render(chunk)
+        if not data or self._writer.write_now(data):
+            return True
+        self._unsent = data
+        return False
+
+    async def room(self) -> None:
+        """Write what `put` could not."""
+        data, self._unsent = self._unsent, b""
+        if data:
+            await self._writer.write(data)
 
 
 class EventStream(Response):

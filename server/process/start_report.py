@@ -9,9 +9,9 @@ import time
 from importlib.metadata import version
 from typing import get_args
 
-from runtime.ipc.client import EngineClient
 from runtime.messages import Ready, Stats
 from server.config import LogLevel, ServerConfig
+from server.engine import Engine
 
 log = logging.getLogger("wavefill.report")
 
@@ -25,7 +25,7 @@ LEVELS = get_args(LogLevel)
 class Reporter:
     """Reports changes of the engine, on stdout or in the JSON log."""
 
-    def __init__(self, config: ServerConfig, client: EngineClient, *, chats: bool = True) -> None:
+    def __init__(self, config: ServerConfig, client: Engine, *, chats: bool = True) -> None:
         """chats: whether the model has a chat template, for the example request."""
         self._config = config
         self._chats = chats

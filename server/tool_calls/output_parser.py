@@ -1,16 +1,13 @@
-"""A choice's text chunks as content, reasoning and tool calls, in the model's own formats."""
+"""A choice's text as content, reasoning and tool calls, in the model's own formats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from server.apis.openai.tools_schema import Tool
 from server.errors import RequestError
-from server.generation.choice import Choice, TextChunk
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.template_messages import SWITCH
 from server.prompt.tokenizer import ChatTokenizer, KeptTokens
@@ -18,7 +15,7 @@ from server.tool_calls.custom import CustomCalls
 from server.tool_calls.format_types import Formats, ReasoningFormat
 from server.tool_calls.formats import detect
 from server.tool_calls.parser.answer import AnswerParser
-from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from server.tool_calls.parser.deltas import Delta, ReasoningDelta, ToolCallDelta
 
 MAX_PROBED = 1 << 20  # characters of a prompt without a question
 TAIL_TOKENS = 16  # of a prompt, enough to see whether it ends by opening the reasoning
@@ -45,10 +42,10 @@ class OutputFormats:
         opened = formats.reasoning is not None and _template_opens(template, formats.reasoning)
         return cls(formats, tokenizer.kept_tokens(formats.needs_token), opened)
 
-    def parser_spec(
+    def parser(
         self, tools: list[Tool], prompt: list[int], tokenizer: ChatTokenizer, *, parallel: bool
-    ) -> OutputParserSpec | None:
-        """For an answer to this prompt; None if all of it is content."""
+    ) -> OutputParser | None:
+        """Of one answer to this prompt; None if all of it is content."""
         reasoning = self.formats.reasoning
         if reasoning is None and not tools:
             return None
@@ -57,15 +54,7 @@ class OutputFormats:
         if reasoning is not None:
             begun = reasoning.open_after(tail)
             may_reason = begun or not (self.opened_by_template or reasoning.closed_after(tail))
-        return OutputParserSpec(
-            self.formats,
-            {tool.function.name: tool.function.parameters or {} for tool in tools},
-            custom=frozenset(tool.function.name for tool in tools if tool.type == "custom"),
-            starts_in_reasoning=begun,
-            may_reason=may_reason,
-            begins_messages=self.formats.harmony and (may_reason or reasoning is None),
-            parallel=parallel,
-        )
+        return OutputParser(self.formats, tools, begun, may_reason, parallel=parallel)
 
 
 def _template_opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -> bool:
@@ -85,45 +74,46 @@ def _template_opens(template: ChatTemplate | None, reasoning: ReasoningFormat) -
     return reasoning.open_after(prompt)
 
 
-@dataclass(frozen=True)
-class OutputParserSpec:
-    """What the parsers of a request's choices have in common."""
-
-    formats: Formats
-    schemas: Mapping[str, dict[str, Any]]  # parameters of the tools, by name
-    custom: frozenset[str]  # names of custom tools
-    starts_in_reasoning: bool
-    may_reason: bool  # the answer begins in reasoning, or may begin with it
-    begins_messages: bool  # the answer is written as harmony's messages, each with a head
-    parallel: bool
-
-
 class OutputParser:
     """Follows one choice."""
 
-    def __init__(self, spec: OutputParserSpec) -> None:
+    def __init__(
+        self,
+        formats: Formats,
+        tools: list[Tool],
+        starts_in_reasoning: bool,
+        may_reason: bool,
+        *,
+        parallel: bool,
+    ) -> None:
+        """may_reason: the answer begins in reasoning, or may begin with it"""
+        self.starts_in_reasoning = starts_in_reasoning
+        self.may_reason = may_reason
+        # The answer is written as harmony's messages, each with a head.
+        self.begins_messages = formats.harmony and (may_reason or formats.reasoning is None)
+        self.reasoning_tokens = 0
         self._parser = AnswerParser(
-            spec.formats.tools if spec.schemas else None,
-            spec.formats.reasoning,
-            tools=spec.schemas,
-            starts_in_reasoning=spec.starts_in_reasoning,
-            parallel=spec.parallel,
+            formats.tools if tools else None,
+            formats.reasoning,
+            tools={tool.function.name: tool.function.parameters or {} for tool in tools},
+            starts_in_reasoning=starts_in_reasoning,
+            parallel=parallel,
         )
-        self._custom = CustomCalls(spec.custom)
+        self._custom = CustomCalls({tool.function.name for tool in tools if tool.type == "custom"})
         self._only_reasoning = True  # nothing but reasoning has come yet
         self._tokens = 0  # while that is so
         self._arguments: list[str] = []  # of the last call, in chunks
 
-    def calls_tools(self, choice: Choice) -> bool:
+    def calls_tools(self, stop_hit: str | int | None) -> bool:
         """Whether a stop is for calls: a stop string may have cut the last one short."""
         if self._parser.num_calls == 0:
             return False
-        return not isinstance(choice.stop_hit, str) or _is_json("".join(self._arguments))
+        return not isinstance(stop_hit, str) or _is_json("".join(self._arguments))
 
-    def feed(self, choice: Choice, chunk: TextChunk) -> list[Delta]:
-        """What the chunk adds; counts the choice's reasoning tokens."""
-        deltas = self._parser.feed(chunk.text)
-        if chunk.finish is not None:
+    def feed(self, text: str, num_tokens: int, *, last: bool) -> list[Delta]:
+        """What a text of so many tokens adds."""
+        deltas = self._parser.feed(text)
+        if last:
             deltas += self._parser.end()
         for delta in deltas:
             if isinstance(delta, ToolCallDelta):
@@ -131,12 +121,12 @@ class OutputParser:
                     self._arguments.clear()
                 self._arguments.append(delta.arguments)
         if self._only_reasoning:
-            self._tokens += len(chunk.tokens)
+            self._tokens += num_tokens
             if any(not isinstance(delta, ReasoningDelta) for delta in deltas):
                 self._only_reasoning = False
             elif any(deltas):
-                choice.reasoning_tokens = self._tokens
-        return self._custom.converted(deltas, last=chunk.finish is not None)
+                self.reasoning_tokens = self._tokens
+        return self._custom.converted(deltas, last=last)
 
 
 def _is_json(text: str) -> bool:
@@ -145,8 +135,3 @@ def _is_json(text: str) -> bool:
     except orjson.JSONDecodeError:
         return False
     return True
-
-
-def content_deltas(chunk: TextChunk) -> list[Delta]:
-    """The deltas of a text chunk that is content."""
-    return [ContentDelta(chunk.text)] if chunk.text else []

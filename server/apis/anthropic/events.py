@@ -18,8 +18,10 @@ import orjson
 
 from server.apis.anthropic.request import anthropic_id
 from server.apis.error_format import anthropic_failure
-from server.generation.chat_request import ChatFinish, ChatGeneration, GeneratedAnswer, ParsedChunk
-from server.generation.choice import Choice
+from server.apis.openai.chat_schema import ChatRequest
+from server.generation.choice import ChatFinish, Choice, Chunk
+from server.generation.generated_answer import GeneratedAnswer
+from server.generation.generation import Generation
 from server.http.sse import DeltaFrame, StreamFormat, frame
 from server.tool_calls.custom import input_json
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
@@ -28,14 +30,14 @@ PING = frame({"type": "ping"}, "ping")
 STREAM = StreamFormat("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
 
 
-def usage_of(turn: ChatGeneration) -> dict[str, object]:
+def usage_of(choice: Choice) -> dict[str, object]:
     """Anthropic's `input_tokens` are those that the prefix cache did not hold."""
-    [choice] = turn.choices
+    stats = choice.stats
     return {
-        "input_tokens": len(choice.prompt) - choice.cached,
+        "input_tokens": stats.prompt_tokens - stats.cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": choice.cached,
-        "output_tokens": choice.generated,
+        "cache_read_input_tokens": stats.cached,
+        "output_tokens": stats.generated,
         "service_tier": "standard",
     }
 
@@ -48,7 +50,7 @@ def stop_of(
     called: whether it calls tools
     """
     if finish == "length":
-        cut = choice.generated < (max_tokens or 0)
+        cut = choice.stats.generated < (max_tokens or 0)
         reason = "model_context_window_exceeded" if cut else "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
     if called and finish == "tool_calls":
@@ -65,20 +67,26 @@ def signature_of(thinking: list[str]) -> str:
 
 
 def message_of(
-    turn: ChatGeneration, content: list[dict[str, Any]], stop: dict[str, object]
+    chat: ChatRequest,
+    generation: Generation,
+    content: list[dict[str, Any]],
+    stop: dict[str, object],
 ) -> dict[str, Any]:
+    [choice] = generation.choices
     return {
-        "id": f"msg_{turn.generation.name}",
+        "id": f"msg_{generation.name}",
         "type": "message",
         "role": "assistant",
-        "model": turn.body.model,
+        "model": chat.model,
         "content": content,
         **stop,
-        "usage": usage_of(turn),
+        "usage": usage_of(choice),
     }
 
 
-def whole_message(turn: ChatGeneration, answer: GeneratedAnswer, *, show_thinking: bool) -> bytes:
+def whole_message(
+    chat: ChatRequest, generation: Generation, answer: GeneratedAnswer, *, show_thinking: bool
+) -> bytes:
     """The JSON of a message."""
     content: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -89,8 +97,8 @@ def whole_message(turn: ChatGeneration, answer: GeneratedAnswer, *, show_thinkin
         content.append({"type": "text", "text": answer.content})
     for call in answer.tool_calls:
         content.append(tool_use(call.id, call.name, input_json(call.arguments)))
-    stop = stop_of(answer.choice, answer.finish, bool(answer.tool_calls), turn.body.max_tokens)
-    return orjson.dumps(message_of(turn, content, stop))
+    stop = stop_of(answer.choice, answer.finish, bool(answer.tool_calls), chat.max_tokens)
+    return orjson.dumps(message_of(chat, generation, content, stop))
 
 
 def tool_use(id: str, name: str | None, input: object) -> dict[str, Any]:
@@ -104,8 +112,10 @@ def event(data: dict[str, Any]) -> bytes:
 class MessageEvents:
     """Writes one answer as events."""
 
-    def __init__(self, turn: ChatGeneration, *, show_thinking: bool) -> None:
-        self._turn = turn
+    def __init__(self, chat: ChatRequest, generation: Generation, *, show_thinking: bool) -> None:
+        self._chat = chat
+        self._generation = generation
+        [self._choice] = generation.choices
         self._show_thinking = show_thinking
         self._started = False
         self._index = -1  # of the open block, or of the last one
@@ -114,15 +124,15 @@ class MessageEvents:
         self._thinking: list[str] = []  # of the open thinking block, or of the last one
         self._called = False
 
-    def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
-        """The events of a chunk, for ChatGeneration.stream."""
+    def render(self, chunk: Chunk) -> bytes:
+        """The events of a chunk."""
         data = b"" if self._started else self._start()
         for delta in chunk.deltas:
             data += self._delta(delta)
         if chunk.finish is not None:
             data += self._close_block()
-            stop = stop_of(choice, chunk.finish, self._called, self._turn.body.max_tokens)
-            usage = usage_of(self._turn)
+            stop = stop_of(self._choice, chunk.finish, self._called, self._chat.max_tokens)
+            usage = usage_of(self._choice)
             del usage["service_tier"]  # in message_start only
             data += event({"type": "message_delta", "delta": stop, "usage": usage})
             data += event({"type": "message_stop"})
@@ -130,7 +140,8 @@ class MessageEvents:
 
     def _start(self) -> bytes:
         self._started = True
-        message = message_of(self._turn, [], {"stop_reason": None, "stop_sequence": None})
+        stop: dict[str, object] = {"stop_reason": None, "stop_sequence": None}
+        message = message_of(self._chat, self._generation, [], stop)
         return event({"type": "message_start", "message": message})
 
     def _delta(self, delta: Delta) -> bytes:

@@ -31,7 +31,7 @@ from server.http.openapi_parts import (
     word,
 )
 from server.http.request_context import prefix_salt
-from server.http.sse import EventStream, while_connected
+from server.http.sse import EventStream, FrameSink, while_connected
 from server.http.validation import parse
 from server.state import state_of
 
@@ -82,15 +82,15 @@ async def messages(request: Request) -> Response:
     body, chat, paths = await _read(request, MessagesRequest)
     with map_error_fields(paths, FIELDS):
         salt = prefix_salt(request, None)
-        turn = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
+        generation = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
     if body.stream:
-        render = MessageEvents(turn, show_thinking=show).render
+        render = MessageEvents(chat, generation, show_thinking=show).render
         return EventStream(
-            lambda writer: turn.stream(render, writer.write, writer.write_now), turn.close, STREAM
+            lambda writer: generation.stream([FrameSink(writer, render)]), generation.close, STREAM
         )
-    [answer] = await while_connected(request.receive, turn.collect(), turn.close)
-    return JsonBody(whole_message(turn, answer, show_thinking=show))
+    [answer] = await while_connected(request.receive, generation.collect(), generation.close)
+    return JsonBody(whole_message(chat, generation, answer, show_thinking=show))
 
 
 @endpoints.post(

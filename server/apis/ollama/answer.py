@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,19 +17,14 @@ import orjson
 
 from server.apis.error_format import ollama_failure
 from server.apis.ollama.schema import OllamaBody, OllamaChatBody
-from server.generation.chat_request import (
-    ChatFinish,
-    GeneratedAnswer,
-    GeneratedToolCall,
-    ParsedChunk,
-)
-from server.generation.choice import Choice, ScoredToken, TextChunk
+from server.generation.answer_text import ScoredToken
+from server.generation.choice import ChatFinish, Choice, Chunk
+from server.generation.generated_answer import GeneratedAnswer, GeneratedToolCall
 from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs
 from server.generation.off_loop import off_loop
-from server.http.sse import StreamFormat
+from server.http.sse import StreamFormat, line
 from server.prompt.tokenizer import ChatTokenizer
 from server.tool_calls.custom import input_json
-from server.tool_calls.output_parser import content_deltas
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
 STREAM = StreamFormat("application/x-ndjson", b"", b"", ollama_failure)
@@ -40,18 +35,19 @@ def timing_fields(choice: Choice, finish: ChatFinish) -> dict[str, Any]:
 
     load_duration is the time in the queue: the model itself is loaded.
     """
-    now = choice.ended or time.monotonic()
-    arrived = choice.mailbox.arrived
-    started = choice.started or arrived
-    first = choice.first_token or started
+    stats = choice.stats
+    now = stats.ended or time.monotonic()
+    arrived = stats.arrived
+    started = stats.started or arrived
+    first = stats.first_token or started
     return {
         "done": True,
         "done_reason": "length" if finish == "length" else "stop",
         "total_duration": _nanoseconds(arrived, now),
         "load_duration": _nanoseconds(arrived, started),
-        "prompt_eval_count": len(choice.prompt),
+        "prompt_eval_count": stats.prompt_tokens,
         "prompt_eval_duration": _nanoseconds(started, first),
-        "eval_count": choice.generated,
+        "eval_count": stats.generated,
         "eval_duration": _nanoseconds(first, now),
     }
 
@@ -76,10 +72,10 @@ class OllamaAnswer:
         end = timing_fields(answer.choice, answer.finish)
         work = CHARS_PER_LOGPROB * len(answer.scored) * (1 + (self._num_logprobs or 0))
         scores = await off_loop(work, lambda: self._logprobs(answer.scored))
-        return self._encode({**fields, **scores, **end})
+        return orjson.dumps(self._head() | fields | scores | end)
 
-    def render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
-        """The lines of a chunk, for ChatGeneration.stream."""
+    def render(self, choice: Choice, chunk: Chunk) -> bytes:
+        """The lines of a chunk."""
         rendered = [self._delta(delta) for delta in chunk.deltas]
         if chunk.finish is not None:
             rendered.append(self._finished_call())
@@ -89,24 +85,20 @@ class OllamaAnswer:
             lines = [self._fields("")]
         data = b""
         for fields in lines:  # log-probabilities are in the first line of their chunk
-            data += self._encode({**fields, **scores, "done": False}) + b"\n"
+            data += line(self._head() | fields | scores | {"done": False})
             scores = {}
         if chunk.finish is not None:
             end = timing_fields(choice, chunk.finish)
-            data += self._encode({**self._fields(""), **end}) + b"\n"
+            data += line(self._head() | self._fields("") | end)
         return data
-
-    def render_text(self, choice: Choice, chunk: TextChunk) -> bytes:
-        """The lines of a chunk that is all content, for Generation.stream."""
-        return self.render(choice, parsed_text(chunk))
 
     def loaded(self) -> bytes:
         """The answer to a request without a prompt, which asks Ollama to load the model."""
-        return self._encode({**self._fields(""), "done": True, "done_reason": "load"}) + b"\n"
+        return line(self._head() | self._fields("") | {"done": True, "done_reason": "load"})
 
-    def _encode(self, fields: Mapping[str, Any]) -> bytes:
+    def _head(self) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return orjson.dumps({"model": self._model, "created_at": now, **fields})
+        return {"model": self._model, "created_at": now}
 
     def _delta(self, delta: Delta) -> dict[str, Any] | None:
         """A delta's fields; None while a call is incomplete."""
@@ -143,12 +135,7 @@ class OllamaAnswer:
             ]
         return {"message": message}
 
-    def _logprobs(self, scored: list[ScoredToken]) -> dict[str, Any]:
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         if self._num_logprobs is None or not scored:
             return {}
         return {"logprobs": chat_logprobs(self._tokenizer, scored, self._num_logprobs)}
-
-
-def parsed_text(chunk: TextChunk) -> ParsedChunk:
-    """A chunk that is all content."""
-    return ParsedChunk(content_deltas(chunk), chunk.scored, chunk.finish)

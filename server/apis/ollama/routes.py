@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from runtime.messages import Ready
 from server.apis.field_names import map_error_fields
 from server.apis.ollama import models
-from server.apis.ollama.answer import STREAM, OllamaAnswer, parsed_text
+from server.apis.ollama.answer import STREAM, OllamaAnswer
 from server.apis.ollama.request import (
     FIELDS,
     REFUSED_FIELDS,
@@ -31,11 +32,7 @@ from server.apis.ollama.schema import (
 )
 from server.apis.openai.chat_schema import ChatRequest
 from server.errors import RequestError
-from server.generation.chat_request import (
-    CHARS_PER_MESSAGE,
-    GeneratedAnswer,
-    prepare_chat,
-)
+from server.generation.chat_request import CHARS_PER_MESSAGE, prepare_chat
 from server.generation.generation import Generation, require_ready
 from server.generation.off_loop import off_loop
 from server.generation.text_request import submit_texts
@@ -54,7 +51,7 @@ from server.http.openapi_parts import (
 )
 from server.http.query import NoQuery, parse_query
 from server.http.request_context import prefix_salt
-from server.http.sse import EventStream, EventWriter, while_connected
+from server.http.sse import EventStream, FrameSink, while_connected
 from server.http.validation import Unsupported, parse
 from server.state import ServerState, state_of
 
@@ -123,7 +120,7 @@ async def generate(request: Request) -> Response:
         with map_error_fields((), FIELDS), state.admission.reserve(1) as slots:
             completion = await to_completion_request(state, body)
             generation, _ = await submit_texts(state, completion, salt, ROUTE, slots)
-        return await _continued(request, body, generation, answer)
+        return await _written(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
     with map_error_fields(paths, FIELDS | {"messages$": "prompt"}):
         chat_request = prompt_to_chat_request(body, state.tokenizer)
@@ -203,29 +200,17 @@ async def _answered(
     answer: OllamaAnswer,
 ) -> Response:
     salt = prefix_salt(request, None)
-    turn = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
-    if body.streams:
-
-        async def produce(writer: EventWriter) -> None:
-            await turn.stream(answer.render, writer.write, writer.write_now)
-
-        return EventStream(produce, turn.close, STREAM)
-    [whole] = await while_connected(request.receive, turn.collect(), turn.close)
-    return JsonBody(await answer.whole(whole))
+    generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
+    return await _written(request, body, generation, answer)
 
 
-async def _continued(
+async def _written(
     request: Request, body: OllamaBody, generation: Generation, answer: OllamaAnswer
 ) -> Response:
-    """The answer to a text that is no conversation."""
     if body.streams:
-
-        async def produce(writer: EventWriter) -> None:
-            await generation.stream(answer.render_text, writer.write, writer.write_now)
-
-        return EventStream(produce, generation.close, STREAM)
-    [chunks] = await while_connected(request.receive, generation.collect(), generation.close)
-    whole = GeneratedAnswer(generation.choices[0])
-    for chunk in chunks:
-        whole.add(parsed_text(chunk))
+        render = partial(answer.render, generation.choices[0])
+        return EventStream(
+            lambda writer: generation.stream([FrameSink(writer, render)]), generation.close, STREAM
+        )
+    [whole] = await while_connected(request.receive, generation.collect(), generation.close)
     return JsonBody(await answer.whole(whole))

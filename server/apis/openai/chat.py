@@ -42,11 +42,11 @@ async def chat_completions(request: Request) -> Response:
         store = _store(request)
         await store.check()
         keep = partial(store.keep, body=body)
-    chat = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
-    answer = ChatAnswer(state, chat, keep)
+    generation = await prepare_chat(state, body, prefix_salt(request, body.cache_salt))
+    answer = ChatAnswer(state, body, generation, keep)
     if body.stream:
-        return EventStream(answer.stream, chat.close)
-    return JsonBody(await while_connected(request.receive, answer.whole(), chat.close))
+        return EventStream(answer.stream, generation.close)
+    return JsonBody(await while_connected(request.receive, answer.whole(), generation.close))
 
 
 def checked(fields: dict[str, Any]) -> ChatRequest:

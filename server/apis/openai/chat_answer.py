@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from server.generation.chat_request import (
-    ChatGeneration,
-    GeneratedAnswer,
-    GeneratedToolCall,
-    ParsedChunk,
-)
-from server.generation.choice import Choice, ScoredToken
+from server.apis.openai.chat_schema import ChatRequest
+from server.generation.answer_text import ScoredToken
+from server.generation.choice import Choice, Chunk
+from server.generation.generated_answer import GeneratedAnswer, GeneratedToolCall
+from server.generation.generation import Generation
 from server.generation.logprobs import CHARS_PER_LOGPROB, chat_logprobs, prompt_logprobs
 from server.generation.off_loop import off_loop
-from server.generation.request_log import timings
 from server.generation.sampling_params import eos_ids_of
-from server.http.sse import DeltaFrame, EventWriter, frame
+from server.http.sse import DeltaFrame, FrameSink, FrameWriter, frame
 from server.state import ServerState
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
@@ -27,26 +24,32 @@ Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class ChatAnswer:
-    def __init__(self, state: ServerState, chat: ChatGeneration, keep: Keep | None = None) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        body: ChatRequest,
+        generation: Generation,
+        keep: Keep | None = None,
+    ) -> None:
         """keep: stores the answer at its end"""
         self._keep = keep
         self._tokenizer = state.tokenizer
-        self._body = chat.body
-        self._model_ends = eos_ids_of(chat.body, state.tokenizer)
-        self._chat = chat
+        self._body = body
+        self._model_ends = eos_ids_of(body, state.tokenizer)
+        self._generation = generation
         self._head: dict[str, object] = {
-            "id": f"chatcmpl-{chat.generation.name}",
+            "id": f"chatcmpl-{generation.name}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": chat.body.model,
+            "model": body.model,
             "system_fingerprint": state.fingerprint(),
         }
-        if chat.body.service_tier is not None:
+        if body.service_tier is not None:
             self._head["service_tier"] = "default"
 
     async def whole(self) -> bytes:
         """The JSON of a chat.completion."""
-        completion = await self._completion(await self._chat.collect())
+        completion = await self._completion(await self._generation.collect())
         if self._keep is not None:
             await self._keep(completion)
         return orjson.dumps(completion)
@@ -61,7 +64,7 @@ class ChatAnswer:
         def work() -> dict[str, Any]:
             whole = self._head | {
                 "choices": [orjson.Fragment(orjson.dumps(self._choice(each))) for each in answers],
-                "usage": self._chat.usage(),
+                "usage": self._generation.usage(),
             }
             if body.prompt_logprobs is not None:
                 scores = prompt_logprobs(
@@ -98,10 +101,10 @@ class ChatAnswer:
         if self._body.return_token_ids:
             entry["token_ids"] = answer.tokens
         if self._body.timings:
-            entry["timings"] = timings(answer.choice)
+            entry["timings"] = answer.choice.stats.timings()
         return entry
 
-    def _logprobs(self, scored: list[ScoredToken]) -> dict[str, object] | None:
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, object] | None:
         if not self._body.logprobs:
             return None
         top = len(self._body.reported_ids()) or self._body.top_logprobs or 0
@@ -109,38 +112,42 @@ class ChatAnswer:
         content = chat_logprobs(self._tokenizer, scored, top, as_ids=as_ids)
         return {"content": content, "refusal": None}
 
-    async def stream(self, writer: EventWriter) -> None:
+    async def stream(self, writer: FrameWriter) -> None:
         """Write role, content, finish and usage chunks."""
         head = self._head
         self._head = head | {"object": "chat.completion.chunk"}
-        answers = [GeneratedAnswer(choice) for choice in self._chat.choices] if self._keep else []
-        contents: dict[int, DeltaFrame] = {}
+        choices = self._generation.choices
+        answers = [GeneratedAnswer(choice) for choice in choices]
 
-        def render(choice: Choice, parsed: ParsedChunk) -> bytes:
-            data = b""
-            if answers:
-                answers[choice.index].add(parsed)
-            content = contents.get(choice.index)
-            if content is None:
-                content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
-                contents[choice.index] = content
-                first = self._chunk(choice, {"role": "assistant", "content": ""})
-                if self._body.return_token_ids:
-                    first["prompt_token_ids"] = choice.prompt
-                data = frame(first)
-            data += self._deltas(choice, parsed, content)
-            if parsed.finish is not None:
-                data += frame(self._chunk(choice, {}, finish=parsed.finish))
-            return data
+        def sink(choice: Choice) -> FrameSink[Chunk]:
+            content: DeltaFrame | None = None
 
-        await self._chat.stream(render, writer.write, writer.write_now)
+            def render(chunk: Chunk) -> bytes:
+                nonlocal content
+                data = b""
+                if self._keep is not None:
+                    answers[choice.index].put(chunk)
+                if content is None:
+                    content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))
+                    first = self._chunk(choice, {"role": "assistant", "content": ""})
+                    if self._body.return_token_ids:
+                        first["prompt_token_ids"] = choice.prompt
+                    data = frame(first)
+                data += self._deltas(choice, chunk, content)
+                if chunk.finish is not None:
+                    data += frame(self._chunk(choice, {}, finish=chunk.finish))
+                return data
+
+            return FrameSink(writer, render)
+
+        await self._generation.stream([sink(choice) for choice in choices])
         if self._keep is not None:
             await self._keep(await self._completion(answers) | head)
         if self._body.include_usage:
-            tail: dict[str, object] = {"choices": [], "usage": self._chat.usage()}
+            tail: dict[str, object] = {"choices": [], "usage": self._generation.usage()}
             await writer.write(frame(self._head | tail))
 
-    def _deltas(self, choice: Choice, parsed: ParsedChunk, content: DeltaFrame) -> bytes:
+    def _deltas(self, choice: Choice, parsed: Chunk, content: DeltaFrame) -> bytes:
         body = self._body
         deltas, scored = parsed.deltas, parsed.scored
         if body.include_reasoning is False:
@@ -164,7 +171,7 @@ class ChatAnswer:
             if body.return_token_ids:
                 chunk["choices"][0]["token_ids"] = tokens
             data += frame(chunk)
-            scored, tokens = [], []
+            scored, tokens = (), []
         return data
 
     def _chunk(
@@ -184,10 +191,10 @@ class ChatAnswer:
         if finish is not None:
             entry["stop_reason"] = choice.stop_reason(self._model_ends)
             if self._body.timings:
-                entry["timings"] = timings(choice)
+                entry["timings"] = choice.stats.timings()
         chunk: dict[str, Any] = self._head | {"choices": [entry]}
         if self._body.include_usage:
-            chunk["usage"] = self._chat.usage() if self._body.continuous_usage else None
+            chunk["usage"] = self._generation.usage() if self._body.continuous_usage else None
         return chunk
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +13,9 @@ from starlette.responses import Response
 
 from server.apis.openai.answer_schema import COMPLETION, COMPLETION_EVENT
 from server.apis.openai.completions_schema import COMPLETION_UNSUPPORTED, CompletionRequest
-from server.generation.choice import Choice, ScoredToken, TextChunk
+from server.generation.answer_text import ScoredToken
+from server.generation.choice import Choice, Chunk
+from server.generation.generated_answer import GeneratedAnswer
 from server.generation.generation import Generation
 from server.generation.logprobs import (
     CHARS_PER_LOGPROB,
@@ -21,13 +24,12 @@ from server.generation.logprobs import (
     text_logprobs,
 )
 from server.generation.off_loop import off_loop
-from server.generation.request_log import timings
 from server.generation.sampling_params import eos_ids_of
 from server.generation.text_request import CompletionPrompt, submit_texts
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import prefix_salt
-from server.http.sse import DeltaFrame, EventStream, EventWriter, frame, while_connected
+from server.http.sse import DeltaFrame, EventStream, FrameSink, FrameWriter, frame, while_connected
 from server.http.validation import parse
 from server.state import ServerState, state_of
 
@@ -83,19 +85,19 @@ class TextAnswer:
 
     async def whole(self) -> bytes:
         """The JSON of a text_completion."""
-        chunks = await self._generation.collect()
+        answers = await self._generation.collect()
 
         def work() -> bytes:
-            choices = self._choices(chunks)
+            choices = self._choices(answers)
             return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
 
-        return await off_loop(self._work(chunks), work)
+        return await off_loop(self._work(answers), work)
 
-    def _work(self, chunks: list[list[TextChunk]]) -> int:
+    def _work(self, answers: list[GeneratedAnswer]) -> int:
         """Characters whose tokenization takes as long as writing the answer."""
         body = self._body
         top = max(body.logprobs or 0, body.prompt_logprobs or 0, len(body.reported_ids()))
-        tokens = sum([len(chunk.scored) for each in chunks for chunk in each])
+        tokens = sum([len(answer.scored) for answer in answers])
         tokens += sum([len(choice.prompt_scores or ()) for choice in self._generation.choices])
         returned = 0  # characters: each of 128 copies returns the prompt again
         for prompt in self._prompts:
@@ -103,75 +105,70 @@ class TextAnswer:
             returned += CHARS_OF_ID * len(prompt.tokens) if body.return_token_ids else 0
         return CHARS_PER_LOGPROB * tokens * (1 + top) + returned * body.copies // WRITTEN
 
-    def _choices(self, chunks: list[list[TextChunk]]) -> list[orjson.Fragment]:
+    def _choices(self, answers: list[GeneratedAnswer]) -> list[orjson.Fragment]:
         """As JSON: of many log-probabilities not all are objects at once."""
         return [
-            orjson.Fragment(
-                orjson.dumps(self._whole_choice(choice, chunks[choice.index]) | {"index": index})
-            )
-            for index, choice in enumerate(self._best(chunks))
+            orjson.Fragment(orjson.dumps(self._whole_choice(answer) | {"index": index}))
+            for index, answer in enumerate(self._best(answers))
         ]
 
-    def _best(self, chunks: list[list[TextChunk]]) -> list[Choice]:
+    def _best(self, answers: list[GeneratedAnswer]) -> list[GeneratedAnswer]:
         """Of the copies of each prompt the `n` whose tokens are likeliest on average."""
-        choices, copies, n = self._generation.choices, self._body.copies, self._body.n or 1
+        copies, n = self._body.copies, self._body.n or 1
         if copies == n:
-            return choices
-        best: list[Choice] = []
-        for first in range(0, len(choices), copies):
-            group = choices[first : first + copies]
-            best += sorted(group, key=lambda choice: -_likelihood(chunks[choice.index]))[:n]
+            return answers
+        best: list[GeneratedAnswer] = []
+        for first in range(0, len(answers), copies):
+            group = answers[first : first + copies]
+            best += sorted(group, key=lambda answer: -_likelihood(answer.scored))[:n]
         return best
 
-    def _whole_choice(self, choice: Choice, chunks: list[TextChunk]) -> dict[str, Any]:
-        whole = TextChunk(
-            "".join([chunk.text for chunk in chunks]),
-            [entry for chunk in chunks for entry in chunk.scored],
-            choice.finish,
-            [token for chunk in chunks for token in chunk.tokens],
-        )
-        whole = self._without_dropped(whole)
-        text = self._echoed(choice) + whole.text
-        entry = self._choice(choice, text, whole, finish=whole.finish, first=True)
+    def _whole_choice(self, answer: GeneratedAnswer) -> dict[str, Any]:
+        choice = answer.choice
+        if self._echo_only:
+            answer = GeneratedAnswer(choice, finish="length")
+        text = self._echoed(choice) + answer.content
+        entry = self._choice(choice, text, answer, finish=answer.finish, first=True)
         if self._body.prompt_logprobs is not None:
             entry["prompt_logprobs"] = prompt_logprobs(
                 self._tokenizer, choice.prompt, choice.prompt_scores, self._body.prompt_logprobs
             )
         return entry
 
-    async def stream(self, writer: EventWriter) -> None:
+    async def stream(self, writer: FrameWriter) -> None:
         """Write text, finish and usage chunks."""
-        deltas: dict[int, DeltaFrame] = {}
         body = self._body
         only_text = body.logprobs is None and not (body.return_token_ids or body.continuous_usage)
 
-        def render(choice: Choice, chunk: TextChunk) -> bytes:
-            chunk = self._without_dropped(chunk)
-            first = choice.index not in deltas
-            if first:
-                mark = self._chunk(self._choice(choice, DeltaFrame.MARK))
-                deltas[choice.index] = DeltaFrame(mark)
-            text = (self._echoed(choice) if first else "") + chunk.text
-            data = b""
-            if not only_text:
-                entry = self._choice(choice, text, chunk, first=first)
-                logprobs = entry["logprobs"]
-                if text or entry.get("token_ids") or (logprobs and logprobs["tokens"]):
-                    data = frame(self._chunk(entry))
-            elif text:
-                data = deltas[choice.index].of(text)
-            if chunk.finish is not None:
-                data += frame(self._chunk(self._choice(choice, "", finish=chunk.finish)))
-            return data
+        def sink(choice: Choice) -> FrameSink[Chunk]:
+            delta: DeltaFrame | None = None
 
-        await self._generation.stream(render, writer.write, writer.write_now)
+            def render(chunk: Chunk) -> bytes:
+                nonlocal delta
+                if self._echo_only:
+                    chunk = Chunk((), (), chunk.finish and "length", [])
+                text, first = chunk.text, delta is None
+                if delta is None:
+                    delta = DeltaFrame(self._chunk(self._choice(choice, DeltaFrame.MARK)))
+                    text = self._echoed(choice) + text
+                data = b""
+                if not only_text:
+                    entry = self._choice(choice, text, chunk, first=first)
+                    logprobs = entry["logprobs"]
+                    if text or entry.get("token_ids") or (logprobs and logprobs["tokens"]):
+                        data = frame(self._chunk(entry))
+                elif text:
+                    data = delta.of(text)
+                if chunk.finish is not None:
+                    data += frame(self._chunk(self._choice(choice, "", finish=chunk.finish)))
+                return data
+
+            return FrameSink(writer, render)
+
+        await self._generation.stream([sink(choice) for choice in self._generation.choices])
         if body.include_usage:
             tail: dict[str, object] = {"choices": [], "usage": self._usage()}
             await writer.write(frame(self._head | tail))
-
-    def _without_dropped(self, chunk: TextChunk) -> TextChunk:
-        """Without the token that the engine generates for `max_tokens` 0."""
-        return TextChunk("", [], chunk.finish and "length", []) if self._echo_only else chunk
 
     def _echoed(self, choice: Choice) -> str:
         prompt = self._prompts[choice.index // self._body.copies]
@@ -181,7 +178,7 @@ class TextAnswer:
         return self._generation.usage(0 if self._echo_only else None)
 
     def _logprobs(
-        self, choice: Choice, scored: list[ScoredToken], *, first: bool
+        self, choice: Choice, scored: Sequence[ScoredToken], *, first: bool
     ) -> dict[str, Any] | None:
         top = self._body.logprobs
         if top is None:
@@ -202,27 +199,27 @@ class TextAnswer:
         self,
         choice: Choice,
         text: str,
-        chunk: TextChunk | None = None,
+        part: Chunk | GeneratedAnswer | None = None,
         *,
         finish: str | None = None,
         first: bool = False,
     ) -> dict[str, Any]:
-        """chunk: what log-probabilities and token ids are of; first: those of the prompt as well"""
+        """part: what log-probabilities and token ids are of; first: those of the prompt as well"""
         entry: dict[str, Any] = {
             "index": choice.index,
             "text": text,
-            "logprobs": chunk and self._logprobs(choice, chunk.scored, first=first),
+            "logprobs": part and self._logprobs(choice, part.scored, first=first),
             "finish_reason": finish,
         }
-        if chunk is not None and self._body.return_token_ids:
-            entry["token_ids"] = chunk.tokens
+        if part is not None and self._body.return_token_ids:
+            entry["token_ids"] = part.tokens
             if first:
                 entry["prompt_token_ids"] = choice.prompt
         if finish is not None:
             reason = None if self._echo_only else choice.stop_reason(self._model_ends)
             entry["stop_reason"] = reason
             if self._body.timings:
-                entry["timings"] = timings(choice)
+                entry["timings"] = choice.stats.timings()
         return entry
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, object]:
@@ -232,7 +229,7 @@ class TextAnswer:
         return chunk
 
 
-def _likelihood(chunks: list[TextChunk]) -> float:
+def _likelihood(scored: Sequence[ScoredToken]) -> float:
     """The mean log-probability of the tokens; an answer without any is the least likely."""
-    scores = [entry.score.logprob for chunk in chunks for entry in chunk.scored if entry.score]
+    scores = [entry.score.logprob for entry in scored if entry.score]
     return sum(scores) / len(scores) if scores else -math.inf

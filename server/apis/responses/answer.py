@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
 
@@ -12,9 +12,11 @@ from server.apis.responses.output import Events, OutputItems
 from server.apis.responses.schema import ResponsesRequest, TextConfig
 from server.apis.responses.tools_schema import ResponsesCustomTool, ResponsesFunctionTool
 from server.errors import RequestError
-from server.generation.chat_request import ChatGeneration, ParsedChunk
-from server.generation.choice import Choice, ScoredToken
+from server.generation.answer_text import ScoredToken
+from server.generation.choice import Chunk
+from server.generation.generation import Generation
 from server.generation.logprobs import chat_logprobs
+from server.http.sse import FrameSink, FrameWriter
 from server.http.validation import fields_of
 from server.state import ServerState
 
@@ -23,15 +25,15 @@ Keep = Callable[[JsonItem], Awaitable[None]]
 
 
 class ResponseAnswer:
-    """Follows a chat turn; `response` is the response object in its current state."""
+    """Follows a chat's answer; `response` is the response object in its current state."""
 
     def __init__(
-        self, state: ServerState, body: ResponsesRequest, turn: ChatGeneration, keep: Keep
+        self, state: ServerState, body: ResponsesRequest, generation: Generation, keep: Keep
     ) -> None:
         """`keep(response)` is awaited before the caller learns that the response has ended."""
         self.events = Events()
-        self.turn = turn
-        self.response = new_response(f"resp_{turn.generation.name}", state, body)
+        self.generation = generation
+        self.response = new_response(f"resp_{generation.name}", state, body)
         self._tokenizer = state.tokenizer
         self._body = body
         self._keep = keep
@@ -41,19 +43,25 @@ class ResponseAnswer:
     async def whole(self) -> JsonItem:
         """The response when it has ended.  Raises EngineFailed if the engine fails."""
 
-        async def write(data: bytes) -> None:
-            pass
-
-        await self.turn.stream(self._render, write)
+        await self.generation.stream([self])
         self._ended()
         await self._keep(self.response)
         return self.response
 
-    async def stream(self, write: Write) -> None:
+    def put(self, chunk: Chunk) -> bool:
+        """For `whole`: follow a chunk whose events nobody reads."""
+        self._render(chunk)
+        return True
+
+    async def room(self) -> None:
+        """There always is."""
+
+    async def stream(self, writer: FrameWriter) -> None:
         """Write all events; the last one reports a failure of the engine."""
+        write = writer.write
         await write(self._started())
         try:
-            await self.turn.stream(self._render, write)
+            await self.generation.stream([FrameSink(writer, self._render)])
         except RequestError as error:
             await self.failed(write, error.message)
             return
@@ -83,7 +91,7 @@ class ResponseAnswer:
     def _started(self) -> bytes:
         return self._event("response.created") + self._event(f"response.{self.response['status']}")
 
-    def _render(self, choice: Choice, chunk: ParsedChunk) -> bytes:
+    def _render(self, chunk: Chunk) -> bytes:
         data = b""
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
@@ -97,7 +105,7 @@ class ResponseAnswer:
         self.response |= {
             "status": status,
             "output": self._output.items(),
-            "usage": usage_of(self.turn.usage()),
+            "usage": usage_of(self.generation.usage()),
         }
         if self._cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -108,7 +116,7 @@ class ResponseAnswer:
     def _event(self, kind: str) -> bytes:
         return self.events.frame(kind, {"response": self.response})
 
-    def _scores(self, scored: list[ScoredToken]) -> list[orjson.Fragment]:
+    def _scores(self, scored: Sequence[ScoredToken]) -> list[orjson.Fragment]:
         if not self._body.wants_logprobs:
             return []
         return chat_logprobs(self._tokenizer, scored, self._body.top_logprobs or 0)

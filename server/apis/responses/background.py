@@ -16,6 +16,7 @@ from server.apis.responses.items import JsonItem
 from server.apis.responses.store import ResponseStore
 from server.errors import RequestError, Unavailable
 from server.http.middleware import DrainState
+from server.http.sse import split_frames
 
 log = logging.getLogger("wavefill.responses")
 
@@ -38,25 +39,29 @@ class _Run:
         self.failures = 0  # of the store, consecutive
         self.task = asyncio.create_task(self.make())
 
-    async def write(self, data: bytes) -> None:
+    def write_now(self, data: bytes) -> bool:
         """Take frames for the store; those of a response without `stream` are not kept."""
         if self._streamed:
-            for frame in data.split(b"\n\n")[:-1]:
-                self.frames.append((self._count, frame + b"\n\n"))
-                self._count += 1
+            frames = split_frames(data)
+            self.frames += enumerate(frames, self._count)
+            self._count += len(frames)
+        return True
+
+    async def write(self, data: bytes) -> None:
+        self.write_now(data)
 
     async def make(self) -> None:
         """Generate to the end."""
         answer = self.answer
         try:
-            await answer.stream(self.write)
+            await answer.stream(self)
         except asyncio.CancelledError:
             await answer.cancelled(self.write)
         except Exception:
             log.exception("background response %s failed", answer.response["id"])
             await answer.failed(self.write)
         finally:
-            answer.turn.close()
+            answer.generation.close()
 
 
 class BackgroundResponses:
@@ -77,7 +82,7 @@ class BackgroundResponses:
     ) -> None:
         """Generate a response without its connection.  A drain waits for it as for a connection.
 
-        Raises RequestError if it cannot be stored; the caller closes the turn then.
+        Raises RequestError if it cannot be stored; the caller closes the generation then.
         """
         stored = await self._store.call(
             lambda database: database.add(

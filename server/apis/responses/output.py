@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import orjson
 
 from server.apis.responses.items import JsonItem, new_id
-from server.generation.chat_request import ParsedChunk
-from server.generation.choice import ScoredToken
+from server.generation.answer_text import ScoredToken
+from server.generation.choice import Chunk
 from server.http.sse import KEEP_ALIVE, StreamFormat, around, frame
 from server.http.validation import fields_of
 from server.tool_calls.parser.deltas import Delta, ReasoningDelta, ToolCallDelta
@@ -145,7 +145,7 @@ class _CallItem:
 class OutputItems:
     """The items of one answer, one open at a time, in the order in which the model wrote them."""
 
-    def __init__(self, events: Events, score: Callable[[list[ScoredToken]], Scores]) -> None:
+    def __init__(self, events: Events, score: Callable[[Sequence[ScoredToken]], Scores]) -> None:
         """`score` returns the log-probabilities that the request asks for."""
         self._events = events
         self._score = score
@@ -157,7 +157,7 @@ class OutputItems:
         """All items; the open one has the status in_progress."""
         return self._closed + ([] if self._open is None else [self._open.item("in_progress")])
 
-    def feed(self, chunk: ParsedChunk) -> bytes:
+    def feed(self, chunk: Chunk) -> bytes:
         """The frames of a chunk."""
         if chunk.scored:
             self._waiting += self._score(chunk.scored)

@@ -92,7 +92,7 @@ async def create_response(request: Request) -> Response:
     with state.admission.reserve(1) as slots:
         conversation = await _conversation(request, body, items)
         salt = prefix_salt(request, body.cache_salt)
-        turn = await with_chat_request(
+        generation = await with_chat_request(
             state,
             body,
             conversation,
@@ -103,14 +103,12 @@ async def create_response(request: Request) -> Response:
         if body.stored and not body.background:
             await keep(state.responses, owner_digest(request), response, items)
 
-    answer = ResponseAnswer(state, body, turn, on_end)
+    answer = ResponseAnswer(state, body, generation, on_end)
     if body.background:
         return await _in_background(request, answer, body, items)
     if body.stream:
-        return EventStream(
-            lambda writer: answer.stream(writer.write), turn.close, answer.events.stream_format()
-        )
-    whole = await while_connected(request.receive, answer.whole(), turn.close)
+        return EventStream(answer.stream, generation.close, answer.events.stream_format())
+    whole = await while_connected(request.receive, answer.whole(), generation.close)
     return JsonBody(orjson.dumps(whole))
 
 
@@ -185,7 +183,7 @@ async def _in_background(
     try:
         await background_of(request).start(answer, items, owner_digest(request), streamed, gate)
     except BaseException:
-        answer.turn.close()
+        answer.generation.close()
         raise
     return _follow(request, queued["id"], -1) if streamed else JsonBody(orjson.dumps(queued))
 

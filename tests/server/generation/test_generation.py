@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.messages import Progress
-from server.generation.chat_request import GeneratedAnswer, ParsedChunk
-from server.generation.stop import StopStrings
+from server.generation.answer_text import StopStrings
+from server.generation.choice import Chunk
+from server.generation.generated_answer import GeneratedAnswer
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from tests.support.examples import examples
 from tests.support.server.fake_engine import CONTEXT, GREETING, FakeServer, ready
@@ -339,9 +340,9 @@ def test_a_wrong_request_is_refused_even_while_loading(fake: FakeServer):
 def test_a_long_answer_is_put_together_once():
     answer, number = GeneratedAnswer(None), 200_000  # type: ignore[arg-type]
     deltas = [ReasoningDelta("think"), ContentDelta("hello"), ToolCallDelta(0, "12345")]
-    answer.add(ParsedChunk([ToolCallDelta(0, "", "call_1", "f")], [], None))
+    answer.put(Chunk([ToolCallDelta(0, "", "call_1", "f")], [], None, []))
     for _ in range(number):
-        answer.add(ParsedChunk(list(deltas), [], None))
+        answer.put(Chunk(deltas, [], None, []))
     assert answer.reasoning == "think" * number
     assert answer.content == "hello" * number
     assert answer.tool_calls[0].arguments == "12345" * number

@@ -17,7 +17,8 @@ import uvicorn
 
 from runtime.messages import EngineRequest, RequestOutput
 from server.app import create_app
-from server.generation.request_log import MAX_CHOICES, RequestLog
+from server.generation.generation import MAX_CHOICES
+from server.generation.request_log import RequestLog
 from server.http.request_context import exchange
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
@@ -271,7 +272,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     folder = write_tokenizer(tmp_path)
     config = fake_config(api_keys=("ann", "bob"))
     engine = FakeEngine(reply=lambda request: [1, 2])
-    state = ServerState(config, engine, ChatTokenizer.load(folder), Metrics())  # type: ignore[arg-type]
+    state = ServerState(config, engine, ChatTokenizer.load(folder), Metrics())
     settings = uvicorn.Config(create_app(state), log_config=None, lifespan="off", port=0)
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run)

@@ -80,10 +80,11 @@ async def settled() -> None:
 async def test_tokens_wait_together_while_the_client_does_not_read(folder: Path) -> None:
     engine = HeldEngine(reply=lambda request: [])
     tokenizer = ChatTokenizer.load(folder)
-    state = ServerState(fake_config(), engine, tokenizer, Metrics())  # type: ignore[arg-type]
-    turn = await prepare_chat(state, parse(ChatRequest, dict(BODY), {}), b"")
+    state = ServerState(fake_config(), engine, tokenizer, Metrics())
+    body = parse(ChatRequest, dict(BODY), {})
+    generation = await prepare_chat(state, body, b"")
     reader = SlowReader()
-    streaming = asyncio.ensure_future(ChatAnswer(state, turn).stream(reader))  # type: ignore[arg-type]
+    streaming = asyncio.ensure_future(ChatAnswer(state, body, generation).stream(reader))
     tokens = tokenizer.encode("a b c d e f g h i j k l", add_special_tokens=False)
     words = [tokenizer.decode([token]) for token in tokens]
 
@@ -110,5 +111,5 @@ async def test_tokens_wait_together_while_the_client_does_not_read(folder: Path)
     assert reader.texts[-1] == words[8]
     engine.mailbox.put(RequestOutput(engine.mailbox.id, [tokens[9]], finish="length"))
     await asyncio.wait_for(streaming, 5)
-    turn.close()
+    generation.close()
     assert "".join(reader.texts) == "".join(words[:10]) and engine.aborted == []

@@ -113,7 +113,7 @@ def score(token: int, num_top: int, ids: tuple[int, ...] = ()) -> TokenLogprob:
 
 @dataclass
 class FakeEngine:
-    """Has the face of an EngineClient; answers every request with the tokens of `reply`."""
+    """An Engine that answers every request with the tokens of `reply`."""
 
     reply: Callable[[EngineRequest], list[int]]
     ready: Ready | None = field(default_factory=ready)
@@ -281,7 +281,7 @@ def fake_server(
         write_tokenizer(folder, template=template), special_in_content=special_in_content
     )
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
-    state = ServerState(fake_config(**config), engine, tokenizer, Metrics(), batches=batches)  # type: ignore[arg-type]
+    state = ServerState(fake_config(**config), engine, tokenizer, Metrics(), batches=batches)
     listener = socket.create_server(("127.0.0.1", 0))
     protocol: Any = partial(BoundedProtocol, limit=ConnectionLimit(connections))
     settings = uvicorn.Config(

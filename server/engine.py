@@ -1,0 +1,29 @@
+"""Engine: what an API process needs of the engine, whether EngineClient or a test's script."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runtime.ipc.client import Mailbox
+from runtime.messages import Progress, Ready, SamplingParams, Stats
+
+
+class Engine(Protocol):
+    """See runtime.ipc.client.EngineClient."""
+
+    @property
+    def ready(self) -> Ready | None: ...
+    @property
+    def progress(self) -> Progress | None: ...
+    @property
+    def down(self) -> str | None: ...
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def pending(self) -> int: ...
+    def unhealthy(self) -> str | None: ...
+    def submit(
+        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+    ) -> Mailbox: ...
+    def abort(self, id: int) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,53 @@
+"""Token counts and times of one completion, for its answer, the metrics and the request log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.messages import RequestOutput
+
+
+@dataclass(slots=True)
+class ChoiceStats:
+    """Only its Choice writes it.  Times are monotonic seconds, 0.0 for what has not happened."""
+
+    prompt_tokens: int
+    arrived: float
+    started: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    ended: float = 0.0
+    cached: int = 0  # tokens of the prompt
+    generated: int = 0  # tokens
+    preemptions: int = 0
+    mean_batch: float = 0.0  # 0 until the engine has reported it
+
+    def add(self, output: RequestOutput) -> None:
+        """What the engine reports besides tokens."""
+        if output.started:
+            self.started = output.started
+        self.cached += output.cached
+        if output.finish is not None:
+            self.preemptions, self.mean_batch = output.preemptions, output.mean_batch
+
+    def timings(self) -> dict[str, object]:
+        """The phases in seconds; null for what has not happened or is not known.
+
+        After a stop string, which the engine does not see, the number of preemptions is not known.
+        """
+        known = self.mean_batch > 0
+        return {
+            "queue_seconds": _between(self.arrived, self.started),
+            "prefill_seconds": _between(self.started, self.first_token),
+            "decode_seconds": _between(self.first_token, self.ended),
+            "total_seconds": _between(self.arrived, self.ended),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached,
+            "completion_tokens": self.generated,
+            "preemptions": self.preemptions if known else None,
+            "mean_batch_size": round(self.mean_batch, 2) if known else None,
+        }
+
+
+def _between(first: float, then: float) -> float | None:
+    return round(max(0.0, then - first), 6) if first and then else None
