@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from runtime.messages import MAX_BANNED_TOKENS, Ready, SamplingParams
 from server.apis.openai.sampling_schema import INT64, SamplingBody, token_biases
 from server.errors import ContextTooLong, RequestError
-from server.prompt.tokenizer import ChatTokenizer, SamplingDefaults
+from server.prompt.tokenizer import ChatTokenizer
 
 Sequences = tuple[tuple[int, ...], ...]
 
@@ -55,15 +55,6 @@ def check_token_sets(body: SamplingBody, banned: Sequences, stop_ids: tuple[int,
 
 
 N = TypeVar("N", int, float)
-
-# Fields of SamplingParams that `sampling_params` computes, though the body has them as well.
-TRANSLATED = {"temperature", "top_p", "top_k", "logit_bias", "prompt_logprobs"}
-# The others that both have are passed on as they are: a new parameter needs no line here.
-PASSED_ON = tuple(
-    name
-    for name in SamplingParams.__struct_fields__
-    if name in SamplingBody.model_fields and name not in TRANSLATED
-)
 MIN_TEMPERATURE = 1e-3  # a softmax in float32 is greedy below it, or overflows
 
 
@@ -96,11 +87,16 @@ def sampling_params(
             param="min_tokens",
         )
     return SamplingParams(
-        **_passed_on(body, defaults),
         max_tokens=max_tokens,
         temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
         top_p=top_p,
         top_k=max(0, min(top_k, ready.vocab_size)),
+        min_p=_first_set(body.min_p, defaults.min_p, 0.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_first_set(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        seed=body.seed,
+        min_tokens=min_tokens,
         stop_ids=stop_ids,
         logit_bias=token_biases(body.logit_bias, ready.vocab_size),
         logprobs=len(reported) or logprobs,
@@ -109,18 +105,6 @@ def sampling_params(
         banned=banned,
         logprob_ids=tuple(reported),
     )
-
-
-def _passed_on(body: SamplingBody, defaults: SamplingDefaults) -> dict[str, Any]:
-    """The request's values, else the model's; SamplingParams has the defaults of the others."""
-    values: dict[str, Any] = {}
-    for name in PASSED_ON:
-        value = getattr(body, name)
-        if value is None:
-            value = getattr(defaults, name, None)
-        if value is not None:
-            values[name] = value
-    return values
 
 
 def _first_set(asked: N | None, recommended: N | None, default: N) -> N:

@@ -102,15 +102,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt's text.  Raises RequestError if the template refuses the messages."""
-        plain = [dict(message) for message in messages]
+        marked = list(messages)
         marker = f"[{secrets.token_hex(8)}]" if continue_final_message else ""
         if marker:
-            plain[-1]["content"] = f"{_final_text(plain[-1])}{marker}{BLANK}"
+            marked[-1] = {**marked[-1], "content": f"{_final_text(marked[-1])}{marker}{BLANK}"}
         context = {
             **self._special_tokens,
             **extra,
-            "messages": plain,
-            "tools": [dict(tool) for tool in tools] or None,
+            "messages": marked,
+            "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
