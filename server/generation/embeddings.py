@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import PoolingParams, Ready, RequestOutput, SamplingParams
@@ -16,7 +15,7 @@ from server.errors import ContextTooLong, EngineFailed, RequestError
 from server.generation.admission import AdmissionSlots
 from server.generation.generation import gather_or_cancel
 from server.generation.off_loop import off_loop
-from server.generation.sampling_params import check_chars, check_token_ids
+from server.generation.sampling_params import Truncation, check_chars, check_token_ids
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
 
@@ -30,30 +29,19 @@ class EmbeddingInput:
 
     content: str | list[int]
     path: str  # of its field
-    max_tokens: int | None = None  # truncate to so many; None: no truncation
-    side: Literal["left", "right"] = "left"  # the side that is truncated
+    cut: Truncation | None = None  # None: no truncation
     special: bool = True  # with the special tokens that the tokenizer adds to a text
 
     def tokens(self, tokenizer: ChatTokenizer) -> list[int]:
-        if isinstance(self.content, str):
-            return self._encode(self.content, tokenizer)
-        if self.max_tokens is None:
-            return self.content
-        return (
-            self.content[-self.max_tokens :]
-            if self.side == "left"
-            else self.content[: self.max_tokens]
-        )
-
-    def _encode(self, text: str, tokenizer: ChatTokenizer) -> list[int]:
-        if self.max_tokens is None:
-            return tokenizer.encode(text, add_special_tokens=self.special)
-        # No more text than max_tokens tokens can spell needs to be tokenized.
-        most = (self.max_tokens + 1) * tokenizer.longest_token
-        text = text[-most:] if self.side == "left" else text[:most]
+        cut = self.cut
+        if not isinstance(self.content, str):
+            return self.content if cut is None else cut.tokens(self.content)
+        if cut is None:
+            return tokenizer.encode(self.content, add_special_tokens=self.special)
+        text = cut.text(self.content, tokenizer)
         [encoding] = tokenizer.tokenizer.encode_batch([text], add_special_tokens=False)
         around = tokenizer.tokenizer.num_special_tokens_to_add(False) if self.special else 0
-        encoding.truncate(max(0, self.max_tokens - around), direction=self.side)
+        encoding.truncate(max(0, cut.max_tokens - around), direction=cut.side)
         # Truncated first: pooling of the last token needs the end token that is added here.
         return tokenizer.tokenizer.post_process(encoding, None, self.special).ids
 
@@ -70,7 +58,7 @@ async def tokenize_inputs(
     """The token ids of each input.  Raises RequestError, naming the first that is invalid."""
     tokenizer = state.tokenizer
     for one in inputs:
-        if isinstance(one.content, str) and one.max_tokens is None:
+        if isinstance(one.content, str) and one.cut is None:
             check_chars(len(one.content), tokenizer, ready, one.path)
 
     def work() -> list[list[int]]:

@@ -66,6 +66,7 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    grammar: str = "",
 ) -> SamplingParams:
     """Raises RequestError for values beyond the limits of the model."""
     defaults = tokenizer.defaults
@@ -104,6 +105,7 @@ def sampling_params(
         allowed_ids=tuple(body.allowed_token_ids or ()),
         banned=banned,
         logprob_ids=tuple(reported),
+        grammar=grammar,
     )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from runtime.messages import Ready, SamplingParams
 from server.apis.openai.completions_schema import CompletionRequest
 from server.constrained.request_grammar import answer_grammar
@@ -117,15 +115,16 @@ def _params(
     prompt_scores = body.prompt_logprobs
     if prompt_scores is None and body.echo and body.logprobs is not None:
         prompt_scores = body.logprobs
-    params = sampling_params(
+    logprobs = body.logprobs
+    if logprobs is None and body.copies > (body.n or 1):
+        logprobs = 0  # needed to choose the best
+    return sampling_params(
         body,
         state.tokenizer,
         ready,
         # The engine generates at least one token; for max_tokens 0 it is dropped.
         max_tokens=max(1, body.limit()),
-        logprobs=body.logprobs,
+        logprobs=logprobs,
         prompt_logprobs=prompt_scores,
+        grammar=grammar,
     )
-    if body.logprobs is None and body.copies > (body.n or 1):
-        params = msgspec.structs.replace(params, logprobs=0)  # needed to choose the best
-    return msgspec.structs.replace(params, grammar=grammar)

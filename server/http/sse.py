@@ -40,12 +40,6 @@ def frame(data: object, event: str = "") -> bytes:
     return frame_of(orjson.dumps(data), event)
 
 
-def around(event: str) -> tuple[bytes, bytes]:
-    """What comes before and after the data in a frame of this type."""
-    before, after = frame_of(b"\0", event).split(b"\0")
-    return before, after
-
-
 DONE = frame_of(b"[DONE]")
 
 
@@ -105,18 +99,24 @@ def split_frames(data: bytes) -> list[bytes]:
 
 
 class DeltaFrame:
-    """The frame of a chunk that differs from the last one in one value: the bytes around it."""
+    """The frame of a chunk that differs from the last one in few values: the bytes around them."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_rest")
 
     MARK = "\u0000here\u0000"
 
     def __init__(self, chunk: Mapping[str, object], event: str = "") -> None:
-        """`chunk` holds MARK where the value goes; `event` is the frame's type."""
-        self._before, self._after = frame(chunk, event).split(orjson.dumps(self.MARK))
+        """`chunk` holds MARK where a value goes; `event` is the frame's type."""
+        parts = frame(chunk, event).split(orjson.dumps(self.MARK))
+        self._before, self._after, *self._rest = parts
 
-    def of(self, text: str) -> bytes:
-        return self._before + orjson.dumps(text) + self._after
+    def of(self, text: str, *more: object) -> bytes:
+        """`more` are the values after the first."""
+        data = self._before + orjson.dumps(text) + self._after
+        if more:
+            for value, after in zip(more, self._rest, strict=True):
+                data += orjson.dumps(value) + after
+        return data
 
 
 class EventWriter:

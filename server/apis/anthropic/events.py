@@ -19,7 +19,8 @@ import orjson
 from server.apis.anthropic.request import anthropic_id
 from server.apis.error_format import anthropic_failure
 from server.apis.openai.chat_schema import ChatRequest
-from server.generation.choice import ChatFinish, Choice, Chunk
+from server.generation.choice import ChatFinish, Chunk
+from server.generation.choice_stats import ChoiceStats
 from server.generation.generated_answer import GeneratedAnswer
 from server.generation.generation import Generation
 from server.http.sse import DeltaFrame, StreamFormat, frame
@@ -30,9 +31,8 @@ PING = frame({"type": "ping"}, "ping")
 STREAM = StreamFormat("text/event-stream; charset=utf-8", b"", PING, anthropic_failure)
 
 
-def usage_of(choice: Choice) -> dict[str, object]:
+def usage_of(stats: ChoiceStats) -> dict[str, object]:
     """Anthropic's `input_tokens` are those that the prefix cache did not hold."""
-    stats = choice.stats
     return {
         "input_tokens": stats.prompt_tokens - stats.cached,
         "cache_creation_input_tokens": 0,
@@ -42,63 +42,10 @@ def usage_of(choice: Choice) -> dict[str, object]:
     }
 
 
-def stop_of(
-    choice: Choice, finish: ChatFinish, called: bool, max_tokens: int | None
-) -> dict[str, object]:
-    """`stop_reason` and `stop_sequence` of an answer that has ended.
-
-    called: whether it calls tools
-    """
-    if finish == "length":
-        cut = choice.stats.generated < (max_tokens or 0)
-        reason = "model_context_window_exceeded" if cut else "max_tokens"
-        return {"stop_reason": reason, "stop_sequence": None}
-    if called and finish == "tool_calls":
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    if isinstance(choice.stop_hit, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_hit}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
-
-
 def signature_of(thinking: list[str]) -> str:
     """A digest of a thinking block's text.  Clients send it back; nothing here depends on it."""
     digest = hashlib.sha256("".join(thinking).encode()).digest()
     return base64.b64encode(digest).decode()
-
-
-def message_of(
-    chat: ChatRequest,
-    generation: Generation,
-    content: list[dict[str, Any]],
-    stop: dict[str, object],
-) -> dict[str, Any]:
-    [choice] = generation.choices
-    return {
-        "id": f"msg_{generation.name}",
-        "type": "message",
-        "role": "assistant",
-        "model": chat.model,
-        "content": content,
-        **stop,
-        "usage": usage_of(choice),
-    }
-
-
-def whole_message(
-    chat: ChatRequest, generation: Generation, answer: GeneratedAnswer, *, show_thinking: bool
-) -> bytes:
-    """The JSON of a message."""
-    content: list[dict[str, Any]] = []
-    if answer.reasoning:
-        thinking = answer.reasoning if show_thinking else ""
-        signature = signature_of(answer.reasoning_chunks)
-        content.append({"type": "thinking", "thinking": thinking, "signature": signature})
-    if answer.content:
-        content.append({"type": "text", "text": answer.content})
-    for call in answer.tool_calls:
-        content.append(tool_use(call.id, call.name, input_json(call.arguments)))
-    stop = stop_of(answer.choice, answer.finish, bool(answer.tool_calls), chat.max_tokens)
-    return orjson.dumps(message_of(chat, generation, content, stop))
 
 
 def tool_use(id: str, name: str | None, input: object) -> dict[str, Any]:
@@ -109,12 +56,12 @@ def event(data: dict[str, Any]) -> bytes:
     return frame(data, data["type"])
 
 
-class MessageEvents:
-    """Writes one answer as events."""
+class MessageAnswer:
+    """Writes one answer, whole or as events."""
 
     def __init__(self, chat: ChatRequest, generation: Generation, *, show_thinking: bool) -> None:
         self._chat = chat
-        self._generation = generation
+        self._name = generation.name
         [self._choice] = generation.choices
         self._show_thinking = show_thinking
         self._started = False
@@ -124,6 +71,45 @@ class MessageEvents:
         self._thinking: list[str] = []  # of the open thinking block, or of the last one
         self._called = False
 
+    def whole(self, answer: GeneratedAnswer) -> bytes:
+        """The JSON of a message."""
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            thinking = answer.reasoning if self._show_thinking else ""
+            signature = signature_of(answer.reasoning_chunks)
+            content.append({"type": "thinking", "thinking": thinking, "signature": signature})
+        if answer.content:
+            content.append({"type": "text", "text": answer.content})
+        for call in answer.tool_calls:
+            content.append(tool_use(call.id, call.name, input_json(call.arguments)))
+        stop = self._stop(answer.finish, called=bool(answer.tool_calls))
+        return orjson.dumps(self._message(content, stop))
+
+    def _message(self, content: list[dict[str, Any]], stop: dict[str, object]) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._name}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._chat.model,
+            "content": content,
+            **stop,
+            "usage": usage_of(self._choice.stats),
+        }
+
+    def _stop(self, finish: ChatFinish | None, *, called: bool) -> dict[str, object]:
+        """`stop_reason` and `stop_sequence` of an answer; `called`: whether it calls tools."""
+        reason, hit = "end_turn", self._choice.stop_hit
+        if finish is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if finish == "length":
+            cut = self._choice.stats.generated < (self._chat.max_tokens or 0)
+            reason = "model_context_window_exceeded" if cut else "max_tokens"
+        elif called and finish == "tool_calls":
+            reason = "tool_use"
+        elif isinstance(hit, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": hit}
+        return {"stop_reason": reason, "stop_sequence": None}
+
     def render(self, chunk: Chunk) -> bytes:
         """The events of a chunk."""
         data = b"" if self._started else self._start()
@@ -131,8 +117,8 @@ class MessageEvents:
             data += self._delta(delta)
         if chunk.finish is not None:
             data += self._close_block()
-            stop = stop_of(self._choice, chunk.finish, self._called, self._chat.max_tokens)
-            usage = usage_of(self._choice)
+            stop = self._stop(chunk.finish, called=self._called)
+            usage = usage_of(self._choice.stats)
             del usage["service_tier"]  # in message_start only
             data += event({"type": "message_delta", "delta": stop, "usage": usage})
             data += event({"type": "message_stop"})
@@ -140,8 +126,7 @@ class MessageEvents:
 
     def _start(self) -> bytes:
         self._started = True
-        stop: dict[str, object] = {"stop_reason": None, "stop_sequence": None}
-        message = message_of(self._chat, self._generation, [], stop)
+        message = self._message([], self._stop(None, called=False))
         return event({"type": "message_start", "message": message})
 
     def _delta(self, delta: Delta) -> bytes:

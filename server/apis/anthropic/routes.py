@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.apis.anthropic.checks import UNSUPPORTED, check_turns, refuse_known
-from server.apis.anthropic.events import STREAM, MessageEvents, whole_message
+from server.apis.anthropic.events import STREAM, MessageAnswer
 from server.apis.anthropic.request import FIELDS, to_chat_request
 from server.apis.anthropic.schema import CountRequest, MessagesRequest
 from server.apis.field_names import map_error_fields
@@ -84,13 +84,15 @@ async def messages(request: Request) -> Response:
         salt = prefix_salt(request, None)
         generation = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
+    answer = MessageAnswer(chat, generation, show_thinking=show)
     if body.stream:
-        render = MessageEvents(chat, generation, show_thinking=show).render
         return EventStream(
-            lambda writer: generation.stream([FrameSink(writer, render)]), generation.close, STREAM
+            lambda writer: generation.stream([FrameSink(writer, answer.render)]),
+            generation.close,
+            STREAM,
         )
-    [answer] = await while_connected(request.receive, generation.collect(), generation.close)
-    return JsonBody(whole_message(chat, generation, answer, show_thinking=show))
+    [whole] = await while_connected(request.receive, generation.collect(), generation.close)
+    return JsonBody(answer.whole(whole))
 
 
 @endpoints.post(

@@ -26,6 +26,7 @@ from server.generation.embeddings import (
 )
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
+from server.generation.sampling_params import Truncation
 from server.http.endpoints import Endpoints, ErrorFormat
 from server.http.json_body import JsonBody
 from server.http.openapi_parts import COUNT, NUMBER, TEXT, list_of, object_of, with_optional
@@ -88,10 +89,9 @@ async def embed(request: Request) -> Response:
             "leave it out",
             param="dimensions",
         )
-    max_tokens = None if body.truncate is False else ready.max_model_len
+    cut = None if body.truncate is False else Truncation(ready.max_model_len, "right")
     inputs = [
-        EmbeddingInput(text, body.path(index), max_tokens, "right")
-        for index, text in enumerate(body.texts())
+        EmbeddingInput(text, body.path(index), cut) for index, text in enumerate(body.texts())
     ]
     if not inputs:
         body.check_stays()

@@ -117,7 +117,7 @@ class ChatAnswer:
         head = self._head
         self._head = head | {"object": "chat.completion.chunk"}
         choices = self._generation.choices
-        answers = [GeneratedAnswer(choice) for choice in choices]
+        answers = [GeneratedAnswer(choice) for choice in choices] if self._keep else []
 
         def sink(choice: Choice) -> FrameSink[Chunk]:
             content: DeltaFrame | None = None
@@ -125,7 +125,7 @@ class ChatAnswer:
             def render(chunk: Chunk) -> bytes:
                 nonlocal content
                 data = b""
-                if self._keep is not None:
+                if answers:
                     answers[choice.index].put(chunk)
                 if content is None:
                     content = DeltaFrame(self._chunk(choice, {"content": DeltaFrame.MARK}))

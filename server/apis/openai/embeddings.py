@@ -35,6 +35,7 @@ from server.generation.embeddings import (
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.pooling_default import pooling_of
+from server.generation.sampling_params import Truncation
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody, read_checked
 from server.http.request_context import prefix_salt
@@ -67,12 +68,11 @@ class EmbeddingCall(Generic[P]):
         kept, side = body.truncate_prompt_tokens, body.truncation_side or "left"
         if first_tokens is not None:
             kept, side = first_tokens, "right"
+        cut = None
         if kept is not None:
-            kept = limit if kept == -1 else min(kept, limit)
+            cut = Truncation(limit if kept == -1 else min(kept, limit), side)
         special = body.add_special_tokens is not False
-        return [
-            EmbeddingInput(content, path, kept, side, special) for path, content in contents.items()
-        ]
+        return [EmbeddingInput(content, path, cut, special) for path, content in contents.items()]
 
     async def embed(
         self, route: str, inputs: list[EmbeddingInput], *, size: int = 0, normalize: bool = True

@@ -10,7 +10,7 @@ import orjson
 from server.apis.responses.items import JsonItem, new_id
 from server.generation.answer_text import ScoredToken
 from server.generation.choice import Chunk
-from server.http.sse import KEEP_ALIVE, StreamFormat, around, frame
+from server.http.sse import KEEP_ALIVE, DeltaFrame, StreamFormat, frame
 from server.http.validation import fields_of
 from server.tool_calls.parser.deltas import Delta, ReasoningDelta, ToolCallDelta
 
@@ -24,10 +24,18 @@ class Events:
     def __init__(self) -> None:
         self.count = 0
 
-    def frame(self, kind: str, fields: Mapping[str, object]) -> bytes:
-        number = self.count
+    def next(self) -> int:
+        """The number of an event."""
         self.count += 1
-        return frame({"type": kind, **fields, "sequence_number": number}, kind)
+        return self.count - 1
+
+    def frame(self, kind: str, fields: Mapping[str, object]) -> bytes:
+        return frame({"type": kind, **fields, "sequence_number": self.next()}, kind)
+
+    def deltas(self, kind: str, place: Mapping[str, object], *more: str) -> DeltaFrame:
+        """Of one item: they differ in text, the fields `more` and their number."""
+        changing = dict.fromkeys(("delta", *more, "sequence_number"), DeltaFrame.MARK)
+        return DeltaFrame({"type": kind, **place, **changing}, kind)
 
     def item(self, change: Literal["added", "done"], index: int, item: JsonItem) -> bytes:
         fields = {"output_index": index, "item": item}
@@ -40,24 +48,6 @@ class Events:
     def _failed(self, body: bytes) -> bytes:
         error = fields_of(fields_of(orjson.loads(body)).get("error"))
         return self.frame("error", {name: error.get(name) for name in ("code", "message", "param")})
-
-
-class DeltaEvent:
-    """The frames of one item's deltas, which differ in text and number only."""
-
-    __slots__ = ("_after", "_before", "_events")
-
-    def __init__(self, events: Events, kind: str, place: Mapping[str, object]) -> None:
-        self._events = events
-        before, self._after = around(kind)
-        self._before = before + orjson.dumps({"type": kind, **place})[:-1] + b',"delta":'
-
-    def of(self, text: str, more: bytes = b"") -> bytes:
-        """`more` is JSON of further fields, each after a comma."""
-        number = self._events.count
-        self._events.count += 1
-        delta = orjson.dumps(text)
-        return b'%b%b%b,"sequence_number":%d}%b' % (self._before, delta, more, number, self._after)
 
 
 Status = Literal["completed", "incomplete"]
@@ -77,7 +67,8 @@ class _TextItem:
         self._item |= {"role": "assistant"} if message else {"summary": []}
         self._place = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
         self._text_type = "output_text" if message else "reasoning_text"
-        self._delta = DeltaEvent(events, f"response.{self._text_type}.delta", self._place)
+        more = ("logprobs",) if message else ()
+        self._delta = events.deltas(f"response.{self._text_type}.delta", self._place, *more)
 
     def item(self, status: str) -> JsonItem:
         return {**self._item, "status": status, "content": [self._part()]}
@@ -97,9 +88,9 @@ class _TextItem:
     def add(self, text: str, logprobs: Scores) -> bytes:
         self._texts.append(text)
         if self.key != "message":
-            return self._delta.of(text)
+            return self._delta.of(text, self._events.next())
         self._logprobs += logprobs
-        return self._delta.of(text, b',"logprobs":%b' % orjson.dumps(logprobs))
+        return self._delta.of(text, logprobs, self._events.next())
 
     def closed(self) -> bytes:
         part = self._part()
@@ -122,7 +113,7 @@ class _CallItem:
         self._item: JsonItem = {"id": new_id(kind), "type": kind}
         self._item |= {"call_id": delta.id, "name": delta.name}
         self._place = {"item_id": self._item["id"], "output_index": index}
-        self._delta = DeltaEvent(events, f"{self._event}.delta", self._place)
+        self._delta = events.deltas(f"{self._event}.delta", self._place)
 
     def item(self, status: str) -> JsonItem:
         return {**self._item, self._field: "".join(self._texts), "status": status}
@@ -133,7 +124,7 @@ class _CallItem:
     def add(self, text: str, logprobs: Scores) -> bytes:
         """Calls have no log-probabilities."""
         self._texts.append(text)
-        return self._delta.of(text) if text else b""
+        return self._delta.of(text, self._events.next()) if text else b""
 
     def closed(self) -> bytes:
         done = {self._field: "".join(self._texts)}

@@ -14,6 +14,7 @@ from tokenizers import processors
 
 from runtime.messages import EngineRequest, PoolingParams, Ready, SamplingParams
 from server.generation.embeddings import MAX_CONCURRENT, EmbeddingInput
+from server.generation.sampling_params import Truncation
 from tests.support.server.fake_engine import (
     CONTEXT,
     HIDDEN,
@@ -250,8 +251,13 @@ def test_a_cut_text_keeps_the_token_that_ends_it(fake: FakeServer, side: Any):
     )
     try:
         assert EmbeddingInput(text, "input").tokens(fake.tokenizer) == [*whole, 0]
-        cut = EmbeddingInput(text, "input", 2, side).tokens(fake.tokenizer)
+        cut = EmbeddingInput(text, "input", Truncation(2, side)).tokens(fake.tokenizer)
         assert cut == [whole[-1] if side == "left" else whole[0], 0]
-        assert EmbeddingInput(text, "input", 2, side, special=False).tokens(fake.tokenizer)[-1] != 0
+        assert (
+            EmbeddingInput(text, "input", Truncation(2, side), special=False).tokens(
+                fake.tokenizer
+            )[-1]
+            != 0
+        )
     finally:
         tokenizer.post_processor = before
