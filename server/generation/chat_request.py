@@ -89,18 +89,13 @@ def _checked(state: ServerState, body: ChatRequest) -> Ready:
 
 
 async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
+    tokenizer = state.tokenizer
+
     def plain() -> list[dict[str, Any]]:
         check_messages(body.messages)
-        return template_messages(body.messages, state.tokenizer)
+        return template_messages(body.messages, tokenizer)
 
     messages = await off_loop(CHARS_PER_MESSAGE * len(body.messages), plain)
-    return await _rendered(state, ready, body, messages)
-
-
-async def _rendered(
-    state: ServerState, ready: Ready, body: ChatRequest, messages: list[dict[str, Any]]
-) -> list[int]:
-    tokenizer = state.tokenizer
     tools = template_tools(body.offered_tools(), tokenizer)
     num_chars = sum(len(message["content"] or "") for message in messages)
     num_chars += len(orjson.dumps(tools)) if tools else 0
