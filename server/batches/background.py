@@ -1,4 +1,4 @@
-"""The application, engine client and metrics that the lines of a batch use.
+"""The state that the lines of a batch use, how a line is run, and how many at a time.
 
 Lines run through the same routes as other requests, in this process.  They run after all others, do
 not count against --max-queue, and are not part of the latencies in /metrics.  BatchSlots limits the
