@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from runtime.messages import Ready, SamplingParams
+from runtime.messages import Ready
 from server.apis.openai.chat_schema import ChatRequest
 from server.constrained.request_grammar import chat_grammar
 from server.generation.admission import AdmissionSlots
@@ -58,7 +58,17 @@ async def prepare_chat(
     ready = _checked(state, body)
     with slots or state.admission.reserve(body.n or 1) as slots:
         prompt = await _prompt(state, ready, body)
-        params = _params(state, ready, body, prompt, may_end_early)
+        wanted, limit = body.limit(), ready.max_model_len
+        if may_end_early and len(prompt) + (wanted or 0) > limit:
+            wanted = None
+        params = sampling_params(
+            body,
+            state.tokenizer,
+            ready,
+            max_tokens=fit_to_context(len(prompt), wanted, limit, body.model, "messages"),
+            logprobs=body.num_logprobs(),
+            prompt_logprobs=body.prompt_logprobs,
+        )
         check_scores(body, [prompt], params, copies=body.n or 1, names=("top_logprobs", "n"))
         tools, parallel = body.offered_tools(), not body.one_call()
         parsers = [
@@ -120,20 +130,3 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
         return cut.tokens(tokenizer.encode_prompt(cut.text(text, tokenizer, tokenizer.max_growth)))
 
     return await off_loop(num_chars, work)
-
-
-def _params(
-    state: ServerState, ready: Ready, body: ChatRequest, prompt: list[int], may_end_early: bool
-) -> SamplingParams:
-    wanted = body.limit()
-    if may_end_early and len(prompt) + (wanted or 0) > ready.max_model_len:
-        wanted = None
-    max_tokens = fit_to_context(len(prompt), wanted, ready.max_model_len, body.model, "messages")
-    return sampling_params(
-        body,
-        state.tokenizer,
-        ready,
-        max_tokens=max_tokens,
-        logprobs=body.num_logprobs(),
-        prompt_logprobs=body.prompt_logprobs,
-    )

@@ -30,7 +30,6 @@ from server.apis.ollama.schema import (
     OllamaGenerateBody,
     ShowBody,
 )
-from server.apis.openai.chat_schema import ChatRequest
 from server.errors import RequestError
 from server.generation.chat_request import CHARS_PER_MESSAGE, prepare_chat
 from server.generation.generation import Generation, require_ready
@@ -98,7 +97,9 @@ async def chat(request: Request) -> Response:
     work = CHARS_PER_MESSAGE * len(body.messages)
     with map_error_fields((), FIELDS):  # messages have the same name in both APIs
         chat_request = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
-        return await _answered(request, state, body, chat_request, answer)
+        salt = prefix_salt(request, None)
+        generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
+        return await _answered(request, body, generation, answer)
 
 
 @endpoints.post(
@@ -115,16 +116,17 @@ async def generate(request: Request) -> Response:
     answer = OllamaAnswer(name, body, state.tokenizer)
     if not body.prompt and not body.suffix:
         return _loaded(body, answer)
+    salt = prefix_salt(request, None)
     if body.raw or body.suffix:
-        salt = prefix_salt(request, None)
         with map_error_fields((), FIELDS), state.admission.reserve(1) as slots:
             completion = await to_completion_request(state, body)
             generation, _ = await submit_texts(state, completion, salt, ROUTE, slots)
-        return await _written(request, body, generation, answer)
+        return await _answered(request, body, generation, answer)
     paths = ["system", "prompt"] if body.system else ["prompt"]
     with map_error_fields(paths, FIELDS | {"messages$": "prompt"}):
         chat_request = prompt_to_chat_request(body, state.tokenizer)
-        return await _answered(request, state, body, chat_request, answer)
+        generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
+        return await _answered(request, body, generation, answer)
 
 
 @endpoints.get("/api/tags", summary="List the served models (Ollama)", head=True, answer=MODELS)
@@ -193,18 +195,6 @@ def _loaded(body: OllamaBody, answer: OllamaAnswer) -> Response:
 
 
 async def _answered(
-    request: Request,
-    state: ServerState,
-    body: OllamaBody,
-    chat_request: ChatRequest,
-    answer: OllamaAnswer,
-) -> Response:
-    salt = prefix_salt(request, None)
-    generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
-    return await _written(request, body, generation, answer)
-
-
-async def _written(
     request: Request, body: OllamaBody, generation: Generation, answer: OllamaAnswer
 ) -> Response:
     if body.streams:

@@ -88,7 +88,10 @@ class TextAnswer:
         answers = await self._generation.collect()
 
         def work() -> bytes:
-            choices = self._choices(answers)
+            choices = [  # as JSON: of many log-probabilities not all are objects at once
+                orjson.Fragment(orjson.dumps(self._whole_choice(answer) | {"index": index}))
+                for index, answer in enumerate(self._best(answers))
+            ]
             return orjson.dumps(self._head | {"choices": choices, "usage": self._usage()})
 
         return await off_loop(self._work(answers), work)
@@ -104,13 +107,6 @@ class TextAnswer:
             returned += len(prompt.text) if body.echo else 0
             returned += CHARS_OF_ID * len(prompt.tokens) if body.return_token_ids else 0
         return CHARS_PER_LOGPROB * tokens * (1 + top) + returned * body.copies // WRITTEN
-
-    def _choices(self, answers: list[GeneratedAnswer]) -> list[orjson.Fragment]:
-        """As JSON: of many log-probabilities not all are objects at once."""
-        return [
-            orjson.Fragment(orjson.dumps(self._whole_choice(answer) | {"index": index}))
-            for index, answer in enumerate(self._best(answers))
-        ]
 
     def _best(self, answers: list[GeneratedAnswer]) -> list[GeneratedAnswer]:
         """Of the copies of each prompt the `n` whose tokens are likeliest on average."""

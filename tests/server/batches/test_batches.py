@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from runtime.messages import BACKGROUND
 from server.batches.background import ENDPOINTS
 from tests.support.server.batch_server import CHAT, BatchServer, FakeClock, batch_server, line
 
@@ -87,6 +88,7 @@ async def test_lines_may_go_to_every_endpoint_that_batches_know(server: BatchSer
     (record,) = await server.records(batch["output_file_id"] or batch["error_file_id"])
     assert record["response"]["status_code"] == 200, record
     assert batch["usage"]["input_tokens"] > 0
+    assert {request.priority for request in server.engine.requests} == {BACKGROUND}
 
 
 @pytest.mark.parametrize("store", [None, False, True])

@@ -93,6 +93,12 @@ def test_echo_alone_generates_nothing(fake: FakeServer):
     assert set(choice.logprobs.token_logprobs[1:]) == {-0.25}
 
 
+def test_echo_alone_streams_the_prompt(fake: FakeServer):
+    chunks = list(create(fake, prompt="The fox", echo=True, max_tokens=0, stream=True))
+    ends = [(chunk.choices[0].text, chunk.choices[0].finish_reason) for chunk in chunks]
+    assert ends == [("The fox", None), ("", "length")]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_carry_tokens_and_their_offsets(fake: FakeServer, stream: bool):
     fake.say("Hello, w\u00f6rld!")
