@@ -30,8 +30,8 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": TEXT}, "orjson.dumps"),
     ("/detokenize", {"tokens": IDS}, "server.apis.openai.tokenize.check_token_ids"),
     ("/v1/completions", {"prompt": IDS}, "server.generation.text_request.check_token_ids"),
-    ("/v1/completions", ECHOED | {"echo": True}, f"{TEXT_ANSWER}._choices"),
-    ("/v1/completions", ECHOED | {"return_token_ids": True}, f"{TEXT_ANSWER}._choices"),
+    ("/v1/completions", ECHOED | {"echo": True}, f"{TEXT_ANSWER}._best"),
+    ("/v1/completions", ECHOED | {"return_token_ids": True}, f"{TEXT_ANSWER}._best"),
     (
         "/v1/messages",
         {"messages": TURNS, "max_tokens": 1},
