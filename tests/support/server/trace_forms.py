@@ -220,7 +220,7 @@ async def traced(folder: Path) -> tuple[Counter[str], Counter[str], bytes]:
     client = EngineClient(0, *addresses)
     await client.start()
     script = asyncio.ensure_future(engine(*addresses, tokenizer.encode(ANSWER)))
-    state = ServerState(fake_config(folder), client, tokenizer, Metrics())
+    state = ServerState(fake_config(), client, tokenizer, Metrics())
     app = create_app(state)
     try:
         while client.ready is None:

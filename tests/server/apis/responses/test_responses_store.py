@@ -14,12 +14,10 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from msgspec.structs import replace
 
 from server.apis.responses.database import Limits, ResponsesDatabase
 from server.apis.responses.store import ResponseStore, StoreUnusable, find_items, history, keep
 from server.errors import RequestError, Unavailable
-from tests.support.server import fake_engine
 from tests.support.server.failing_commit import fail_commits_of
 from tests.support.server.fake_engine import GREETING, FakeServer, fake_server
 
@@ -218,11 +216,9 @@ def test_a_follower_of_a_deleted_response_hears_the_end(fake: FakeServer):
     assert [event.type for event in stream] in ([], ["response.queued"])
 
 
-def test_another_keys_responses_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    plain = fake_engine.fake_config
+def test_another_keys_responses_are_not_there(tmp_path: Path) -> None:
     keys = ("ann", "bob")
-    monkeypatch.setattr(fake_engine, "fake_config", lambda f: replace(plain(f), api_keys=keys))
-    with fake_server(tmp_path) as fake:
+    with fake_server(tmp_path, api_keys=keys) as fake:
         ann, bob = (fake.client().with_options(api_key=key) for key in keys)
         made = ann.responses.create(**HELLO)
         running = ann.responses.create(**HELLO, background=True, stream=True)
